@@ -1,8 +1,9 @@
 """Kill a training run with SIGKILL at random moments, resume it each time, and compare the end with an undisturbed run.
 
 The moments are drawn uniformly over the whole training run. Processes are killed at any point: while they import or
-load data, in the middle of an epoch, while they evaluate, while they write. Weights, optimizer state and all metrics
-except seconds must be equal bit for bit.
+load data, in the middle of an epoch, while they evaluate, while they write. Some of them write a checkpoint after every
+epoch, others only after two or three, so that the metrics are ahead of the checkpoint. Weights, optimizer state and all
+metrics except seconds must be equal bit for bit.
 
     python benchmarks/kill_and_resume.py --data-dir DIR               # CIFAR-10: DIR has cifar-10-batches-bin
     python benchmarks/kill_and_resume.py --data digits --kills 3      # no files needed
@@ -35,19 +36,21 @@ import json, sys, torch
 torch.set_num_threads(1)
 from bsam.training.config import Run
 from bsam.training.loop import fit
-fit(Run(**json.loads(sys.argv[1])), sys.argv[2], data_dir=sys.argv[3] or None, device="cpu")
+run, folder, data_dir, checkpoint_every = sys.argv[1:]
+fit(Run(**json.loads(run)), folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
 """
 LIMIT = 300  # seconds allowed per process
+EVERY = (0.0, 2.5)  # the time between checkpoints, in epochs: one after every epoch, or after two or three
 LAST = 0.9  # of the last epoch: later, the process may already have ended
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether the two runs ended equal, the number of kills, and the epochs on disk at each kill."""
+    """Whether the two runs ended equal, the number of kills, and the epochs in metrics and checkpoint at each kill."""
 
     equal: bool
     kills: int
-    epochs: list[int]
+    epochs: list[tuple[int, int]]
 
 
 def kill_and_resume(
@@ -64,10 +67,11 @@ def kill_and_resume(
     say(f"undisturbed: {time.monotonic() - begin:.1f} s, {first - epoch:.1f} s to start and {epoch:.1f} s per epoch")
     dice = random.Random(seed)
     moments = sorted(dice.uniform(0, run.epochs - 1 + LAST) for _ in range(kills))
-    at: list[int] = []
+    at: list[tuple[int, int]] = []
     for moment in moments:
         target, share = int(moment), moment % 1
-        there, process = len(RunDir(killed).metrics()) >= target, start(run, killed, data_dir)
+        there = len(RunDir(killed).metrics()) >= target
+        process = start(run, killed, data_dir, dice.choice(EVERY) * epoch)
         wait_for(process, lambda: len(RunDir(killed).metrics()) >= target)
         if there:  # no epoch left to wait for: kill half of them at any time from the start, the others in training
             pause(process, share * first if dice.random() < 0.5 else first - epoch + share * epoch)
@@ -77,21 +81,20 @@ def kill_and_resume(
             process.send_signal(signal.SIGKILL)
         process.wait()
         if process.returncode == -signal.SIGKILL:
-            at.append(len(RunDir(killed).metrics()))
+            at.append((len(RunDir(killed).metrics()), saved_epochs(killed)))
             say(
-                f"kill {len(at)} at {moment:.2f} epochs: {at[-1]} on disk, "
+                f"kill {len(at)} at {moment:.2f} epochs: {at[-1][0]} in the metrics, {at[-1][1]} in the checkpoint, "
                 f"{sorted(path.name for path in killed.glob('*')) if killed.exists() else []}"
             )
     finish(start(run, killed, data_dir))
     return Outcome(same_end(whole, killed), len(at), at)
 
 
-def start(run: Run, folder: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
+def start(run: Run, folder: Path, data_dir: Path | None, checkpoint_every: float = 0.0) -> subprocess.Popen[bytes]:
     """Start a process that trains or resumes a run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(bsam.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, json.dumps(run.settings()), str(folder), str(data_dir or "")], env=environment
-    )
+    arguments = [json.dumps(run.settings()), str(folder), str(data_dir or ""), str(checkpoint_every)]
+    return subprocess.Popen([sys.executable, "-c", CHILD, *arguments], env=environment)
 
 
 def wait_for(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
@@ -115,6 +118,12 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     wait_for(process, lambda: False)
     if process.returncode:
         raise RuntimeError(f"the training ended with status {process.returncode}")
+
+
+def saved_epochs(folder: Path) -> int:
+    """Return the number of epochs in the checkpoint; 0 if there is none."""
+    file = folder / CHECKPOINT
+    return len(torch.load(file, "cpu", weights_only=True)["epochs"]) if file.exists() else 0
 
 
 def same_end(a: Path, b: Path) -> bool:

@@ -44,3 +44,8 @@ def memory() -> ModuleType:
 @pytest.fixture(scope="session")
 def hessian() -> ModuleType:
     return _load("hessian")
+
+
+@pytest.fixture(scope="session")
+def whole_run() -> ModuleType:
+    return _load("whole_run")

@@ -48,11 +48,11 @@ def test_a_missing_package_is_an_error_before_anything_runs(module, tmp_path, er
 
 def test_a_training_whose_output_is_closed_says_what_is_saved(tmp_path):
     """As before ``| head``."""
-    with Command(*SMALL, "--epochs", "20", "--out", tmp_path / "run") as process:
+    with Command(*SMALL, "--epochs", "20", "--checkpoint-every", "0", "--out", tmp_path / "run") as process:
         assert any(line.startswith("epoch") for line in process.stdout)
         process.stdout.close()
         error = process.stderr.read()
-    saved = f"Finished epochs are saved in {tmp_path / 'run'}; run the same command again to continue."
+    saved = f"Epochs up to the last checkpoint are saved in {tmp_path / 'run'}; run the same command again to continue."
     assert (process.returncode, error) == (141, f"bsam: the output pipe was closed. {saved}\n")
     assert 1 <= len(RunDir(tmp_path / "run").metrics()) < 20
 

@@ -229,16 +229,18 @@ def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
 def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
     first, second, *_ = RECIPES["training-curves"].runs("smoke")
     arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
-    fit = job.fit
+    fit, seconds = job.fit, []
 
     def interrupt(run, *given, **named):
+        seconds.append(named["checkpoint_every"])
         if run == second:
             raise KeyboardInterrupt
         return fit(run, *given, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(job, "fit", interrupt)
-        assert cli.main(arguments) == 130
+        assert cli.main([*arguments, "--checkpoint-every", "7.5"]) == 130
+    assert seconds == [7.5, 7.5]
     assert f"are saved in {tmp_path}; run the same command again to continue" in capsys.readouterr().err
     model = tmp_path / run_dir_name(first) / "model.safetensors"
     before = model.stat().st_mtime_ns

@@ -92,11 +92,11 @@ def whole(tmp_path_factory):
 )
 def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, word, tmp_path, whole, capsys):
     stopped = tmp_path / "stopped"
-    process = Command(*LONG, "--out", stopped)
+    process = Command(*LONG, "--checkpoint-every", "0", "--out", stopped)
     assert any(line.startswith("epoch  2/30") for line in process.stdout)
     os.killpg(process.pid, number)  # as a terminal, or a batch system
     _, error = process.communicate(timeout=60)
-    kept = f"Finished epochs are saved in {stopped}; run the same command again to continue."
+    kept = f"Epochs up to the last checkpoint are saved in {stopped}; run the same command again to continue."
     assert (process.returncode, error) == (status, f"bsam: {word}. {kept}\n")
     epochs = len(RunDir(stopped).metrics())
     assert 2 <= epochs < 30
@@ -107,6 +107,28 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     ours, theirs = ([{**line, "seconds": 0} for line in RunDir(folder).metrics()] for folder in (stopped, whole))
     assert ours == theirs
+
+
+def test_stopped_before_its_first_checkpoint_it_starts_over(tmp_path, whole, capsys):
+    stopped = tmp_path / "stopped"
+    process = Command(*LONG, "--out", stopped)
+    assert any(line.startswith("epoch  2/30") for line in process.stdout)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert error == "bsam: interrupted. No checkpoint was written; run the same command again to start over.\n"
+    assert len(RunDir(stopped).metrics()) >= 2
+    assert cli.main([*LONG, "--out", str(stopped)]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == f"Into {stopped}."
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", [SHORT, ("run", "label-noise", "--only", "sgd")], ids=["train", "run"])
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_a_bad_time_between_checkpoints(command, seconds, tmp_path, error_of):
+    error = error_of(*command, "--checkpoint-every", seconds, "--out", tmp_path / "out")
+    assert "checkpoint_every" in error
+    assert seconds in error
+    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_one_of_several_processes_prints(tmp_path):

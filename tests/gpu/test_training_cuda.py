@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
 from bsam.training.loop import fit
+from bsam.training.run_dir import CHECKPOINT, RunDir
 from bsam.training.steps import CapturedSteps, side_stream
 from bsam.training.trainer import Trainer
 
@@ -193,6 +196,51 @@ def test_a_checkpoint_of_a_graph_continues_on_a_cpu(tmp_path):
     whole, _, _ = train(run, "cpu")
     assert apart(second, whole) < 4 * TOLERANCE
     assert isinstance(second.optimizer.param_groups[0]["lr"], float)
+
+
+@pytest.mark.parametrize("checkpoint", [0, 1])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_epochs_after_the_last_checkpoint_are_repeated(precision, checkpoint, tmp_path):
+    run = Run(**{**RUNS["bsam with a floor"].settings(), "epochs": 4, "precision": precision})
+    started = []
+
+    def stopping(after, **options):
+        def on_epoch(done, metrics):
+            if done == after:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            fit(run, tmp_path / "stopped", device="cuda", on_epoch=on_epoch, **options)
+
+    whole = fit(run, tmp_path / "whole", device="cuda")
+    if checkpoint:
+        stopping(checkpoint, checkpoint_every=0)
+    stopping(3)
+    assert len(RunDir(tmp_path / "stopped").metrics()) == 3
+    assert (tmp_path / "stopped" / CHECKPOINT).exists() == bool(checkpoint)
+    result = fit(run, tmp_path / "stopped", device="cuda", at_start=lambda trainer, done: started.append(done))
+    assert started == [checkpoint]
+    for ours, theirs in zip(result.epochs, whole.epochs, strict=True):
+        assert ours.metrics["train_loss"] == pytest.approx(theirs.metrics["train_loss"], rel=2e-2)
+        assert ours.metrics["lr"] == theirs.metrics["lr"]
+    state = torch.load(tmp_path / "stopped" / CHECKPOINT, device_of(), weights_only=True)
+    assert [epoch["epoch"] for epoch in state["epochs"]] == [1, 2, 3, 4]
+    saved = RunDir(tmp_path / "stopped").weights()
+    assert all(torch.equal(state["network"][name].cpu(), tensor) for name, tensor in saved.items())
+
+
+def test_an_evaluation_waits_for_the_device_only_at_its_end():
+    """Twice: for the loss and for the number of correct predictions."""
+    trainer, _, _ = train(RUNS["sgd"], epochs=[0])
+    trainer.task._eval_batch_size = 50  # ten batches
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            trainer.evaluate()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing" in str(warning.message) for warning in caught) == 2
 
 
 @pytest.mark.parametrize("every", [1, 3, 7])

@@ -39,7 +39,7 @@ def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_pa
 
     callbacks = Callbacks(on_progress=kill, on_end=lambda _, progress, __: kill(progress), on_message=messages.append)
     with LocalProcesses(2, "cpu", 1) as pool, pytest.raises(RunsFailed, match="rho") as failure:
-        run_all(runs, tmp_path / "there", callbacks, pool)
+        run_all(runs, tmp_path / "there", callbacks, pool, checkpoint_every=0)
     assert sum(run_dir_name(good[1]) in message and "killed" in message for message in messages) == 1
     assert list(failure.value.failed) == [run_dir_name(failing)]
     there = [state_of(run, tmp_path / "there") for run in runs]

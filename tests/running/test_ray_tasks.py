@@ -44,7 +44,7 @@ def last_start(state):
 
 def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(cluster, tmp_path, monkeypatch):
     draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
-    options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache"}
+    options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "checkpoint_every": 0}
     runs, out = [LONG, *(replace(RUN, seed=seed) for seed in range(2))], tmp_path / "out"
     killed, running = [], []
     monkeypatch.setattr(runner, "LOOK", 0.05)

@@ -87,6 +87,22 @@ def test_an_interruption_keeps_finished_runs(fake, tmp_path):
     assert fake.asked == RUNS[2:]
 
 
+def test_a_run_without_a_checkpoint_still_needs_the_run_that_it_starts_from(fake, tmp_path):
+    """Also if it has finished epochs, which it repeats."""
+    first, second = replace(TINY, seed=8), replace(TINY, seed=9, init=run_dir_name(replace(TINY, seed=8)), epochs=2)
+    folder = tmp_path / run_dir_name(second)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(second.settings()))
+    (folder / "metrics.jsonl").write_text('{"epoch": 1, "test_accuracy": 0.5, "seconds": 1.0}\n')
+    for name in ("metrics.jsonl", "checkpoint.pt"):
+        fake.trouble[run_dir_name(first)] = RuntimeError("no memory")
+        fake.asked.clear()
+        (folder / name).touch()
+        with pytest.raises(RunsFailed, match="no memory"):
+            run_all([first, second], tmp_path)
+        assert fake.asked == [first, *[second] * (name == "checkpoint.pt")]
+
+
 def test_a_locked_run_is_tried_again_at_the_end(fake, tmp_path):
     """A run that starts from it comes after it."""
     messages, runs = [], [*RUNS, replace(TINY, init=run_dir_name(RUNS[0]))]

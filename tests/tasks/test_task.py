@@ -75,7 +75,7 @@ def train(folder, run=RUN, stop=None):
         if epoch == stop:
             raise InterruptedError
 
-    return fit(run, folder, device="cpu", task=Regression, on_epoch=each)
+    return fit(run, folder, device="cpu", task=Regression, on_epoch=each, checkpoint_every=0)
 
 
 def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path):

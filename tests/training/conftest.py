@@ -19,7 +19,8 @@ class Stop(Exception):
 
 
 def train(run: Run, folder: Path | None, stop: int | None = None, **options: Any) -> Any:
-    """Train on the CPU to the end, or stop after an epoch."""
+    """Train on the CPU to the end, or stop after an epoch; by default with a checkpoint after every epoch."""
+    options = {"checkpoint_every": 0, **options}
 
     def on_epoch(epoch: int, metrics: object) -> None:
         if epoch == stop:

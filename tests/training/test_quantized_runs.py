@@ -159,7 +159,7 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_initial_
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        fit(run, tmp_path / "w4", init=tmp_path / "float", on_epoch=stop, on_message=quiet)
+        fit(run, tmp_path / "w4", init=tmp_path / "float", checkpoint_every=0, on_epoch=stop, on_message=quiet)
     shutil.rmtree(tmp_path / "float")
     fit(run, tmp_path / "w4", on_message=quiet)
     ours, expected = RunDir(tmp_path / "w4").weights(), RunDir(runs / "w4").weights()

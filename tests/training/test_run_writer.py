@@ -162,7 +162,7 @@ def test_an_interruption_before_the_first_epoch_is_reported_as_such(tmp_path, mo
 
     monkeypatch.setattr(trainer.Trainer, "train_epoch", interrupt)
     assert cli.main(["train", "--method", "sgd", "--device", "cpu", "--out", str(tmp_path / "run")]) == 130
-    assert "No epoch was finished" in capsys.readouterr().err
+    assert "No checkpoint was written" in capsys.readouterr().err
 
 
 def test_a_locked_directory_is_not_changed(stopped, runs):
@@ -194,7 +194,7 @@ def test_after_a_full_disk_the_same_call_continues(write, tmp_path, monkeypatch,
 
 def test_a_non_finite_loss_ends_the_run_without_a_checkpoint(tmp_path, runs):
     run = replace(RUN, lr=1e30, probe=None)
-    message = r"training loss is nan in epoch 1: .*lr \(now 1e\+30\).* No epoch was finished"
+    message = r"training loss is nan in epoch 1: .*lr \(now 1e\+30\).* No checkpoint was written"
     with pytest.raises(Diverged, match=message) as error:
         runs.train(run, tmp_path)
     assert not list(tmp_path.glob("checkpoint*"))

@@ -81,7 +81,8 @@ def main(folder: pathlib.Path, stop: bool) -> None:
 
     pathlib.Path.open = guarded  # type: ignore[method-assign, assignment]
     for name, run in RUNS.items():
-        result = fit(run, folder / name, device="cpu", task=WithoutBatchNorm, on_epoch=on_epoch)
+        options = {"task": WithoutBatchNorm, "on_epoch": on_epoch, "checkpoint_every": 0}
+        result = fit(run, folder / name, device="cpu", **options)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
         assert (folder / name / "model.safetensors").exists()  # fit returns in both processes when it is written
     notes |= {"on_epoch": epochs, "batches": list(WithoutBatchNorm.indices)}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..common.errors import BsamError
 from ..common.extras import require_packages
-from ..training.run_dir import METRICS
+from ..training.run_dir import CHECKPOINT
 from . import demo, export, flatness, listing, predict, run, train
 from .signals import Terminated
 
@@ -63,9 +63,12 @@ def _saved(arguments: argparse.Namespace) -> str:
     """Return a sentence about what an interrupted command has saved; empty if it saves nothing."""
     if "saved_items" not in arguments or arguments.out is None:  # None until the command has set its default
         return ""
-    if arguments.saved_items == "epochs" and not any(file.stat().st_size for file in arguments.out.rglob(METRICS)):
-        return " No epoch was finished; run the same command again to start over."
-    return f" Finished {arguments.saved_items} are saved in {arguments.out}; run the same command again to continue."
+    saved = f"Finished {arguments.saved_items}"
+    if arguments.saved_items == "epochs":
+        saved = "Epochs up to the last checkpoint"
+        if not any(arguments.out.rglob(CHECKPOINT)):
+            return " No checkpoint was written; run the same command again to start over."
+    return f" {saved} are saved in {arguments.out}; run the same command again to continue."
 
 
 def _end(status: int, sentence: str) -> int:

@@ -11,6 +11,7 @@ from ..recipes import RECIPES
 from ..recipes.digits_demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
+from ..training.run_writer import CHECKPOINT_EVERY
 from .run import NEEDS, run_recipe
 
 DESCRIPTION = """\
@@ -39,8 +40,9 @@ def add(commands: Any) -> None:
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
     absent = ("scale", "data_dir", "cache_dir", "jobs", "ray", "gpus_per_run", "download", "dry_run", "report", "tune")
-    unset = dict.fromkeys(absent)  # the flags of `bsam run` that this command does not have
-    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, device="cpu", **unset)
+    # the flags of `bsam run` that this command does not have
+    fixed = {**dict.fromkeys(absent), "device": "cpu", "checkpoint_every": CHECKPOINT_EVERY}
+    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **fixed)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..data import check_data
 from ..recipes import RECIPES, recipe_of
@@ -28,7 +29,7 @@ from ..training.config import Run
 from ..training.environment import pick_device
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
-from .run_flags import CACHE_HELP, DEVICE_HELP
+from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag
 from .signals import terminable
 
 DESCRIPTION = """\
@@ -81,6 +82,7 @@ def add(commands: Any) -> None:
         metavar="FOLDER",
     )
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
+    add_checkpoint_flag(command)
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
     default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
     on_cpu = f"on a CPU 1, or {SCALES['demo'].workers} for demo"
@@ -180,7 +182,12 @@ def _train(
         download_all((run.data for run in chosen), arguments.data_dir)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    options = {"data_dir": arguments.data_dir, "device": arguments.device, "cache_dir": arguments.cache_dir}
+    options = {
+        "data_dir": arguments.data_dir,
+        "cache_dir": arguments.cache_dir,
+        "device": arguments.device,
+        "checkpoint_every": check_number("checkpoint_every", arguments.checkpoint_every, low=0),
+    }
     make_executor = _executor(arguments, settings, unfinished, console.print)
     check_data({run.data for run in chosen}, arguments.data_dir)
     failed: dict[str, str] = {}

@@ -21,6 +21,7 @@ from ..tasks.image_inputs import find_weights
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.names import find_name
 from ..training.run_dir import CONFIG, RunDir
+from ..training.run_writer import CHECKPOINT_EVERY
 
 RANDOM = "random"  # value of --weights: do not load pretrained weights
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -59,6 +60,18 @@ def add_run_flags(command: argparse.ArgumentParser) -> None:
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
             **_kind(hints[field.name]),
         )
+
+
+def add_checkpoint_flag(command: argparse.ArgumentParser) -> None:
+    """Add ``--checkpoint-every``, which is no setting: it does not change the result."""
+    command.add_argument(
+        "--checkpoint-every",
+        type=float,
+        default=CHECKPOINT_EVERY,
+        help="fewest seconds between two checkpoints of a run, which are written after an epoch; 0 writes one after "
+        f"every epoch (default: {CHECKPOINT_EVERY:g})",
+        metavar="SECONDS",
+    )
 
 
 def run_of(arguments: argparse.Namespace) -> Run:

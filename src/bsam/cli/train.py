@@ -20,7 +20,7 @@ from ..training.initial_run import initial_network
 from ..training.loop import fit
 from ..training.run_dir import RunDir, run_dir_name
 from .downloads import download_to
-from .run_flags import CACHE_HELP, DEVICE_HELP, add_run_flags, run_of
+from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
 from .signals import terminable
 
 
@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
         description="Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), "
         "environment.json, checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
         "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
-        "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues after the last "
-        "finished epoch, with the result of an uninterrupted run. With torchrun, the processes share each batch.",
+        "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last "
+        "checkpoint, with the result of an uninterrupted run. With torchrun, the processes share each batch.",
     )
     add_run_flags(command)
     command.add_argument(
@@ -48,6 +48,7 @@ def add(commands: Any) -> None:
     name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
     command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")
     command.add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
+    add_checkpoint_flag(command)
     command.set_defaults(run=_train, saved_items="epochs", needs={"rich": "train", "safetensors": "train"})
 
 
@@ -61,7 +62,7 @@ def _train(arguments: argparse.Namespace) -> None:
         if state.finished:
             say(f"The run in {folder} is finished.")
         else:
-            if not state.epochs:
+            if not RunDir(folder).has_checkpoint():
                 check_weights(run, arguments.data_dir)
                 initial_network(run)
             if arguments.download:
@@ -75,6 +76,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 data_dir=arguments.data_dir,
                 cache_dir=arguments.cache_dir,
                 device=arguments.device,
+                checkpoint_every=arguments.checkpoint_every,
                 at_start=logger.start,
                 on_epoch=logger.epoch,
                 report=class_report,

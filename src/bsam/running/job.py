@@ -50,7 +50,8 @@ class RunJob:
     Args:
         run: the settings.
         out: the folder of the experiment.
-        options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``.
+        options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``,
+            ``checkpoint_every``.
     """
 
     run: Run

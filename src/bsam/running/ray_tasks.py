@@ -65,7 +65,7 @@ def ray_tasks(
 
 
 class RayTasks:
-    """Train runs as Ray tasks. If a worker or node is lost, its run is restarted and continues after its last epoch.
+    """Train runs as Ray tasks. If a worker or node is lost, its run is restarted and continues from its checkpoint.
 
     Args:
         gpus_per_run: the number of GPUs per run, possibly a fraction.

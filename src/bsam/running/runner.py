@@ -13,7 +13,7 @@ from typing import Any
 from ..common.errors import BsamRuntimeError
 from ..recipes.states import state_of, states_of
 from ..training.config import Run
-from ..training.run_dir import LOG, RunState, run_dir_name
+from ..training.run_dir import LOG, RunDir, RunState, run_dir_name
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
 from .job import Outcome, RunJob, message_of
@@ -93,7 +93,8 @@ def run_all(
         out: the folder for the run directories, created if it does not exist.
         callbacks: functions to call during training.
         executor: where to train; None trains in this process, one run after another.
-        options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``.
+        options: arguments of :func:`bsam.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``,
+            ``checkpoint_every``.
 
     Returns:
         the state of each run.
@@ -155,7 +156,7 @@ class _Runs:
         if run.init in self._locked:
             self._locked.append(name)
             return
-        initial = None if run.init is None or state.epochs else self.states.get(run.init)
+        initial = None if run.init is None or RunDir(state.path).has_checkpoint() else self.states.get(run.init)
         if initial is not None and not initial.finished:
             self._fail(name, f"it starts from {run.init}, which {'diverged' if initial.diverged else 'failed'}")
             return

@@ -73,14 +73,21 @@ def refuse_other_files(folder: Path, allowed: Iterable[str] = ()) -> None:
         raise BsamRuntimeError(f"{folder} holds other files ({', '.join(names[:3])}): choose another folder")
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file atomically: if the process is killed, the path holds either the old or the new content."""
+def write(path: Path, content: bytes | memoryview, *, sync: bool = True) -> None:
+    """Write a file atomically: if the process is killed, the path holds either the old or the new content.
+
+    Args:
+        path: the file.
+        content: its new content.
+        sync: wait for the disk, so that this also holds if the whole machine fails.
+    """
     draft = path.with_name(f"{path.name}.draft")
     try:
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -96,9 +103,9 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode())
 
 
-def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Write each row as a line of strict JSON."""
-    write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode())
+def write_json_lines(path: Path, rows: Iterable[Any], *, sync: bool = True) -> None:
+    """Write each row as a line of strict JSON; ``sync`` is that of :func:`write`."""
+    write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode(), sync=sync)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from .config import Run
 from .distributed import distributed_context
 from .initial_run import initial_network
 from .result import LossSurface, Result, result_of
-from .run_writer import RunWriter
+from .run_writer import CHECKPOINT_EVERY, RunWriter
 from .steps import side_stream
 from .trainer import Trainer
 
@@ -39,6 +39,7 @@ def fit(
     device: str | None = None,
     task: type[Task] | None = None,
     init: str | Path | None = None,
+    checkpoint_every: float = CHECKPOINT_EVERY,
     at_start: Callable[[Trainer, int], None] | None = None,
     on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
     report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
@@ -46,9 +47,10 @@ def fit(
 ) -> Result:
     """Train one network.
 
-    With a folder, the state is saved after every epoch. If the run is interrupted, the same call continues after the
-    last finished epoch, with the same result as an uninterrupted run (bit for bit on a CPU). A non-finite loss raises
-    :class:`bsam.training.loop.Diverged`; without a folder, training continues with NaN metrics.
+    With a folder, the metrics are saved after every epoch, and the state every ``checkpoint_every`` seconds. If the run
+    is interrupted, the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
+    for bit on a CPU). A non-finite loss raises :class:`bsam.training.loop.Diverged`; without a folder, training
+    continues with NaN metrics.
 
     With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
     and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
@@ -63,6 +65,8 @@ def fit(
         task: the task; None takes the run's from :data:`bsam.tasks.TASKS`.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
+        checkpoint_every: the fewest seconds between two checkpoints, which are written after an epoch; 0 writes one
+            after every epoch. The last epoch always has one.
         at_start: called before the first epoch of this call with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         report: called after the last epoch, if there is a folder, with the run and the result of
@@ -82,7 +86,7 @@ def fit(
     with (
         distributed_context(device) as context,
         side_stream(context.device),
-        RunWriter(folder, run, context) as out,
+        RunWriter(folder, run, context, checkpoint_every) as out,
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
         is_new = not out.has_checkpoint()
@@ -95,7 +99,8 @@ def fit(
         for number in range(len(epochs), run.epochs):
             metrics: dict[str, Any] = {"epoch": number + 1, **trainer.train_epoch(number), **trainer.evaluate()}
             if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
-                out.record_divergence(reason := _divergence(run, number, *loss, folder))
+                reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint_epochs, folder))
+                out.record_divergence(reason)
                 raise Diverged(reason)
             if run.radius is not None and context.is_main:
                 metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
@@ -113,11 +118,11 @@ def fit(
         return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, surface=surface)
 
 
-def _divergence(run: Run, epochs: int, name: str, value: float, folder: str | Path) -> str:
+def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:
     """Return the message for a run that diverged. If only the last step did, only the evaluation loss shows it."""
-    kept = f"The checkpoint of epoch {epochs} is kept in {folder}" if epochs else "No epoch was finished"
+    kept = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
     loss = name.replace("train_", "training_").replace("_", " ")
-    return f"the {loss} is {value} in epoch {epochs + 1}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"
+    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"
 
 
 def _top_eigenvalue(trainer: Trainer) -> float | None:

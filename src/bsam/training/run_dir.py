@@ -94,13 +94,13 @@ class RunDir:
 
     ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` the
     machines that trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
-    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last finished epoch, ``curvature.json``
-    the eigenvalue and the loss surface of the trained network, ``model.safetensors`` its weights, and
-    ``predictions.npz`` its outputs for some samples. The task writes notes: classification ``flipped.json``,
-    ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``, ``pose.json``, ``baseline.json`` and
-    ``weights.json``. For classification, ``bsam train`` adds ``classes.md``, ``confusion.png`` and ``mistakes.png``.
-    Each file is written completely or not at all, except ``log.txt``, to which ``bsam run`` appends epochs, messages
-    and errors. A file that cannot be read raises a BsamRuntimeError.
+    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state to resume from, after the last epoch or an earlier
+    one, ``curvature.json`` the eigenvalue and the loss surface of the trained network, ``model.safetensors`` its
+    weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
+    ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``, ``pose.json``,
+    ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``, ``confusion.png``
+    and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which ``bsam run``
+    appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -127,6 +127,10 @@ class RunDir:
                 "training command again to continue"
             )
         return state.run
+
+    def has_checkpoint(self) -> bool:
+        """Return whether there is a checkpoint; without one, training starts with the first epoch."""
+        return (self.path / CHECKPOINT).exists()
 
     def state(self, run: Run) -> RunState:
         """Return the state of the run; raise if the directory holds a run with other settings."""

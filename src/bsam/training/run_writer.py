@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ..common.checks import check_number
 from ..common.errors import BsamRuntimeError
 from ..common.extras import require_package
 from .config import Run, check_settings
@@ -39,6 +41,7 @@ from .run_dir import (
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
+CHECKPOINT_EVERY = 60.0  # seconds: writing takes as long as a third of a short epoch
 
 
 class RunWriter(RunDir):
@@ -49,10 +52,19 @@ class RunWriter(RunDir):
             with another run or with other files raises a BsamError and is not changed. None writes nothing.
         run: the settings.
         context: the processes of the run; only the first one writes.
+        checkpoint_every: the fewest seconds between two checkpoints.
     """
 
-    def __init__(self, path: str | Path | None, run: Run, context: DistributedContext) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        run: Run,
+        context: DistributedContext,
+        checkpoint_every: float = CHECKPOINT_EVERY,
+    ) -> None:
         super().__init__(path or "")
+        self._every, self._epochs = check_number("checkpoint_every", checkpoint_every, low=0), run.epochs
+        self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
         self.settings, self._context = run.settings(), context
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
@@ -75,8 +87,8 @@ class RunWriter(RunDir):
         self._stack.close()
 
     def has_checkpoint(self) -> bool:
-        """Return whether an earlier call finished an epoch."""
-        return self._reads and (self.path / CHECKPOINT).exists()
+        """Return whether an earlier call wrote a checkpoint."""
+        return self._reads and super().has_checkpoint()
 
     def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far."""
@@ -94,10 +106,11 @@ class RunWriter(RunDir):
             )
         if self._writes:
             self._begin(trainer, epochs, readings)
+        self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
         return epochs, readings
 
     def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write settings, data and machine; also the metrics so far, in case a killed process did not write them."""
+        """Write settings, data and machine, and the checkpoint's metrics: a killed process may have written others."""
         task, file = trainer.task, self.path / IDENTITY
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
@@ -125,20 +138,25 @@ class RunWriter(RunDir):
         self._write_metrics(epochs, readings)
 
     def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write the state after an epoch, with all metrics and readings so far."""
+        """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
         if self._writes:
-            buffer = io.BytesIO()
-            torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
-            write(self.path / CHECKPOINT, buffer.getvalue())
+            due = len(epochs) == self._epochs or time.monotonic() - self._checkpoint_time >= self._every
+            if due:
+                buffer = io.BytesIO()
+                torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
+                write(self.path / CHECKPOINT, buffer.getbuffer())
+                self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
             if self._events is not None:
                 self._events.add(epochs[-1])
-            self._write_metrics(epochs, readings)
+            self._write_metrics(epochs, readings, sync=due)  # without a checkpoint, this epoch is repeated anyway
         self._context.barrier()
 
-    def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        write_json_lines(self.path / METRICS, epochs)
+    def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
+        write_json_lines(self.path / METRICS, epochs, sync=sync)
         if readings:
-            write_json_lines(self.path / PROBE, readings)
+            write_json_lines(self.path / PROBE, readings, sync=sync)
+        else:
+            (self.path / PROBE).unlink(missing_ok=True)  # of a process that was killed before its first checkpoint
 
     def record_divergence(self, reason: str) -> None:
         """Record that the run ended with a non-finite loss."""
