@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -155,7 +155,7 @@ def test_every_continues_from_a_state_dict(plain):
     for _ in range(4):
         optimizer.step(plain.loss)
     other.model.load_state_dict(plain.model.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
     for _ in range(4):
         optimizer.step(plain.loss)
         resumed.step(other.loss)
