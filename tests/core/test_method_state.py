@@ -58,3 +58,20 @@ def test_a_backward_that_raises_changes_no_memory(plain):
     expected = [t.clone() for t in optimizer.recall("gradient").tensors()], optimizer.recall("size")
     optimizer.step()
     assert alike(expected, (optimizer.recall("gradient").tensors(), optimizer.recall("size")))
+
+
+def test_vectors_keep_their_memory(plain):
+    """A CUDA graph reads the memory that it was captured with. A vector of another dtype needs new memory."""
+    optimizer = Remembering(sgd(plain.model.parameters()), plain.model)
+    pointers, gradients = set(), []
+    for _ in range(3):
+        gradients.append(torch.autograd.grad(plain.loss(), list(plain.model.parameters())))
+        optimizer.step(plain.loss)
+        kept = [optimizer.state_dict()["state"][i]["gradient"] for i in range(len(gradients[-1]))]
+        pointers.add(tuple(t.data_ptr() for t in kept))
+        assert_close(kept, gradients[-1], atol=1e-15)
+    assert len(pointers) == 1
+    plain.model.float()
+    plain.x = plain.x.float()
+    optimizer.step(plain.loss)
+    assert optimizer.state_dict()["state"][0]["gradient"].dtype == torch.float32

@@ -99,3 +99,29 @@ def test_gradients_that_autograd_left_conjugated(closure):
     (expected,) = torch.autograd.grad(closure(moved, x), [moved])
     optimizer.backward(lambda: closure(m, x))
     torch.testing.assert_close(m.grad, expected.resolve_conj(), rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_at_several_points(problem):
+    """In turn on a CPU, also with ``side_by_side``; against gradients of a moved copy."""
+
+    class Sides(SharpnessAware):
+        side_by_side = True
+
+        def direction(self, L):
+            g = L.grad()
+            self.sides = L.grads(0.1 * g, -0.2 * g)
+            return g
+
+    params = list(problem.model.parameters())
+    g = torch.autograd.grad(problem.loss(), params)
+    expected = []
+    for factor in (0.1, -0.2):
+        moved = problem.clone()
+        with torch.no_grad():
+            for p, t in zip(moved.model.parameters(), g, strict=True):
+                p.add_(t, alpha=factor)
+        expected.append(torch.autograd.grad(moved.loss(), list(moved.model.parameters())))
+    optimizer = Sides(sgd(params), problem.model, {})
+    optimizer.backward(problem.loss)
+    for side, gradient in zip(optimizer.sides, expected, strict=True):
+        torch.testing.assert_close(side.tensors(), list(gradient), rtol=1e-10, atol=1e-12)
