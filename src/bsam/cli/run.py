@@ -141,7 +141,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}" + "-tuned" * arguments.tune
     arguments.out = out = arguments.out or Path("runs") / name
     if arguments.dry_run or arguments.report:
-        del arguments.saved_items  # nothing is trained
+        del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     console = Console(markup=False)
     failed: Mapping[str, str] = {}
     check_folder(out, recipe)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..common.tensors import copy, copy_keeping_versions, is_writable
 
-_Group = tuple[list[Tensor], list[Tensor], list[Tensor]]  # buffers, their values before the step, after the first pass
+# buffers of one device and dtype, copies from before the step, copies from after the first pass
+_Group = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 class Buffers:
@@ -25,8 +26,9 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, str, Tensor | None]] = []  # a module's dict of buffers, a name, its value
-        self._first: list[Tensor | None] = []  # the values after the first pass
+        # for every buffer: its module's ``_buffers`` dict, its name there, and its tensor before the step
+        self._entries: list[tuple[Any, str, Tensor | None]] = []
+        self._first: list[Tensor | None] = []  # the tensors in these entries after the first pass
         self._groups: list[_Group] = []
         self._saved, self._passes = False, 0
 
@@ -52,11 +54,11 @@ class Buffers:
 
     @torch.no_grad()
     def begin_pass(self, modules: Iterable[nn.Module]) -> None:
-        """Save the buffers before the first pass; before later ones, keep what the first left and restore them."""
+        """Save the buffers before the first pass, and restore them before later ones; keep the first pass's result."""
         if not self._saved:
             self.save(modules)
         if self._passes == 1:
-            self._first = [entries[name] for entries, name, _ in self._entries]
+            self._first = [module_buffers[name] for module_buffers, name, _ in self._entries]
             for buffers, _, after in self._groups:
                 copy(buffers, into=after)
         if self._passes >= 1:
@@ -77,16 +79,16 @@ class Buffers:
         if self._saved and failed:
             self._restore_before()
         elif self._passes > 1:
-            for (entries, name, _), t in zip(self._entries, self._first, strict=True):
-                entries[name] = t
+            for (module_buffers, name, _), t in zip(self._entries, self._first, strict=True):
+                module_buffers[name] = t
             for buffers, _, after in self._groups:
                 copy_keeping_versions(after, into=buffers)
         self._saved, self._passes, self._first = False, 0, []
 
     def _restore_before(self) -> None:
-        for entries, name, t in self._entries:
-            if entries[name] is not t:
-                entries[name] = t
+        for module_buffers, name, t in self._entries:
+            if module_buffers[name] is not t:
+                module_buffers[name] = t
         for buffers, before, _ in self._groups:
             copy_keeping_versions(before, into=buffers)
 

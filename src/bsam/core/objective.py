@@ -16,8 +16,8 @@ from ..common.graph_check import GraphCheck
 from ..common.rng import RngReplay
 from ..common.tensors import other_memory
 from .buffers import Buffers
+from .called_modules import CalledModules
 from .closure import Closure, as_losses, call
-from .other_modules import OtherModules
 from .ranks import Ranks
 from .vector import Vector
 from .weights import GradientMemory, Weights
@@ -44,7 +44,7 @@ class Objective:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
             loss per micro-batch. Methods that select samples also call it with their indices.
         weights: the parameters, refreshed for this step.
-        modules: the modules that the closure runs.
+        modules: the modules that the closure calls.
         buffers: saves and restores the buffers of these modules.
         ranks: averages gradients over ranks.
         rng: replays random draws.
@@ -59,7 +59,7 @@ class Objective:
         self,
         closure: Closure,
         weights: Weights,
-        modules: OtherModules,
+        modules: CalledModules,
         buffers: Buffers,
         ranks: Ranks,
         rng: RngReplay,
@@ -72,7 +72,7 @@ class Objective:
         self.loss: Tensor | None = None  # from the first evaluation
         self.has_grad = [False] * len(weights.params)  # whether a parameter got a gradient in some pass
         self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # off by default: keeps gradients alive
-        self.held = [p.grad for p in weights.params]  # gradients from before the first pass
+        self.earlier_grads = [p.grad for p in weights.params]  # from before the first pass
         self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
         self._buffers, self._gradients, self._side_by_side = buffers, gradients, side_by_side
         self._graph_check = graph_check or GraphCheck(weights.params)
@@ -107,7 +107,7 @@ class Objective:
         self._modules.restore()
         self._rng.close()
         if failed:
-            for p, g in zip(self._weights.params, self.held, strict=True):
+            for p, g in zip(self._weights.params, self.earlier_grads, strict=True):
                 p.grad = g
         self._buffers.close(failed)  # last, so that after an interrupt above, the second call can restore them
 
@@ -164,8 +164,9 @@ class Objective:
     def grads(self, *points: Vector) -> list[Vector]:
         """Return the gradients at several points.
 
-        They are computed in turn; but with ``side_by_side``, in the capture of a CUDA graph, at the same time: all
-        except the first run on a second stream, with a second copy of the parameters and buffers.
+        They are computed in turn, unless ``side_by_side`` is set and a CUDA graph is being captured. Then two streams
+        work at the same time: all points except the first are evaluated on the second stream, with a second copy of
+        the parameters and buffers.
         """
         if not self._can_run_side_by_side():
             return [self.grad(at=at) for at in points]
@@ -174,7 +175,8 @@ class Objective:
         self._weights.save()  # both streams read the backup
         second.wait_stream(current)
         gradients = [self.grad(at=first)]
-        # Nodes of earlier passes keep the parameters' nodes alive, which belong to the stream that created them.
+        # The old check keeps graphs of earlier passes alive, and with them the parameters' AccumulateGrad nodes. These
+        # run on the stream that created them; without the old check, the second stream creates new ones.
         self._graph_check = GraphCheck(self._weights.params)
         try:
             with torch.cuda.stream(second), other_memory([*self._weights.params, *self._buffers.writable]):
@@ -184,7 +186,11 @@ class Objective:
         return gradients
 
     def _can_run_side_by_side(self) -> bool:
-        """Whether :meth:`grads` may use two streams: every pass after the first one reads and writes its own memory."""
+        """Whether :meth:`grads` may use two streams.
+
+        Only after the first pass of the step: later passes start from saved weights and buffers, so they can run in
+        other memory.
+        """
         return (
             self._side_by_side
             and self.loss is not None
@@ -234,7 +240,7 @@ class Objective:
     @contextlib.contextmanager
     def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
         """Return the context of one pass: moved weights, the buffers from before the step, the first pass's draws."""
-        if at is None or self.overflowed():  # then ``at`` may be NaN, and some losses raise at NaN weights
+        if at is None or self.overflowed():  # after an overflow ``at`` may be NaN, and some losses raise at NaN weights
             self._weights.restore()
         else:
             self._weights.move(at)

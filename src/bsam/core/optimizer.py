@@ -13,9 +13,9 @@
 #    (weights.py) decides where each gradient is stored.
 #    All passes evaluate the same function, because
 #      - every pass starts with the buffers from before the step, such as batch norm's statistics (``Buffers``);
-#      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``);
-#      - gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``);
-#      - modules that the closure runs but this optimizer does not train keep their gradients (``OtherModules``).
+#      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``).
+#    Gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``). Modules that the closure calls but
+#    this optimizer does not train keep their gradients (``CalledModules``).
 #    ``GraphCheck`` raises if the closure returns a loss that an earlier pass returned. With ``model=None``, the first
 #    step raises if the closure runs batch norm in training mode.
 # 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
@@ -24,10 +24,12 @@
 # 7. Observers, such as ``bsam.flatness.Probe``, read the passes.
 # 8. ``_store`` restores the weights bit for bit from a backup (``Weights.restore``) and evaluates the direction in the
 #    memory of one of the gradients. With the earlier ``p.grad`` added, this becomes ``p.grad``. The values to remember
-#    (``MethodState``) and the point to step from, if that is not w (``StepState``), wait for ``step``. If
-#    ``GradScaler`` skips it, ``zero_grad`` discards them, or the next ``backward`` if every ``p.grad`` is None.
+#    (``MethodState``) and the point to step from, if that is not w (``StepState``), are kept until ``step``. If
+#    ``GradScaler`` skips the step, ``zero_grad`` discards them. So does the next ``backward`` if every ``p.grad`` is
+#    None, for example after ``model.zero_grad()``.
 # 9. Buffers and random generators end up as the first pass left them. If a pass raises, weights, buffers and ``p.grad``
-#    are as they were before ``backward``; the generators stay where the first pass left them, or where it stopped.
+#    are as they were before ``backward``; the generators stay where the first pass left them, or, if the first pass
+#    raised, where it stopped.
 # 10. ``step`` moves the weights to the point to step from, runs the base optimizer on ``p.grad``, stores the remembered
 #     values, and counts.
 #
@@ -57,16 +59,16 @@ from ..common.module_calls import calls_seen
 from ..common.rng import RngReplay
 from ..loop_check.check import check_loop
 from .buffers import Buffers
+from .called_modules import CalledModules, refuse_batch_norm
 from .closure import Closure
 from .method_state import MethodState
 from .objective import Objective
-from .other_modules import OtherModules, refuse_batch_norm
 from .ranks import Ranks
 from .schedule import LR_SEEN, LR_START, note_lr, scheduled
 from .step_state import StepState
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import GradientMemory, Weights
-from .wrapper import METHOD, OWN, PERTURB, OptimizerWrapper
+from .wrapper import ENTRY_NAMES, METHOD, PERTURB, OptimizerWrapper
 
 
 class PassObserver(Protocol):
@@ -115,7 +117,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     same_draws: bool
     side_by_side: bool = False  # run the passes of ``L.grads`` at the same time, in a captured step on one GPU
     _step_state: StepState
-    _may_miss_modules: bool
+    _check_batch_norm: bool
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Show the options by name in the signature of a method that passes them on as ``**options``."""
@@ -152,7 +154,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0, METHOD: self.method()}
         if self.scheduled_radii:
             settings |= {LR_START: None, LR_SEEN: None}
-        settings[OWN] = (*settings, OWN, *self.vectors)
+        settings[ENTRY_NAMES] = (*settings, ENTRY_NAMES, *self.vectors)
         for group in base.param_groups:
             check_names(group, settings, base.defaults)
         groups = [self.completed({**settings, **group}) for group in base.param_groups]  # raises before any write
@@ -183,7 +185,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """Return the method's direction, computed from gradients of ``L`` around ``w``."""
 
     def step_kind(self) -> Hashable:
-        """Return the kind of the next step. Steps of one kind launch the same kernels, for one CUDA graph."""
+        """Return the kind of the next step. Steps of one kind launch the same kernels and can share a CUDA graph."""
         return None
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
@@ -259,9 +261,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         with self._step_state.in_backward(), self._objective(closure, scaler) as L:
             observers = [observer for observer in self.observers if observer.due(self.t)]
             L.keep_evaluations = bool(observers)
-            with calls_seen(refuse_batch_norm) if self._may_miss_modules else contextlib.nullcontext():
+            with calls_seen(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
                 d = L.scaled(self.direction(L))
-            self._may_miss_modules = False
+            self._check_batch_norm = False
             if L.overflowed():  # the scaler will skip this step
                 self._step_state.offset, observers = None, []
             with L.extra_evaluations():
@@ -288,7 +290,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._method_state.begin()
 
     def _objective(self, closure: Closure, scaler: torch.amp.GradScaler | None) -> Objective:
-        modules, two_streams = self._other_modules(), self.side_by_side and self.ranks.ddp is None
+        modules, two_streams = self._make_called_modules(), self.side_by_side and self.ranks.ddp is None
         return Objective(
             closure, self._weights, modules, self._buffers, self.ranks, self._rng, self._gradients, scaler,
             side_by_side=two_streams,
@@ -305,15 +307,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         offset = self._step_state.offset
         if offset is not None:
             offset = Vector(offset.tensors(), offset.layout)  # a copy: evaluating d overwrites gradients
-        self._fill(d, L.held, L.has_grad)
+        self._fill(d, L.earlier_grads, L.has_grad)
         if offset is not None:
             self._step_state.keep(offset, local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
         self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
 
     def itself(self) -> SharpnessAware:
-        """Return the optimizer itself, even if ``self`` is a wrapper that a framework built from its attributes.
+        """Return the optimizer, even if ``self`` is a framework's wrapper whose class derives from the optimizer's.
 
-        In such a wrapper, class attributes hide those of the optimizer, and assignments do not reach the optimizer.
+        Lightning has such a wrapper. Its class attributes hide the optimizer's attributes, and assignments to it do not
+        reach the optimizer.
         """
         return self._itself() or self
 
@@ -325,14 +328,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         Args:
             closure: as in :meth:`step`.
-            graph_check: builds the check of the losses' graphs from the parameters.
+            graph_check: called with the parameters; returns the ``GraphCheck`` for these evaluations.
         """
         phase = self._step_state.phase
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
         self._weights.refresh(self.param_groups)
         rng, gradients = RngReplay(enabled=True), GradientMemory()
-        modules, check = self._other_modules(), graph_check(self.params)
+        modules, check = self._make_called_modules(), graph_check(self.params)
         L = Objective(closure, self._weights, modules, Buffers(), self.ranks, rng, gradients, graph_check=check)
         self._step_state.phase = "in_backward"
         try:
@@ -350,21 +353,21 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """The modules that the closure runs, the trained one first."""
         return () if self.model is None else (self.model, *self.others)
 
-    def _other_modules(self) -> OtherModules:
-        """Return the object that freezes parameters of the other modules during a step, except those in ``base``."""
+    def _make_called_modules(self) -> CalledModules:
+        """Return the object that freezes parameters outside ``base`` during a step, in all called modules but the first."""
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
-        return OtherModules(self.called_modules, known)
+        return CalledModules(self.called_modules, known)
 
-    def _fill(self, d: Vector, held: list[Tensor | None], has_grad: list[bool]) -> None:
-        """Set ``p.grad = held + d``, in the memory of this step's gradients."""
+    def _fill(self, d: Vector, earlier: list[Tensor | None], has_grad: list[bool]) -> None:
+        """Set ``p.grad = earlier + d``, in the memory of this step's gradients."""
         params, buckets = self._weights.params, d.materialize_()
         has_grad, entries = self.ranks.has_grad_on_any_rank(has_grad), self._weights.layout.join(buckets)
-        both = [(t, local(h)) for t, h in zip(entries, held, strict=True) if h is not None]
-        self.ranks.sync([h for _, h in both], entries)
+        both = [(t, local(g)) for t, g in zip(entries, earlier, strict=True) if g is not None]
+        self.ranks.sync([g for _, g in both], entries)
         if both:
-            torch._foreach_add_([t for t, _ in both], [h for _, h in both])
-        for p, t, h, has in zip(params, self._weights.layout.join(buckets, params), held, has_grad, strict=True):
-            if has or h is not None:
+            torch._foreach_add_([t for t, _ in both], [g for _, g in both])
+        for p, t, g, has in zip(params, self._weights.layout.join(buckets, params), earlier, has_grad, strict=True):
+            if has or g is not None:
                 p.grad = t
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
@@ -376,6 +379,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             The loss at ``w`` before the step; None without a closure.
         """
         loss = None
+        # a closure that calls step must not start another backward: check_ready raises instead
         if closure is not None and self._step_state.phase != "in_backward":
             self.zero_grad()
             loss = self.backward(closure)
@@ -401,9 +405,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             group["steps_taken"] += 1
 
     def count_step(self) -> None:
-        """Count a step that a CUDA graph replays. Call it before every replay; :meth:`step` counts automatically.
+        """Count a step that a CUDA graph replays. Call this before every replay except the first.
 
-        It also synchronizes the :meth:`generators` that are registered with the graph with the default generators.
+        The capture has already counted the step of the first replay. This method also sets the :meth:`generators` to
+        the states of torch's default generators.
         """
         self._rng.update_clones()
         self._count()
@@ -413,7 +418,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         Call this after a few steps, when the number of passes is known, and register the generators before the capture.
         Without them, every pass of a replayed step draws new numbers. The list is empty with ``same_draws=False`` and
-        on a CPU. :meth:`count_step` updates the generators of the latest call.
+        on a CPU. :meth:`count_step` updates the generators.
 
         Example::
 
@@ -442,7 +447,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._step_state, self._itself = StepState(), weakref.ref(self)
         self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
-        self._may_miss_modules = self.model is None  # until a first backward ran without batch norm
+        self._check_batch_norm = self.model is None  # in the first backward: nothing would restore its statistics
         self._reset()
 
     def _reset(self) -> None:

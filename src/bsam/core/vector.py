@@ -161,7 +161,7 @@ class Vector:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Return the global L2 norm, on its device."""
+        """Return the global L2 norm, as a 0-dim tensor on the parameters' device."""
         (term, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
             return term.norm(self.layout) if is_one(c) else (term.norm(self.layout) * c).abs()
@@ -192,7 +192,7 @@ class Vector:
 
     @torch.no_grad()
     def dot(self, other: Vector) -> Tensor:
-        """Return the inner product (its real part, for complex parameters), on its device."""
+        """Return the inner product, for complex parameters its real part, as a 0-dim tensor on their device."""
         self._check_like(other)
         a, x = self._factored()
         b, y = other._factored()
@@ -247,7 +247,7 @@ class Vector:
 
     @torch.no_grad()
     def _evaluated(self, *, copy: bool = False) -> BucketedTensors:
-        """Return the entries in new memory; without ``copy``, a single term with the factor 1 as stored."""
+        """Return the entries: without ``copy``, those of a single term with the factor 1 are not copied."""
         (term, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return term.buckets

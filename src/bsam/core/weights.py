@@ -83,13 +83,13 @@ class Weights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Move the parameters back to ``w``."""
+        """Copy ``w`` from the backup to the parameters; do nothing if they have not moved."""
         for k in range(self._saved):
             torch._foreach_copy_(self._tensors[k], self._backup[k])
         self.commit()
 
     def commit(self) -> None:
-        """Make the current values the new ``w``."""
+        """Keep the current values as ``w``: the backup is no longer used, and the next move saves a new one."""
         if self._saved:
             torch.clear_autocast_cache()
         self._saved = 0
@@ -150,8 +150,9 @@ def _written_by_cuda_graphs(device: torch.device) -> bool:
 
 
 def _unshared(g: Tensor | None, p: Tensor, copy: bool) -> Tensor:
-    """Return a gradient that shares no memory (a view may belong to DDP's buckets) and has its parameter's strides,
-    with which foreach operations are fast.
+    """Return a gradient that later passes do not overwrite, with its parameter's strides; copy it only if necessary.
+
+    A view is copied because it may belong to DDP's buckets. Foreach operations are fast if all strides agree.
     """
     if g is None:
         return torch.zeros_like(p, requires_grad=False)

@@ -15,7 +15,7 @@ from .method_state import MethodState
 from .schedule import completed_schedule
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
-METHOD, OWN = "sharpness_method", "sharpness_names"
+METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"
 PERTURB = "perturb"  # a key for the user's groups: parameters of a group with False are not perturbed
 
 
@@ -73,9 +73,9 @@ class OptimizerWrapper(Optimizer):
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
-            if OWN not in group:
+            if ENTRY_NAMES not in group:
                 check_names(group, self.settings, self.base.defaults)
-        self.base.param_groups = [group if OWN in group else self._with_settings(group) for group in groups]
+        self.base.param_groups = [group if ENTRY_NAMES in group else self._with_settings(group) for group in groups]
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -112,7 +112,7 @@ class OptimizerWrapper(Optimizer):
                 f"loaded, and {self.method()} starts from scratch with its current settings",
                 stacklevel=2,
             )
-            state_dict = base_state(state_dict, OWN)
+            state_dict = base_state(state_dict, ENTRY_NAMES)
         start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
         settings = [{**self.settings, **group, **start} for group in self.param_groups]
         settings = [{name: group[name] for name in self.settings} for group in settings]

@@ -164,8 +164,8 @@ def cifar10(folder: str | Path) -> Dataset:
 def cifar100(folder: str | Path) -> Dataset:
     """Read CIFAR-100: 50,000 training and 10,000 test images in a hundred classes (the fine labels).
 
-    Binary files must hold the published records, in any order and with any coarse labels, since some are written from
-    other sources. A pickle must be the published file; other pickles are not loaded.
+    Binary files must hold the published records. Their order and coarse labels may differ, as in files that were
+    converted from other formats. A pickle must be the published file; other pickles are not loaded.
 
     Args:
         folder: holds ``cifar-100-binary`` or ``cifar-100-python``, or is one of the two.
@@ -188,7 +188,7 @@ def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
 
 
 def has_cifar(layout: Cifar, folder: Path) -> bool:
-    """Return whether :func:`read_cifar` finds all files of one layout, without reading them."""
+    """Return whether :func:`read_cifar` finds all binary files or all pickles, without reading them."""
     return any(not missing for _, _, missing in _candidates(layout, folder))
 
 
@@ -206,7 +206,7 @@ def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
     if missing:
         raise BsamRuntimeError(
             f"no {layout.title} in {folder}: {', '.join(missing)} missing in {directory}; unpack {layout.source.url} "
-            f"there (the commands do this with --download), or put the pickles into {layout.python}"
+            f"in {folder} (the commands do this with --download), or put the pickles into {folder / layout.python}"
         )
     return directory, is_binary
 

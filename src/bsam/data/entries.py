@@ -16,12 +16,12 @@ from .pose.layouts import PersonFiles
 from .pose.persons import PoseData
 from .sources import Source
 
-IN_FILES = "cannot be downloaded (put its files into --data-dir)"
+NO_DOWNLOAD = "cannot be downloaded (put its files into --data-dir)"
 
 
 @dataclass(frozen=True)
 class DatasetEntry(ABC):
-    """A data set by its name.
+    """A data set that runs refer to by its name.
 
     Args:
         name: its name on the command line.
@@ -32,11 +32,12 @@ class DatasetEntry(ABC):
     name: str
     title: str
     classes: int | None
-    provided: ClassVar[str] = IN_FILES  #: completes the message "NAME ..." if there is nothing to download
+    #: why there is nothing to download, for the message "NAME ...", such as "digits comes with scikit-learn"
+    provided: ClassVar[str] = NO_DOWNLOAD
 
     @abstractmethod
     def resolve(self, folder: Path | None = None) -> KnownData:
-        """Return the entry with the kind of the data and the defaults for runs on it."""
+        """Return an entry of a known kind. For a user's function, this calls the function."""
 
     @property
     def sources(self) -> tuple[Source, ...]:

@@ -22,7 +22,7 @@ from .preserve import temporarily
 from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
 from .second_derivatives import Substitutes
 
-NEGLIGIBLE = 1e-2  # share of a product's norm; the errors of smaller parts are compared with this
+NEGLIGIBLE = 1e-2  # of a product's norm: tolerances are relative to a parameter's part of the product plus this share
 
 
 class HessianOperator:
@@ -204,12 +204,13 @@ class HessianOperator:
 
     @contextlib.contextmanager
     def linearized(self, max_bytes: int | None = None) -> Iterator[Recording]:
-        """Record what all products have in common on entry, use it inside the block, and drop it on exit.
+        """Record the part of the products that does not depend on the vector, for use inside the block.
 
-        Products then cost about two gradient passes instead of three to five. Do not change the model, the loss or the
-        data inside the block. Batches that cannot be recorded (branches on the data, random numbers, weights that are
-        not read from the model's parameters) are computed as usual, and the returned object says why. Each recorded
-        batch is checked against a plain product with one vector. Nested blocks share the outer recording.
+        Products then cost about two gradient passes instead of three to five. The recording is dropped on exit. Do not
+        change the model, the loss or the data inside the block. Batches that cannot be recorded (branches on the data,
+        random numbers, weights that are not read from the model's parameters) are computed as usual, and the returned
+        object says why. Each recorded batch is checked against a plain product with one vector. Nested blocks share the
+        outer recording.
 
         Args:
             max_bytes: memory for the recording; a ResNet-8 takes about 2 MB per CIFAR image. Recording takes seconds

@@ -91,7 +91,7 @@ def sharpness(
         lower, g_min = L.value_and_grad()
         rises = [_loss_at(L, v, rho_max) - loss for v in _random_vectors(L, random_directions, seed)]
     cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
-    cosine = min(max(cosine, -1.0), 1.0)  # rounding errors may exceed 1; NaN stays
+    cosine = min(max(cosine, -1.0), 1.0)  # rounding errors may push it past 1; NaN stays NaN
     average = float(np.mean(rises)) if rises else None
     error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None
     return Sharpness(loss, upper - loss, loss - lower, upper - lower, cosine, average, error)

@@ -60,8 +60,8 @@ def top_eigenvalues(
     eigenvalues much smaller than the largest one have fewer correct digits than ``tol`` asks for, especially in
     float32. One start vector finds only one copy of a multiple eigenvalue, so when all pairs have converged, the search
     continues from a random vector orthogonal to them until it finds nothing new; if it runs out of products before
-    that, ``converged`` is False. Memory: about 1.5 k vectors (k + 21 for small k), and k more at the end if
-    ``vectors`` is True.
+    that, ``converged`` is False. Memory: about ``1.5 * k`` vectors (``k + 21`` for small ``k``), and ``k``
+    more at the end if ``vectors`` is True.
 
     Args:
         H: the operator.
@@ -130,7 +130,7 @@ def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, repor
 
 
 def _ranked(theta: Tensor, which: str) -> Tensor:
-    """Return the indices of ascending values, most wanted first."""
+    """Return the indices of the Ritz values ``theta``, which are in ascending order, with the most wanted first."""
     if which == "magnitude":
         return theta.abs().argsort(descending=True)
     descending = torch.arange(len(theta)).flip(0)

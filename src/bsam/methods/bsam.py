@@ -43,15 +43,16 @@ class BSAM(SharpnessAware):
             learning rate so far, but at least the peak known in advance: ``max_lr`` or ``initial_lr``, which torch's
             schedulers store in the group, or else the learning rate when the optimizer was built. The radius then
             rises during a warm-up to that rate. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
-            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups store it as
-            ``sharpness_lr_max``, and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have a setting
+            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups store ``lr_max`` as
+            ``sharpness_lr_max`` and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have a setting
             called ``lr_max``, too.
         lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
             the radii (our extension, not in the paper).
-        every: 1 is Algorithm 1; with k, only every k-th step computes BSAM's direction. The steps in between take one
-            pass: they add the part of the last such direction orthogonal to its gradient to the new gradient, scaled
-            with the gradient's length (our extension, not in the paper). ``passes=2, every=5`` takes 1.2 passes.
+        every: 1 is Algorithm 1; with k, only every k-th step computes BSAM's direction ``d``. The steps in between take
+            one pass: to the new gradient, they add the component of the last ``d`` orthogonal to its ``g``, scaled by
+            the ratio of the two gradients' norms (our extension, not in the paper). ``passes=2, every=5`` takes 1.2
+            passes per step on average.
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
         side_by_side: in a step that is captured in a CUDA graph on one GPU, compute ``g_max`` and ``g_min`` at the same
             time, on two streams. This needs memory for a second copy of the parameters and for the second pass.
@@ -126,10 +127,12 @@ class BSAM(SharpnessAware):
         settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         if every != 1:
-            self.vectors = ("across",)
+            self.vectors = ("across",)  # the component of d orthogonal to g, divided by |g|
         self.every, self.start_from_min = check_count("every", every), start_from_min
         if every > 1 and start_from_min:
-            raise BsamValueError("every needs start_from_min=False: most steps have no point downhill to start from")
+            raise BsamValueError(
+                f"every={every} needs start_from_min=False: most steps have no point downhill to start from"
+            )
         self.full_passes, self.passes = passes, self.passes_with({"passes": passes, "every": every})
         self.side_by_side = side_by_side
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
@@ -168,16 +171,17 @@ class BSAM(SharpnessAware):
         """Return the direction with ``g_min = g - k h``, where ``h = g_max - g`` and ``k = rho_min / rho_max``."""
         k, norm_max = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")), g_max.norm()
         h = L.evaluated(g_max - g)
-        norm_min = (g - k * h).norm() if isinstance(k, PerGroup) else norm_without(g.norm(), norm_max, h.norm(), k)
+        norm_min = (g - k * h).norm() if isinstance(k, PerGroup) else extrapolated_norm(g.norm(), norm_max, h.norm(), k)
         r = ratio(norm_max, norm_min)
         return (2 - r) * g + map_scalars(lambda k: 1 + r * k, k) * h  # = g + g_max - r * g_min
 
 
-def norm_without(g: Tensor, g_max: Tensor, h: Tensor, k: Scalar) -> Tensor:
+def extrapolated_norm(g: Tensor, g_max: Tensor, h: Tensor, k: Scalar) -> Tensor:
     """Return ``|g - k h|`` from the norms of ``g``, ``g_max = g + h`` and ``h``, without the vector itself.
 
-    Its square is ``(1 + k) |g|^2 - k |g_max|^2 + k (1 + k) |h|^2``. Where these terms nearly cancel, only rounding is
-    left of it; a lower bound then limits the direction: to at most ``|g_max|`` beyond ``g + g_max``.
+    Its square is ``(1 + k) |g|^2 - k |g_max|^2 + k (1 + k) |h|^2``. If these terms nearly cancel, only rounding errors
+    are left. A lower bound on the norm then keeps ``r g_min``, with ``r = |g_max| / |g_min|``, from being longer than
+    ``g_max``.
     """
     plus, minus = (1 + k) * (g**2 + k * h**2), k * g_max**2
     return (plus - minus).maximum(16 * torch.finfo(g.dtype).eps * (plus + minus)).sqrt()

@@ -23,7 +23,7 @@ from .scales import Scale, scale_of
 from .tuning import Tuning
 from .variants import BSAMS, variant_of
 
-MAX_SEEDS = 100  # all runs are listed before the first begins
+MAX_SEEDS = 100  # all runs are listed before the first begins, which would take forever with a million seeds
 SMOKE = "smoke: shows that it runs"  # a remark on meaningless numbers
 
 Grid: TypeAlias = Callable[[Scale], list[Run]]
@@ -70,7 +70,7 @@ class Recipe:
         measures: metrics of a run; each becomes a column, and these replace all other columns. If empty, the table
             shows the measure of the task.
         tunable: whether ``--tune`` can choose its radii.
-        smoke: the name of the scale that runs under the name ``smoke``.
+        smoke: the name of the scale that ``--scale smoke`` runs.
         seeds: the default number of seeds.
         method_title: returns the name of a run's method in lists of runs.
         remark: a remark on the numbers, added to the titles of tables and figures.
@@ -181,7 +181,9 @@ class Recipe:
 
 
 def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
-    """Return the runs with another seed. Initial runs get the new seed, too.
+    """Return the runs with another seed.
+
+    A run that starts from another one of them (``init``) then starts from that one with the new seed.
 
     Args:
         runs: the runs, with any seed.

@@ -110,7 +110,11 @@ class RunWriter(RunDir):
         return epochs, readings
 
     def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write settings, data and machine, and the checkpoint's metrics: a killed process may have written others."""
+        """Write the settings, the fingerprint of the data, the machine, and the metrics up to the checkpoint.
+
+        The metrics are written again because a killed process may have written those of later epochs. Raise if the task
+        or the data has changed.
+        """
         task, file = trainer.task, self.path / IDENTITY
         identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
@@ -156,7 +160,7 @@ class RunWriter(RunDir):
         if readings:
             write_json_lines(self.path / PROBE, readings, sync=sync)
         else:
-            (self.path / PROBE).unlink(missing_ok=True)  # of a process that was killed before its first checkpoint
+            (self.path / PROBE).unlink(missing_ok=True)  # left by a process that was killed before its first checkpoint
 
     def record_divergence(self, reason: str) -> None:
         """Record that the run ended with a non-finite loss."""

@@ -96,8 +96,8 @@ class Trainer:
         """Train for an epoch, counted from 0.
 
         Returns:
-            the mean over the steps of the loss before the step, the learning rate and the scheduled radii of the last
-            step, and the duration in seconds.
+            the mean of the steps' losses, each at the weights before the step; the learning rate and the scheduled
+            radii of the last step; and the duration in seconds.
         """
         run, device = self.run, self.context.device
         start = time.perf_counter()

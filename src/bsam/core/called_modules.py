@@ -1,4 +1,4 @@
-"""Modules that the closure runs but the optimizer does not train."""
+"""The modules that the closure calls, whether the optimizer trains them or not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..common.errors import BsamValueError
 from ..common.layout import sharding
 
 
-class OtherModules:
-    """Freeze parameters that the optimizer does not have, for the duration of a step.
+class CalledModules:
+    """All modules that the closure calls; during a step, it freezes parameters that the optimizer does not have.
 
     The first module is the trained one. Parameters of the other modules are frozen during a step unless the optimizer
-    has them: their gradients are not computed and stay as they were. If DDP's reducer waits for these gradients, or
-    FSDP shards them, they are computed, and ``p.grad`` is restored afterwards.
+    has them: their gradients are not computed, and ``p.grad`` stays as it was. If DDP's reducer waits for these
+    gradients, or FSDP shards them, they are computed, and ``p.grad`` is restored afterwards.
 
     Args:
-        modules: all modules that the closure runs; may be empty.
+        modules: the modules, the trained one first; may be empty.
         known: the parameters of the optimizer.
     """
 
