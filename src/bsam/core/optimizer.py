@@ -354,7 +354,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return () if self.model is None else (self.model, *self.others)
 
     def _make_called_modules(self) -> CalledModules:
-        """Return the object that freezes parameters outside ``base`` during a step, in all called modules but the first."""
+        """Return the called modules, with the parameters in ``base``, which a step does not freeze."""
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
         return CalledModules(self.called_modules, known)
 
