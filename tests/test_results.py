@@ -127,7 +127,7 @@ def test_the_sentences_on_clean_labels():
     assert f"{two - wide:.2f} points less than at 0.05 / 0.05 with the same seed" in results
     assert wide < min(found[f"sgd-seed{seed}"] for seed in range(3))
     assert max(abs(sam - found["sam-seed0"]) for sam in (fixed, falling)) <= 0.1 + 1e-9
-    assert "both are within 0.1 points of SAM with half that radius and the same seed" in readme
+    assert "the same seed, both are within 0.1 points of SAM with the paper's radius of 0.05" in readme
 
 
 @pytest.mark.parametrize("folder", [CLEAN, NOISE, RADIUS, DIGITS], ids=lambda folder: folder.name)
@@ -178,7 +178,7 @@ def test_the_sentences_on_the_part_along_the_gradient():
     rest = [difference(found[TITLES["bsam"], total], across[total]) for total in (0.1, 0.2)]
     assert f"another {rest[0]} and {rest[1]} above it at 0.1 and 0.2" in text
     first, second = (value.split(" ±")[0].lstrip("+") for value in above[:2])
-    assert f"is {first} and {second} points above SAM there" in PAGES["docs/what-bsam-does.md"]
+    assert f"is {first} and {second} points above SAM at these radii" in PAGES["docs/what-bsam-does.md"]
 
 
 def test_the_forms_of_bsam_on_digits():

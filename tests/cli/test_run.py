@@ -261,7 +261,7 @@ def test_the_executor_follows_from_the_flags(monkeypatch):
     cli_run._executor(Namespace(**flags | {"jobs": None}), replace(scale, workers=2), 4, print)
     cli_run._executor(Namespace(**flags | {"jobs": None, "ray": "auto", "gpus_per_run": 0.5}), scale, 4, print)
     assert made == [(3, "cuda:1", 7, print, False), (42, "cuda:1", 7, print, True), ("auto", 0.5, "cuda:1")]
-    assert isinstance(cli_run._executor(Namespace(**flags | {"jobs": None}), scale, 0, print), InProcess)
+    assert isinstance(cli_run._executor(Namespace(**flags | {"jobs": 1, "device": "cpu"}), scale, 4, print), InProcess)
 
 
 def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):

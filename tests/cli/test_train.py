@@ -118,7 +118,7 @@ def test_stopped_before_its_first_checkpoint_it_starts_over(tmp_path, whole, cap
     assert error == "bsam: interrupted. No checkpoint was written; run the same command again to start over.\n"
     assert len(RunDir(stopped).metrics()) >= 2
     assert cli.main([*LONG, "--out", str(stopped)]) == 0
-    assert capsys.readouterr().out.splitlines()[2] == f"Into {stopped}."
+    assert capsys.readouterr().out.splitlines()[2] == f"Writing to {stopped}."
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 

@@ -55,6 +55,7 @@ def write_pixels(seed=0):
 
 def command(name, out, *more):
     flags = ("--epochs", "2", "--batch", "15", "--data-dir", "data", "--device", "cpu", "--out", out, *more)
+    flags += ("--checkpoint-every", "0")
     return ["train", "--method", "sam", "--data", f"{name}:load", "--model", "resnet8", *flags]
 
 

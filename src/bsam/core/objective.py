@@ -50,7 +50,7 @@ class Objective:
         rng: replays random draws.
         gradients: decides where gradients are stored.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
-        side_by_side: whether :meth:`grads` may run passes at the same time.
+        side_by_side: whether ``grads`` may run passes at the same time.
         graph_check: detects a loss that was computed outside the closure; by default it looks only at the root of the
             graph.
     """
