@@ -72,6 +72,7 @@ def test_refusals(whole_run, capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # importing inductor warns
 def test_a_compiled_and_captured_run(whole_run, tmp_path, capsys):
     out = tmp_path / "whole_run.json"
     flags = ("--device", "cuda", "--model", "resnet8", "--epochs", "3", "--steps", "8", "--evaluation")

@@ -40,12 +40,16 @@ def copy_keeping_versions(source: list[Tensor], into: list[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def other_memory(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Let tensors use other, uninitialized memory inside the context; their entries are back on exit."""
-    before, others = [t.data for t in tensors], [torch.empty_like(t) for t in tensors]
+def other_memory(tensors: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> Iterator[None]:
+    """Let tensors use the memory of ``others`` inside the context, by default new memory; they get theirs back on exit.
+
+    The entries in the other memory are undefined at first.
+    """
+    before = [t.data for t in tensors]
+    others = [torch.empty_like(t) for t in tensors] if others is None else others
     try:
         for t, other in zip(tensors, others, strict=True):
-            t.data = other
+            t.data = other.data
         yield
     finally:
         for t, data in zip(tensors, before, strict=True):

@@ -165,22 +165,24 @@ class Objective:
         """Return the gradients at several points.
 
         They are computed in turn, unless ``side_by_side`` is set and a CUDA graph is being captured. Then two streams
-        work at the same time: all points except the first are evaluated on the second stream, with a second copy of
-        the parameters and buffers.
+        work at the same time: all points except the first are evaluated on the second stream, with other copies of the
+        parameters and buffers.
         """
         if not self._can_run_side_by_side():
             return [self.grad(at=at) for at in points]
         first, *others = points
         current, second = torch.cuda.current_stream(), torch.cuda.Stream()
-        self._weights.save()  # both streams read the backup
         second.wait_stream(current)
-        gradients = [self.grad(at=first)]
+        with self._weights.elsewhere(in_backup=True):
+            gradients = [self.grad(at=first)]
+            gradients[0].norm()  # stored: most methods need it, and here it does not wait for the other stream
         # The old check keeps graphs of earlier passes alive, and with them the parameters' AccumulateGrad nodes. These
         # run on the stream that created them; without the old check, the second stream creates new ones.
         self._graph_check = GraphCheck(self._weights.params)
         try:
-            with torch.cuda.stream(second), other_memory([*self._weights.params, *self._buffers.writable]):
+            with torch.cuda.stream(second), self._weights.elsewhere(), other_memory(self._buffers.writable):
                 gradients += [self.grad(at=at) for at in others]
+                gradients[-1].norm()
         finally:
             current.wait_stream(second)  # also after an error: a capture must not end with a stream that was not joined
         return gradients
@@ -188,12 +190,13 @@ class Objective:
     def _can_run_side_by_side(self) -> bool:
         """Whether :meth:`grads` may use two streams.
 
-        Only after the first pass of the step: later passes start from saved weights and buffers, so they can run in
-        other memory.
+        Only after the first pass of the step, at ``w``: later passes start from saved weights and buffers, so they can
+        run in other memory.
         """
         return (
             self._side_by_side
             and self.loss is not None
+            and not self._weights.moved
             and self._weights.on_one_gpu
             and torch.cuda.is_current_stream_capturing()
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
 from ..common.layout import BucketedTensors, Layout
+from ..common.tensors import other_memory
 from .vector import Term, Vector
 
 
@@ -65,19 +67,14 @@ class Weights:
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
     @torch.no_grad()
-    def save(self) -> None:
-        """Save ``w`` in the backup."""
-        for k in range(self._saved, len(self._tensors)):
-            torch._foreach_copy_(self._backup[k], self._tensors[k])
-            self._saved = k + 1  # an interrupt must restore only saved buckets
-
-    @torch.no_grad()
     def move(self, to: Vector) -> None:
         """Move the parameters to ``w + to``, from any position."""
-        for k in range(self._saved):
-            torch._foreach_copy_(self._tensors[k], self._backup[k])
-        self.save()
-        for k in range(len(self._tensors)):
+        for k, (tensors, backup) in enumerate(zip(self._tensors, self._backup, strict=True)):
+            if k < self._saved:
+                torch._foreach_copy_(tensors, backup)
+            else:
+                torch._foreach_copy_(backup, tensors)
+                self._saved = k + 1  # before they move: an interrupt must restore only saved buckets
             to.add_to(self._tensors, k)
         torch.clear_autocast_cache()  # autocast around the step caches casts of the old weights
 
@@ -93,6 +90,21 @@ class Weights:
         if self._saved:
             torch.clear_autocast_cache()
         self._saved = 0
+
+    @contextlib.contextmanager
+    def elsewhere(self, *, in_backup: bool = False) -> Iterator[None]:
+        """Let the parameters use other memory inside the context, so that moving them leaves ``w`` in place.
+
+        Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
+        """
+        backup, saved = self._backup, self._saved
+        w = [[t.data for t in bucket] for bucket in self._tensors]
+        with other_memory(self.params, self.layout.join(backup) if in_backup else None):
+            try:
+                self._backup, self._saved = w, len(w)
+                yield
+            finally:
+                self._backup, self._saved = backup, saved
 
 
 class GradientMemory:
