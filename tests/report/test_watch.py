@@ -189,4 +189,4 @@ def test_a_port_that_is_taken(render, metrics):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(BsamRuntimeError, match=rf"port {port} cannot be used \(.*\): choose another one"):
-            PageServer(WatchedPage([metrics], render), port)
+            PageServer(WatchedPage([metrics], render, 5), port)

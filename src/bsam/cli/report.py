@@ -82,13 +82,13 @@ def _write(arguments: argparse.Namespace) -> None:
 
 def _watch(arguments: argparse.Namespace) -> None:
     from ..report.page import page_html
-    from ..report.watch import PageServer, WatchedPage
+    from ..report.watch import SECONDS, PageServer, WatchedPage
 
     def render(version: str) -> bytes:
         return page_html(_data(arguments, version)[0])
 
     port = PORT if arguments.port is None else check_count("--port", arguments.port, 0, 65535)
-    page = WatchedPage(arguments.runs, render)
+    page = WatchedPage(arguments.runs, render, SECONDS)
     page.html()  # errors appear here rather than in the browser
     with PageServer(page, port) as server:
         print(f"The page is at {server.url} on this machine. Press Ctrl-C to stop.", flush=True)

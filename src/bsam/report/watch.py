@@ -27,7 +27,7 @@ class WatchedPage:
         seconds: look at the files at most this often.
     """
 
-    def __init__(self, paths: Sequence[Path], render: Callable[[str], bytes], seconds: float = SECONDS) -> None:
+    def __init__(self, paths: Sequence[Path], render: Callable[[str], bytes], seconds: float) -> None:
         self._paths, self._render, self._seconds = paths, render, seconds
         self._lock = threading.Lock()  # a browser may ask again while the page is rendered
         self._version, self._looked = "", -float("inf")
