@@ -185,7 +185,7 @@ def write_results(
             for name, draw in map(figure_of, recipe.figures):
                 paths.append(out / f"{name}.png")
                 draw(recipe, states, paths[-1])
-        if started := [state.path for state in states if state.path.exists()]:
+        if started := [state.path for state in (*states, *tuning) if state.path.exists()]:
             paths.append(out / PAGE)
             write_page(paths[-1], page_data(read_records(started), title=recipe.title))
     return [path for path in paths if path.exists()]
