@@ -149,7 +149,7 @@ def write_results(
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
 ) -> list[Path]:
-    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs, and a page of started runs.
+    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs.
 
     Args:
         out: the folder of the experiment.
@@ -185,7 +185,23 @@ def write_results(
             for name, draw in map(figure_of, recipe.figures):
                 paths.append(out / f"{name}.png")
                 draw(recipe, states, paths[-1])
-        if started := [state.path for state in (*states, *tuning) if state.path.exists()]:
-            paths.append(out / PAGE)
-            write_page(paths[-1], page_data(read_records(started), title=recipe.title))
     return [path for path in paths if path.exists()]
+
+
+def write_report(out: Path, recipe: Recipe, states: Sequence[RunState]) -> list[Path]:
+    """Write ``report.html``, the page of all runs that have finished an epoch; nothing if there are none.
+
+    Args:
+        out: the folder of the experiment.
+        recipe: the experiment.
+        states: the states of its final runs and of its tuning runs, which are not shown.
+
+    Returns:
+        the path of the page.
+    """
+    records = read_records([state.path for state in states if state.path.exists()])
+    if not records.runs:
+        return []
+    with locked(out, "writing results", wait=True):
+        write_page(out / PAGE, page_data(records, title=recipe.title))
+    return [out / PAGE]
