@@ -112,6 +112,11 @@ def test_a_broken_run_is_a_warning_and_with_strict_an_error(runs, tmp_path, caps
     assert rows_of(content(file))["SAM"]["n"] == 2
 
 
+def test_broken_predictions_are_a_problem_too(runs, tmp_path, error_of):
+    (runs / "deep/sam-0/predictions.npz").write_text("not an archive")
+    assert "1 problem, listed above" in error_of("report", runs, "--out", tmp_path / "page.html", "--strict")
+
+
 def test_strict_accepts_runs_without_problems(runs, tmp_path):
     assert report(runs, "--out", tmp_path / "page.html", "--strict") == 0
 

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import struct
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
@@ -164,6 +165,33 @@ def test_runs_that_cannot_be_read_are_an_error_and_the_server_goes_on(server, me
     metrics.write_text(content)
     clock[0] += 10
     assert ask(server)[0].status == 200
+
+
+@pytest.mark.parametrize("ending", [socket.SHUT_RDWR, None], ids=["shut", "reset"])
+def test_a_browser_that_leaves_is_no_error(server, render, ending, capfd):
+    """Even if it leaves while the page is rendered."""
+    asked, left = threading.Event(), threading.Event()
+    once = server.page._render
+
+    def wait(version):
+        asked.set()
+        left.wait(10)
+        return once(version) * 1_000_000
+
+    server.page._render = wait
+    server.daemon_threads = False  # so that closing waits for them
+    with socket.create_connection(("127.0.0.1", server.server_port)) as browser:
+        browser.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        asked.wait(10)
+        if ending is None:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            browser.shutdown(ending)
+    left.set()
+    assert ask(server, "/version")[0].status == 200
+    server.shutdown()
+    server.server_close()
+    assert capfd.readouterr().err == ""
 
 
 def test_the_version_follows_from_the_files_that_a_report_reads(tmp_path, metrics):

@@ -72,11 +72,12 @@ def _write(arguments: argparse.Namespace) -> None:
     out = arguments.out or OUT
     out.parent.mkdir(parents=True, exist_ok=True)
     write_page(out, data)
-    for problem in records.problems:
+    problems = data["problems"]  # more than those of the records: predictions are read for the page
+    for problem in problems:
         print(f"Warning: {problem}")
     print(f"{_counts(records)}.\nWritten: {out}")
-    if arguments.strict and records.problems:
-        raise BsamRuntimeError(f"{_number(len(records.problems), 'problem')}, listed above and in {out}")
+    if arguments.strict and problems:
+        raise BsamRuntimeError(f"{_number(len(problems), 'problem')}, listed above and in {out}")
 
 
 def _watch(arguments: argparse.Namespace) -> None:
@@ -87,9 +88,8 @@ def _watch(arguments: argparse.Namespace) -> None:
         return page_html(_data(arguments, version)[0])
 
     port = PORT if arguments.port is None else check_count("--port", arguments.port, 0, 65535)
-    page = WatchedPage(arguments.runs, render, SECONDS)
-    page.html()  # errors appear here rather than in the browser
-    with PageServer(page, port) as server:
+    with PageServer(WatchedPage(arguments.runs, render, SECONDS), port) as server:
+        server.page.html()  # errors appear here rather than in the browser
         print(f"The page is at {server.url} on this machine. Press Ctrl-C to stop.", flush=True)
         try:
             server.serve_forever()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -92,21 +93,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request."""
-        server = self.server
-        if self.headers.get("Host") not in server.hosts:
-            self._answer(HTTPStatus.FORBIDDEN, f"The page is served at {server.url} only.")
-        elif self.path not in ("/", "/version"):
-            self._answer(HTTPStatus.NOT_FOUND, f"There is only one page: {server.url}")
+        if self.headers.get("Host") not in self.server.hosts:
+            self._answer(HTTPStatus.FORBIDDEN, f"The page is served at {self.server.url} only.")
+        elif self.path == "/":
+            self._answer_with(self.server.page.html, "text/html")
+        elif self.path == "/version":
+            self._answer_with(lambda: json.dumps({"version": self.server.page.version()}), "application/json")
         else:
-            try:
-                if self.path == "/":
-                    self._answer(HTTPStatus.OK, server.page.html(), "text/html")
-                else:
-                    self._answer(HTTPStatus.OK, json.dumps({"version": server.page.version()}), "application/json")
-            except BrokenPipeError:
-                pass  # the browser has left
-            except (BsamError, OSError) as error:
-                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"The runs cannot be read: {error}")
+            self._answer(HTTPStatus.NOT_FOUND, f"There is only one page: {self.server.url}")
 
     def do_HEAD(self) -> None:
         """Answer without a body."""
@@ -117,6 +111,14 @@ class _Handler(BaseHTTPRequestHandler):
             return lambda: self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD are allowed.")
         raise AttributeError(name)
 
+    def _answer_with(self, content: Callable[[], str | bytes], kind: str) -> None:
+        try:
+            answer = content()
+        except (BsamError, OSError) as error:
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"The runs cannot be read: {error}")
+        else:
+            self._answer(HTTPStatus.OK, answer, kind)
+
     def _answer(self, status: HTTPStatus, content: str | bytes, kind: str = "text/plain") -> None:
         body = content.encode(errors="replace") if isinstance(content, str) else content
         self.send_response(status)
@@ -126,9 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # the browser may have left
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
