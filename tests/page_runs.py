@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from bsam.report.records import Record, Records
+from bsam.training.config import Run
 from bsam.training.result import LossSurface
 
 UNIT = "test accuracy in %"
@@ -71,8 +72,9 @@ def example_records(folder, seeds=3, epochs=20, experiments=1):
                 score = score_of(method, seed)
                 first = seed == 0
                 place_of_run = folder / f"run-{number}-{place}-{seed}"
-                settings = {"method": "base" if radius is None else "sam", "epochs": epochs, "task": "classification"}
-                settings |= {"eval_split": "test"}
+                run = Run(
+                    "base" if radius is None else "sam", {"rho": radius} if radius else {}, epochs=epochs, seed=seed
+                )
                 probe = [
                     {"step": s, "max_sharpness": 1.0 + s, "min_sharpness": 0.5, "bilateral": 1.5 + s, "cosine": 0.1}
                     for s in range(500 if epochs > 100 else 5)
@@ -92,7 +94,7 @@ def example_records(folder, seeds=3, epochs=20, experiments=1):
                         radius=radius,
                         chosen="the paper's" if radius else "",
                         published=61.5 if radius is None else None,
-                        settings=settings,
+                        settings=run.settings(),
                         probe=tuple(probe),
                         top_eigenvalue=10.0 + place,
                         surface=surface(1.0 + place),
@@ -101,7 +103,7 @@ def example_records(folder, seeds=3, epochs=20, experiments=1):
                         **about,
                     )
                 )
-        common = {"folder": folder, "score": None, "settings": {"epochs": epochs}, **about}
+        common = {"folder": folder, "score": None, "settings": Run("gsam", epochs=epochs).settings(), **about}
         halves = epochs_of(50.0, epochs)[: epochs // 2]
         reason = "the loss of step 7 is nan"
         runs.append(Record("diverged", method="SAM", seed=7, state="diverged", reason=reason, epochs=halves, **common))

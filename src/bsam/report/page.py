@@ -20,8 +20,10 @@ from typing import Any
 from ..recipes.columns import seed_statistics
 from ..training.config import BASE
 from ..training.files import write
-from .page_figures import Experiment, figures_info, without_settings
+from .page_curves import curves_info
+from .page_flatness import flatness_figures
 from .page_images import pictures_info
+from .page_parts import Experiment, without_settings
 from .records import Record, Records
 from .statistics import paired
 from .verdicts import Verdict, baseline_row, baseline_verdicts, paper_verdicts
@@ -49,14 +51,17 @@ def page_data(
     figures: dict[str, Any] = {}
     experiments, verdicts, problems = [], [], list(records.problems)
     for number, (name, runs) in enumerate(groups.items()):
-        named = None if baseline is None else baseline_row(_in_order(runs), baseline)
-        against = named or _default_baseline(runs)
-        experiment = Experiment(name, tuple(_in_order(runs)), tuple(runs), styles)
-        pictures, broken = pictures_info(experiment)
-        problems += broken
-        drawn = {f"figure-{number}-{key}": value for key, value in (figures_info(experiment) | pictures).items()}
-        figures |= drawn
-        experiments.append(_experiment_info(name, runs, against) | {"figures": list(drawn)})
+        methods = _in_order(runs)
+        against = (baseline and baseline_row(methods, baseline)) or methods[0]
+        experiment = Experiment(name, tuple(methods), tuple(runs), styles)
+        drawn = []
+        for part in (curves_info, flatness_figures, pictures_info):
+            plots, broken = part(experiment)
+            named = {f"figure-{number}-{key}": plot for key, plot in plots.items()}
+            figures |= named
+            drawn += list(named)
+            problems += broken
+        experiments.append(_experiment_info(name, runs, against) | {"figures": drawn})
         verdicts += [
             _verdict_info(verdict, "baseline", groups)
             for verdict in baseline_verdicts(replace(records, runs=tuple(runs)), against)
@@ -89,10 +94,6 @@ def _styles(methods: Sequence[str]) -> dict[str, tuple[int, int]]:
         groups.setdefault(without_settings(method), []).append(method)
     colours = [(colour, method) for colour, group in enumerate(groups.values()) for method in group]
     return {method: (colour, number) for number, (colour, method) in enumerate(colours)}
-
-
-def _default_baseline(runs: Sequence[Record]) -> str:
-    return _in_order(runs)[0]
 
 
 def _verdict_info(verdict: Verdict, group: str, experiments: Iterable[str]) -> dict[str, Any]:

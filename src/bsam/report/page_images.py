@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,9 +16,10 @@ from numpy.typing import NDArray
 from ..common.errors import BsamError
 from ..data.pose.joints import Skeleton
 from ..tasks.pose_inputs import PoseInputs
+from ..training.files import reading
 from ..training.run_dir import RunDir
 from .classes import classes_info
-from .page_figures import Experiment, Figure, rounded, seed_numbers
+from .page_parts import Draw, Experiment, Figure, drawn_figures, figure_info, panel_info, rounded, seed_numbers
 from .records import Record
 from .skeletons import side_colour
 
@@ -28,108 +31,117 @@ SMALL = 48  # pixels; smaller pictures are PNG files, others JPEG
 QUALITY = 70  # of JPEG
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """The predictions of a run, and the skeleton if they are poses."""
+
+    run: Record
+    arrays: Mapping[str, NDArray[Any]]
+    skeleton: Skeleton | None
+
+
 def pictures_info(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]:
     """Return figures of the predictions of the first finished run of each method, and what could not be read."""
-    predictions: dict[str, tuple[Record, dict[str, NDArray[Any]]]] = {}
+    predictions: dict[str, Predicted] = {}
     problems = []
     for method in experiment.methods:
         run = next((run for run in experiment.finished(method) if run.predictions is not None), None)
         if run is not None:
             try:
-                predictions[method] = run, RunDir(run.folder).predictions()
+                predictions[method] = _read(run)
             except BsamError as error:
                 problems.append(str(error))
-    figures = {
-        "classes": _classes(experiment, predictions),
-        "mistakes": _mistakes(predictions),
-        "skeletons": _skeletons(predictions),
+    drawn: dict[str, Draw] = {
+        "classes": partial(_classes, predictions=predictions),
+        "mistakes": partial(_mistakes, predictions=predictions),
+        "skeletons": partial(_skeletons, predictions=predictions),
     }
-    return {name: figure for name, figure in figures.items() if figure is not None}, problems
+    figures, more = drawn_figures(experiment, drawn)
+    return figures, problems + more
 
 
-Predictions = Mapping[str, tuple[Record, dict[str, NDArray[Any]]]]
+def _read(run: Record) -> Predicted:
+    files = RunDir(run.folder)
+    arrays = files.predictions()
+    with reading(run.folder / "pose.json", "remove it to leave out the skeletons"):
+        note = files.note("pose")
+        return Predicted(run, arrays, PoseInputs.from_json(note).skeleton if note else None)
 
 
-def _seeds(predictions: Predictions) -> str:
-    return seed_numbers([run for run, _ in predictions.values()])
+def _seeds(predictions: Mapping[str, Predicted]) -> str:
+    return seed_numbers([predicted.run for predicted in predictions.values()])
 
 
-def _classes(experiment: Experiment, predictions: Predictions) -> Figure | None:
-    predictions = {method: pair for method, pair in predictions.items() if "confusion" in pair[1]}
-    infos = {method: classes_info(arrays) for method, (_, arrays) in predictions.items()}
+def _classes(experiment: Experiment, predictions: Mapping[str, Predicted]) -> Figure | None:
+    predictions = {method: it for method, it in predictions.items() if "confusion" in it.arrays}
+    infos = {method: classes_info(predicted.arrays) for method, predicted in predictions.items()}
     if not infos or max(map(len, infos.values())) > MAX_CLASSES:
         return None
     names = [row.name for row in next(iter(infos.values()))]
     traces = []
     for number, (method, rows) in enumerate(infos.items()):
         shift = 0.6 * (number - (len(infos) - 1) / 2) / max(len(infos), 2)  # equal accuracies stay visible
-        y = rounded([None if row.accuracy is None else 100 * row.accuracy for row in rows])
         marks = {"type": "scatter", "mode": "markers", "hovertemplate": "%{text}: %{y:.1f} %", "text": names}
+        y = rounded([None if row.accuracy is None else 100 * row.accuracy for row in rows])
         traces.append(experiment.trace(method, x=[round(n + shift, 3) for n in range(len(rows))], y=y, **marks))
-    x = {"tickvals": list(range(len(names))), "ticktext": names, "title": {"text": ""}}
-    layout = {"xaxis": x, "yaxis": {"title": {"text": "accuracy in %"}}}
+    ticks = {"tickvals": list(range(len(names))), "ticktext": names}
     caption = f"Networks of {_seeds(predictions)}, on the evaluation set."
-    panel = {"title": "", "data": traces, "layout": layout}
-    return {"title": "Accuracy by class", "caption": caption, "kind": "plotly", "panels": [panel]}
+    return figure_info("Accuracy by class", caption, [panel_info(traces, "", "accuracy in %", xaxis=ticks)])
 
 
-def _mistakes(predictions: Predictions) -> Figure | None:
-    if find_spec("PIL") is None:
+def _mistakes(_: Experiment, predictions: Mapping[str, Predicted]) -> Figure | None:
+    predictions = {m: it for m, it in predictions.items() if "confidence" in it.arrays and len(it.arrays["pixels"])}
+    if not predictions or find_spec("PIL") is None:
         return None
     rows = []
-    for method, (_, arrays) in predictions.items():
-        if "confidence" in arrays and len(arrays["pixels"]):
-            names = arrays["class_names"].tolist()
-            columns = (arrays[name].tolist()[:MISTAKES] for name in ("truth", "found", "confidence"))
-            pairs = zip(arrays["pixels"], *columns, strict=False)
-            items = [
-                {"src": data_uri(pixels), "text": f"{names[found]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
-                for pixels, truth, found, confidence in pairs
-            ]
-            rows.append({"title": method, "items": items})
+    for method, predicted in predictions.items():
+        arrays = predicted.arrays
+        names = arrays["class_names"].tolist()
+        columns = (arrays[name].tolist()[:MISTAKES] for name in ("truth", "found", "confidence"))
+        items = [
+            {"src": data_uri(pixels), "text": f"{names[found]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
+            for pixels, truth, found, confidence in zip(arrays["pixels"][:MISTAKES], *columns, strict=True)
+        ]
+        rows.append({"title": method, "items": items})
     caption = f"What the networks of {_seeds(predictions)} predict, with its probability, and the true class."
-    title = "Most confident mistakes"
-    return {"title": title, "caption": caption, "kind": "images", "rows": rows} if rows else None
+    return {"title": "Most confident mistakes", "caption": caption, "kind": "images", "rows": rows}
 
 
-def _skeletons(predictions: Predictions) -> Figure | None:
+def _skeletons(_: Experiment, predictions: Mapping[str, Predicted]) -> Figure | None:
     """Return a row of persons with their labels, and a row per method with the joints that it found."""
-    if find_spec("PIL") is None:
+    predictions = {m: it for m, it in predictions.items() if it.skeleton is not None and "found" in it.arrays}
+    if not predictions or find_spec("PIL") is None:
         return None
-    rows: list[dict[str, Any]] = []
-    sources: list[str] = []
-    for method, (run, arrays) in predictions.items():
-        note = RunDir(run.folder).note("pose")
-        if "found" not in arrays or not note:
-            continue
-        skeleton = PoseInputs.from_json(note).skeleton
-        pixels, truth = arrays["pixels"][:PERSONS], arrays["truth"][:PERSONS]
-        if not rows:
-            sources = [data_uri(picture) for picture in pixels]
-            drawn = [_lines(joints[:, :2], skeleton, joints[:, 2] > 0, pixels) for joints in truth]
-            rows.append({"title": "label", "items": [{"lines": lines} for lines in drawn]})
-        found = [_lines(joints, skeleton, np.ones(len(joints), bool), pixels) for joints in arrays["found"][:PERSONS]]
-        rows.append({"title": method, "items": [{"lines": lines} for lines in found]})
-    for row in rows:
-        for item, number in zip(row["items"], range(len(sources)), strict=False):
-            item["picture"] = number
+    first = next(iter(predictions.values()))  # the persons are the same for all methods
+    pixels = first.arrays["pixels"][:PERSONS]
+    rows = [{"title": "label", "items": _skeleton_items(first, "truth")}]
+    rows += [{"title": method, "items": _skeleton_items(it, "found")} for method, it in predictions.items()]
     caption = (
-        f"Joints that the networks of {_seeds(predictions)} found. The person's right side is orange, the left "
-        "side light blue."
+        f"Joints that the networks of {_seeds(predictions)} found. The person's right side is orange, the left side "
+        "light blue."
     )
-    figure = {"title": "Skeletons", "caption": caption, "kind": "images", "rows": rows, "pictures": sources}
-    return figure if rows else None
+    about = {"title": "Skeletons", "caption": caption, "kind": "images"}
+    return {**about, "rows": rows, "pictures": [data_uri(picture) for picture in pixels]}
 
 
-def _lines(joints: NDArray[Any], skeleton: Skeleton, shown: NDArray[np.bool_], pixels: NDArray[Any]) -> list[list[Any]]:
+def _skeleton_items(predicted: Predicted, name: str) -> list[dict[str, Any]]:
+    """Return the number of each picture, and its lines."""
+    assert predicted.skeleton is not None
+    height, width = predicted.arrays["pixels"].shape[1:3]
+    items = []
+    for number, joints in enumerate(predicted.arrays[name][:PERSONS]):
+        shown = joints[:, 2] > 0 if name == "truth" else np.ones(len(joints), bool)
+        parts = (joints[:, :2] + 0.5) / np.array([width, height])
+        items.append({"picture": number, "lines": _lines(parts, predicted.skeleton, shown)})
+    return items
+
+
+def _lines(parts: NDArray[Any], skeleton: Skeleton, shown: NDArray[np.bool_]) -> list[list[Any]]:
     """Return colour and ends of the lines between joints, in parts of the picture's width and height."""
-    height, width = pixels.shape[1:3]
-    parts = (joints + 0.5) / np.array([width, height])
     shown = shown & np.isfinite(parts).all(axis=1)
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
-    return [
-        [side_colour(skeleton, edge), *(round(float(v), 4) for v in parts[list(edge)].reshape(-1))] for edge in edges
-    ]
+    ends = (parts[list(edge)].reshape(-1).tolist() for edge in edges)
+    return [[side_colour(skeleton, edge), *(round(v, 4) for v in end)] for edge, end in zip(edges, ends, strict=True)]
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:

@@ -575,6 +575,9 @@ document.getElementById("print").addEventListener("click", async () => {
   print();
 });
 
+// Load plotly.js when the browser has time, so that Ctrl+P finds it.
+if (hasPlotly) (window.requestIdleCallback ?? (callback => setTimeout(callback, 1000)))(() => plotly());
+
 // A served page loads itself again when the runs have changed.
 if (data.version) {
   setInterval(async () => {

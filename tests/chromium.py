@@ -51,13 +51,13 @@ class Browser:
         os.close(write_end)
         self._numbers, self._rest = itertools.count(1), b""
         self._answers: dict[int, dict[str, Any]] = {}
-        self.messages: list[str] = []  #: errors and warnings of the console
+        self.messages: list[str] = []  #: errors in the console
+        self.requests: list[str] = []  #: addresses
         self._session: str | None = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.requests: list[str] = []  #: addresses
 
     def close(self) -> None:
         """End the browser."""
@@ -95,9 +95,9 @@ class Browser:
     def _event(self, method: str, event: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
             self.messages.append(json.dumps(event["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning"):
+        elif method == "Runtime.consoleAPICalled" and event["type"] == "error":
             self.messages.append(json.dumps([part.get("value") for part in event["args"]]))
-        elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
+        elif method == "Log.entryAdded" and event["entry"]["level"] == "error":
             self.messages.append(event["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             self.requests.append(event["request"]["url"])
@@ -126,7 +126,12 @@ class Browser:
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.05)
 
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Save a picture of the window, or of the whole page."""
-        taken = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(taken["data"]))
+    def press_enter(self) -> None:
+        """Press Enter."""
+        key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **key)
+
+    def screenshot(self, path: Path) -> None:
+        """Save a picture of the window."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
