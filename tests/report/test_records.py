@@ -169,6 +169,21 @@ def test_runs_that_results_json_lists_are_missing_only_in_rows_with_runs(tmp_pat
     assert runs == [("SAM", 0, None), ("SAM", 1, "epoch 5 of 200"), ("SAM", 2, "not started")]
 
 
+def test_run_directories_count_rather_than_what_results_json_says_about_them(tmp_path):
+    run = Run("sam", **CIFAR, epochs=3)
+    folder = write(run, tmp_path, epochs=1, diverged_json='{"reason": "the loss is nan"}')
+    entry = {"folder": folder.name, "state": "diverged", "reason": "an older one", "last": None}
+    (tmp_path / "results.json").write_text(json.dumps({"runs": [{**entry, "settings": run.settings()}]}))
+    assert [(record.reason, len(record.epochs)) for record in read(tmp_path)] == [("the loss is nan", 1)]
+
+
+def test_a_diverged_run_without_its_directory(tmp_path):
+    run = Run("sam", **CIFAR, epochs=3)
+    entry = {"folder": run_dir_name(run), "state": "diverged", "reason": "the loss is nan", "last": None}
+    (tmp_path / "results.json").write_text(json.dumps({"runs": [{**entry, "settings": run.settings()}]}))
+    assert [(record.state, record.reason) for record in read(tmp_path)] == [("diverged", "the loss is nan")]
+
+
 def test_a_radius_is_named_where_a_row_has_several(tmp_path):
     settings = {"data": "digits", "epochs": 2}
     for arguments in ({"rho": 0.1}, {"rho": 0.2}):

@@ -60,7 +60,8 @@ def read_records(paths: Sequence[Path]) -> Records:
 def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
     """Return the records of runs, by experiment, row and seed, and a sentence about each run without a score."""
     trials = [source for source in sources if is_trial(source.run)]
-    names = {source.folder: tuned_settings([t.run for t in trials if t.folder == source.folder]) for source in sources}
+    folders = {source.folder for source in sources}
+    names = {folder: tuned_settings([trial.run for trial in trials if trial.folder == folder]) for folder in folders}
     chosen = {(trial.folder, candidate_key(trial.run, names[trial.folder])) for trial in trials}
     groups: dict[str, list[Source]] = {}
     for source in sources:
@@ -72,7 +73,9 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
     for key, listed in groups.items():
         keys = [candidate_key(source.run, names[source.folder]) for source in listed]
         begun = {
-            candidate for candidate, source in zip(keys, listed, strict=True) if source.epochs or source.path.exists()
+            candidate
+            for candidate, source in zip(keys, listed, strict=True)
+            if source.epochs or source.diverged is not None or source.path.exists()
         }
         # results.json lists all runs of a recipe, even methods that nobody asked for
         group = [source for candidate, source in zip(keys, listed, strict=True) if candidate in begun]
