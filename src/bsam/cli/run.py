@@ -1,4 +1,4 @@
-"""``bsam run``: train all runs of an experiment and write its table and figures."""
+"""``bsam run``: train all runs of an experiment and write its table, figures and page."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag
 from .signals import terminable
 
 DESCRIPTION = """\
-Train the missing runs of an experiment, then write table.md, results.json and figures to --out. `bsam list recipes`
-describes the experiments. Each run has a directory below --out, like those of `bsam train`. Finished runs are not
-trained again, interrupted ones continue, and several processes may work on the same --out."""
+Train the missing runs of an experiment, then write table.md, results.json, figures and report.html, a page with all of
+them, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
+`bsam train`. Finished runs are not trained again, interrupted ones continue, and several processes may work on the same
+--out."""
 NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
 
 
@@ -43,7 +44,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "run",
-        help="run an experiment: train all its runs, write a table with the published numbers, and figures",
+        help="run an experiment: train all its runs, write a table with the published numbers, figures and a page",
         description=DESCRIPTION,
     )
     flag = command.add_argument
@@ -96,7 +97,7 @@ def add(commands: Any) -> None:
     flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
-    flag("--report", action="store_true", help="write table and figures of the finished runs, without training")
+    flag("--report", action="store_true", help="write table, figures and page of the finished runs, without training")
     command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
 
 
@@ -132,7 +133,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     from rich.console import Console
 
     from ..report.plan import plan_table, totals
-    from ..report.results import check_folder, text_below, write_results
+    from ..report.results import check_folder, text_below, write_report, write_results
     from ..report.tables import rich_tables, sections_info
     from ..report.tuning import tuning_sections
 
@@ -160,13 +161,16 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
     # write before printing, which raises if the output pipe is closed
     written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
+    pages = write_report(out, recipe, [*finals, *tuning])
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)
         console.print()
     notes = text_below(recipe, summaries, finals, chosen_settings, selected)
     console.print("\n".join(notes), highlight=False)
-    console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+    console.print(f"Written: {', '.join(map(str, [*written, *pages]))}", soft_wrap=True)
+    for page in pages:
+        console.print(f"Open {page} in a browser.", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
 

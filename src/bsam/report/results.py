@@ -1,4 +1,4 @@
-"""The files of a recipe: its table, the last numbers of every run with its machine and date, and its figures."""
+"""The files of a recipe: its table, the last numbers of every run with its machine and date, figures, and its page."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .demo_report import draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
+from .page import page_data, write_page
 from .probes import draw_gradient_conflict, draw_sharpness_curves
 from .radius import draw_radius
+from .records import read_records
 from .skeletons import draw_skeletons
 from .tables import caption, markdown, score_title, sections_info
 from .tuning import tuning_notes, tuning_sections
@@ -36,6 +38,7 @@ FIGURES: dict[str, Draw] = {  # by the names that recipes use; a recipe may also
     "radius": draw_radius,
 }
 WORDS = {"train": "training"}  # for the names of splits
+PAGE = "report.html"
 NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
 
 
@@ -183,3 +186,22 @@ def write_results(
                 paths.append(out / f"{name}.png")
                 draw(recipe, states, paths[-1])
     return [path for path in paths if path.exists()]
+
+
+def write_report(out: Path, recipe: Recipe, states: Sequence[RunState]) -> list[Path]:
+    """Write ``report.html``, the page of all runs that have started; nothing if there are none.
+
+    Args:
+        out: the folder of the experiment.
+        recipe: the experiment.
+        states: the states of its final runs and of its tuning runs, which are not shown.
+
+    Returns:
+        the path of the page.
+    """
+    records = read_records([state.path for state in states if state.path.exists()])
+    if not records.runs:
+        return []
+    with locked(out, "writing results", wait=True):
+        write_page(out / PAGE, page_data(records, title=recipe.title))
+    return [out / PAGE]

@@ -1,0 +1,154 @@
+"""The page's figures of scores and losses: over the epochs, and after the last one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from ..recipes.columns import SeedStatistics, seed_statistics
+from ..tasks import TASKS
+from ..training.config import BASE
+from .page_parts import (
+    Draw,
+    Experiment,
+    Figure,
+    drawn_figures,
+    figure_info,
+    panel_info,
+    rounded,
+    thinned,
+    without_settings,
+)
+from .panels import seeds_text
+
+SKIPPED = 0.2  # part of the epochs that the first view of a curve may cut off
+Value: TypeAlias = Callable[[Mapping[str, Any]], float | None]
+
+
+def curves_info(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]:
+    """Return the figures that the runs have numbers for, by name, and a sentence about each that cannot be drawn."""
+    loss, memorised = _metric("train_loss"), _metric("memorised", 100.0)
+    drawn: dict[str, Draw] = {
+        "score": _score_curves,
+        "loss": partial(_curves, title="Training loss", label="training loss", value=loss),
+        "memorised": partial(_curves, title="Memorised labels", label="flipped labels memorised in %", value=memorised),
+        "cost": _cost,
+        "radius": _radius,
+    }
+    return drawn_figures(experiment, drawn)
+
+
+def _metric(name: str, factor: float = 1.0) -> Value:
+    def value(metrics: Mapping[str, Any]) -> float | None:
+        number = metrics.get(name)
+        return None if number is None else factor * number
+
+    return value
+
+
+def _score_curves(experiment: Experiment) -> Figure | None:
+    settings = experiment.runs[0].settings
+    task = TASKS.get(settings.get("task", "classification"))
+    if task is None:
+        return None
+    metric = _metric(task.measure.metric(settings.get("eval_split", "test")), task.measure.factor)
+    return _curves(experiment, "Score during training", experiment.unit, metric)
+
+
+def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Figure | None:
+    """Return mean and band over the seeds. Methods without a finished run show what their runs have reached."""
+    traces, counts, ends = [], [], []
+    for method in experiment.methods:
+        runs = experiment.finished(method) or experiment.of(method)
+        rows = [
+            [(m["epoch"], v) for m in run.epochs if (v := value(m)) is not None and math.isfinite(v)] for run in runs
+        ]
+        curves = [dict(row) for row in rows if row]
+        if not curves:
+            continue
+        epochs = sorted(set.intersection(*map(set, curves)) or max(map(set, curves), key=len))
+        points = [seed_statistics([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
+        counts.append(len(curves))
+        ends += points[int(SKIPPED * len(points)) :]
+        kept = thinned(len(epochs))
+        traces += _band(experiment, method, [epochs[i] for i in kept], [points[i] for i in kept])
+    if not traces:
+        return None
+    spread = ", bands of one standard deviation" if max(counts) > 1 else ""
+    low, high = (f([p.mean + sign * (p.std or 0) for p in ends]) for f, sign in ((min, -1), (max, 1)))
+    margin = 0.06 * (high - low) or 0.5
+    axis = {"range": [low - margin, high + margin]}
+    caption = f"{seeds_text(counts).capitalize()}{spread}. Double-click to see the whole range."
+    return figure_info(title, caption, [panel_info(traces, "epoch", label, yaxis=axis, hovermode="x unified")])
+
+
+def _band(
+    experiment: Experiment, method: str, x: Sequence[float], points: Sequence[SeedStatistics]
+) -> list[dict[str, Any]]:
+    """Return the line of the mean, after a band of one standard deviation if there are several seeds."""
+    line = experiment.trace(method, type="scatter", mode="lines", x=list(x), y=rounded([p.mean for p in points]))
+    if all(point.std is None for point in points):
+        return [line]
+    edge = [p.mean + (p.std or 0) for p in points] + [p.mean - (p.std or 0) for p in reversed(points)]
+    band = {"x": [*x, *reversed(x)], "y": rounded(edge), "fill": "toself", "band": True, "hoverinfo": "skip"}
+    return [experiment.trace(method, type="scatter", mode="lines", **band), line]
+
+
+def _score_points(experiment: Experiment) -> dict[str, SeedStatistics]:
+    points = {}
+    for method in experiment.methods:
+        if scores := [run.score for run in experiment.finished(method) if run.score is not None]:
+            points[method] = seed_statistics(scores)
+    return points
+
+
+def _markers(points: Sequence[SeedStatistics]) -> dict[str, Any]:
+    spread = {"error_y": {"type": "data", "array": rounded([p.std or 0.0 for p in points])}}
+    return {"type": "scatter", "y": rounded([p.mean for p in points]), **(spread if any(p.std for p in points) else {})}
+
+
+def _cost(experiment: Experiment) -> Figure | None:
+    passes = {run.method: run.passes for run in experiment.runs if run.passes is not None}
+    points = {method: point for method, point in _score_points(experiment).items() if method in passes}
+    if len({passes[method] for method in points}) < 2:
+        return None
+    traces = []
+    for method, point in points.items():
+        same = [other for other in points if passes[other] == passes[method]]
+        shift = 0.07 * (same.index(method) - (len(same) - 1) / 2)  # separates the whiskers
+        x = {"x": [passes[method] + shift], "customdata": [passes[method]]}
+        hover = "%{customdata} passes, %{y:.2f}"
+        traces.append(experiment.trace(method, mode="markers", hovertemplate=hover, **x, **_markers([point])))
+    caption = f"After the last epoch, {seeds_text(p.n for p in points.values())}. Points of equal cost are shifted."
+    ticks = {"tickvals": sorted({passes[method] for method in points})}
+    panel = panel_info(traces, "gradient passes per step", experiment.unit, xaxis=ticks)
+    return figure_info("Score against cost", caption, [panel])
+
+
+def _radius(experiment: Experiment) -> Figure | None:
+    """Return a line per method, through its rows of different radii; base optimizers are horizontal lines."""
+    radii = {run.method: run.radius for run in experiment.runs if run.radius}
+    points = _score_points(experiment)
+    lines: dict[str, list[tuple[float, str]]] = {}
+    for method in points:
+        if method in radii:
+            lines.setdefault(without_settings(method), []).append((radii[method], method))
+    x = sorted({radius for line in lines.values() for radius, _ in line})
+    if all(len(line) == 1 for line in lines.values()):
+        return None
+    traces = []
+    for line in map(sorted, lines.values()):
+        first = line[0][1]
+        style = {"method": first if len(line) == 1 else without_settings(first), "style": experiment.styles[first]}
+        marks = {"mode": "lines+markers", "hovertemplate": "total radius %{x}, %{y:.2f}"}
+        traces.append({**style, **marks, "x": [r for r, _ in line], **_markers([points[m] for _, m in line])})
+    bases = {run.method for run in experiment.runs if run.settings.get("method") == BASE} & points.keys()
+    for base in sorted(bases):
+        flat = {"x": [x[0], x[-1]], "y": rounded([points[base].mean] * 2)}
+        traces.append(experiment.trace(base, type="scatter", mode="lines", **flat))
+    axis = {"type": "log", "tickvals": x, "ticktext": [f"{radius:g}" for radius in x]}
+    label = "total radius: rho, or rho_max + rho_min"
+    caption = f"After the last epoch, {seeds_text(p.n for p in points.values())}."
+    return figure_info("Score against total radius", caption, [panel_info(traces, label, experiment.unit, xaxis=axis)])

@@ -1,0 +1,205 @@
+"""Read finished and unfinished runs from run directories, folders of results and CSV files."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from ..common.checks import is_number
+from ..common.errors import BsamError, BsamValueError
+from ..recipes.variants import passes_of, variants
+from ..tasks import task_class
+from ..training.config import BASE
+from .record import Record as Record
+from .record import Records as Records
+from .record_csv import read_csv
+from .record_sources import Source, Sources
+from .record_titles import (
+    candidate_key,
+    experiment_key,
+    experiment_titles,
+    is_trial,
+    published_for,
+    radius_choice,
+    row_titles,
+    total_radius,
+    tuned_settings,
+)
+from .tables import score_title
+
+NOT_STARTED = "not started"
+
+
+def read_records(paths: Sequence[Path]) -> Records:
+    """Return the runs in run directories, folders and CSV files; each broken one adds a problem.
+
+    Args:
+        paths: run directories, folders with run directories at any depth, folders with ``runs.json`` or
+            ``results.json`` (as in ``results/``), and CSV files with others' results: see :func:`read_csv`. Runs that
+            only served to tune others are left out.
+    """
+    sources, problems = Sources(), []
+    for path in paths:
+        if not path.exists():
+            problems.append(f"{path} does not exist.")
+        elif path.is_file() and path.suffix != ".csv":
+            problems.append(f"{path} is neither a folder nor a CSV file: give the folder that it is in.")
+    sources.add([path for path in paths if path.is_dir()])
+    ours, more = _records(sources.runs)
+    records = list(ours)
+    for path in paths:
+        if path.is_file() and path.suffix == ".csv":
+            records += _beside(ours, list(read_csv(path, problems)), problems)
+    problems = [*sources.problems, *more, *problems]
+    return Records(tuple(_without_duplicates(records, problems)), tuple(problems))
+
+
+def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
+    """Return the records of runs, by experiment, row and seed, and a sentence about each run without a score."""
+    trials = [source for source in sources if is_trial(source.run)]
+    folders = {source.folder for source in sources}
+    names = {folder: tuned_settings([trial.run for trial in trials if trial.folder == folder]) for folder in folders}
+    chosen = {(trial.folder, candidate_key(trial.run, names[trial.folder])) for trial in trials}
+    groups: dict[str, list[Source]] = {}
+    for source in sources:
+        if not is_trial(source.run):
+            groups.setdefault(experiment_key(source.run, names[source.folder]), []).append(source)
+    titles = experiment_titles({key: group[0].run for key, group in groups.items()})
+    alone = _trained_alone(sources)
+    records, problems = [], []
+    for key, listed in groups.items():
+        keys = [candidate_key(source.run, names[source.folder]) for source in listed]
+        begun = {
+            candidate
+            for candidate, source in zip(keys, listed, strict=True)
+            if source.epochs or source.diverged is not None or source.path.exists()
+        }
+        # results.json lists all runs of a recipe, even methods that nobody asked for
+        group = [source for candidate, source in zip(keys, listed, strict=True) if candidate in begun]
+        tuned = [
+            (source.folder, candidate_key(source.run, names[source.folder])) in chosen
+            and (source.run.method != BASE or bool(names[source.folder]))  # a float network to quantize is not tuned
+            for source in group
+        ]
+        varied = sorted({name for source in group for name in names[source.folder]})
+        rows = row_titles([source.run for source in group], tuned, varied)
+        found = []
+        for source, row, was_tuned in zip(group, rows, tuned, strict=True):
+            try:
+                found.append(_record(source, titles[key], row, was_tuned, alone))
+            except BsamError as error:
+                problems.append(f"{source.path} is left out: {error}.")
+        records += sorted(found, key=_place)
+    return records, problems
+
+
+def _record(source: Source, experiment: str, row: str, tuned: bool, alone: Collection[Path]) -> Record:
+    run = source.run
+    measure = task_class(run.task).measure
+    state, score = "unfinished", None
+    reason: str | None = f"epoch {len(source.epochs)} of {run.epochs}"
+    if source.last is not None:
+        if not is_number(source.last.get(metric := measure.metric(run.eval_split))):
+            raise BsamValueError(f"its last epoch must have a number {metric}, got {source.last.get(metric)!r}")
+        state, reason, score = "finished", None, measure.shown(source.last, run.eval_split)
+    elif source.diverged is not None:
+        state, reason = "diverged", source.diverged
+    elif not source.epochs:
+        reason = NOT_STARTED
+    return Record(
+        name=source.path.name.removesuffix(".jsonl"),
+        folder=source.path if source.path.is_dir() else source.folder,
+        experiment=experiment,
+        method=row,
+        seed=run.seed,
+        state=state,
+        reason=reason,
+        score=score,
+        unit=score_title(run),
+        higher_is_better=True,
+        epochs=source.epochs,
+        passes=passes_of(run),
+        seconds=statistics.median(epoch["seconds"] for epoch in source.epochs) if source.path in alone else None,
+        radius=total_radius(run),
+        chosen=radius_choice(run, tuned),
+        published=published_for(run, tuned),
+        settings=run.settings(),
+        probe=source.probe,
+        top_eigenvalue=source.top_eigenvalue,
+        surface=source.surface,
+        flatness=source.flatness,
+        predictions=source.predictions,
+    )
+
+
+def _place(record: Record) -> tuple[int, float, str, int]:
+    """Return the position of a run in its experiment: rows in the order of tables, then by radius."""
+    titles = [variant.title for variant in variants().values()]
+    title = record.method.partition(", ")[0]
+    return titles.index(title) if title in titles else -1, record.radius or 0.0, record.method, record.seed
+
+
+def _trained_alone(sources: Sequence[Source]) -> set[Path]:
+    """Return the runs that shared no machine with another one of these while they trained, as far as dates tell."""
+    spans = []
+    for source in sources:
+        if source.epochs and source.machines:
+            dates = [datetime.fromisoformat(machine["date"]) for machine in source.machines]
+            seconds = sum(epoch["seconds"] for epoch in source.epochs) - 1  # dates have no fractions of a second
+            end = max(dates) + timedelta(seconds=seconds)
+            spans.append((min(dates), end, {machine.get("device") for machine in source.machines}, source.path))
+    return {
+        path
+        for start, end, devices, path in spans
+        if not any(
+            other != path and start < their_end and their_start < end and devices & theirs
+            for their_start, their_end, theirs, other in spans
+        )
+    }
+
+
+def _beside(ours: Sequence[Record], rows: Sequence[Record], problems: list[str]) -> list[Record]:
+    """Return rows of a CSV file with the units of their experiments, and the file's name on rows that we have, too."""
+    units = {record.experiment: record.unit for record in ours}
+    taken = {(record.experiment, record.method) for record in ours}
+    records = []
+    for row in rows:
+        unit = units.setdefault(row.experiment, row.unit or "score")
+        if row.unit not in ("", unit):
+            problems.append(
+                f"{row.folder}: {row.method}, seed {row.seed} is left out, because its unit is {row.unit!r} and "
+                f"that of {row.experiment} is {unit!r}."
+            )
+            continue
+        clash = (row.experiment, row.method) in taken
+        records.append(replace(row, unit=unit, method=f"{row.method} ({row.folder.stem})" if clash else row.method))
+    return records
+
+
+def _without_duplicates(records: Sequence[Record], problems: list[str]) -> list[Record]:
+    """Return one record for each seed of a row: a finished one if there is one, otherwise the first."""
+    best: dict[tuple[str, str, int], Record] = {}
+    for record in records:
+        key = record.experiment, record.method, record.seed
+        other = best.setdefault(key, record)
+        if other is record:
+            continue
+        kept, dropped = (record, other) if _progress(record) > _progress(other) else (other, record)
+        best[key] = kept
+        if dropped.reason != NOT_STARTED:
+            problems.append(
+                f"{_where(dropped)} is left out: {_where(kept)} is also seed {kept.seed} of {kept.method} "
+                f"({kept.experiment})."
+            )
+    return list(best.values())
+
+
+def _progress(record: Record) -> tuple[bool, bool, int]:
+    return record.state == "finished", record.state == "diverged", len(record.epochs)
+
+
+def _where(record: Record) -> Path:
+    return record.folder if record.folder.name == record.name else record.folder / record.name

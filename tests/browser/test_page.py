@@ -1,0 +1,230 @@
+"""The page of a report in Chromium. Pictures are kept in ``$BSAM_SCREENSHOTS`` if it is set."""
+
+import base64
+import csv
+import io
+import os
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bsam.report.page import page_data, page_html, write_page
+from chromium import Browser
+from page_runs import EVIL, METHODS, example_records, score_of
+
+pytestmark = pytest.mark.browser
+TABLE = "document.querySelector('#experiment-0 table')"
+ORDER = f"[...{TABLE}.querySelectorAll('tbody th')].map(cell => cell.textContent)"
+SURFACES = "document.querySelectorAll('figure.surfaces .plot')"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    write_page(folder / "report.html", page_data(example_records(folder), title="Ours"))
+    return folder / "report.html"
+
+
+@pytest.fixture
+def page(browser, file):
+    """The page, opened from disk."""
+    browser.open(file.as_uri())
+    return browser
+
+
+@pytest.fixture
+def serve():
+    """Serve with a handler; returns the address."""
+    servers = []
+
+    def start(handler):
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def click(page, selector, text):
+    found = f"[...document.querySelectorAll({selector!r})].find(found => found.textContent.startsWith({text!r}))"
+    page.value(f"{found}.click()")
+
+
+def draw_everything(page):
+    """Scroll through the page, until each plot has been drawn."""
+    for n in range(page.value("document.querySelectorAll('.plot').length")):
+        plot = f"document.querySelectorAll('.plot')[{n}]"
+        page.value(f"{plot}.scrollIntoView({{block: 'center'}})")
+        page.wait(f"{plot}.querySelector('.main-svg') !== null")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+def test_opens_without_errors_and_asks_for_nothing_else(browser, file, serve, over_http):
+    url = serve(partial(Quiet, directory=file.parent)) + "/report.html" if over_http else file.as_uri()
+    browser.open(url)
+    draw_everything(browser)
+    assert browser.messages == []
+    assert [request for request in browser.requests if not request.startswith(("data:", "blob:"))] == [url]
+    assert browser.value("document.title") == "Ours"
+    assert browser.value(ORDER) == [*METHODS, "GSAM"]
+    text = browser.value("document.body.innerText")
+    assert f"{EVIL}-seed0" in browser.value("document.body.textContent")
+    assert "folder/broken: metrics.jsonl <b>cannot</b> be read" in text
+    assert "1 diverged" in text
+    assert "1 unfinished" in text
+    labels = "[...document.querySelectorAll('.plot text')].map(text => text.textContent)"
+    assert "<b>dog</b>" in browser.value(labels), "plotly shows tags as text"
+
+
+def test_tables_sort_by_click_and_by_keyboard(page):
+    assert page.value(f"{TABLE}.querySelectorAll('[aria-sort=none]').length") > 5
+    click(page, "#experiment-0 thead button", "test accuracy")
+    assert page.value(ORDER) == ["SGD", "SAM", "SAM, rho 0.2", EVIL, "GSAM"], "missing numbers are last"
+    heading = f"{TABLE}.querySelectorAll('thead th')[1]"
+    assert page.value(f"{heading}.getAttribute('aria-sort')") == "ascending"
+    page.value(f"{heading}.querySelector('button').focus()")
+    page.press_enter()
+    assert page.value(f"{heading}.getAttribute('aria-sort')") == "descending"
+    assert page.value(ORDER) == [EVIL, "SAM, rho 0.2", "SAM", "SGD", "GSAM"]
+
+
+@pytest.fixture(params=["clipboard", "selection"])
+def copied(request, page):
+    """Click a button and return what is copied, with the clipboard of the browser and where it is not allowed."""
+    if request.param == "selection":
+        page.value("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    else:
+        page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    page.value("addEventListener('copy', () => { window.taken = document.activeElement.value; })")
+
+    def copy(name):
+        click(page, "#experiment-0 .tools button", name)
+        page.wait(f"document.getElementById('status').textContent === 'Copied as {name}'")
+        if request.param == "selection":
+            return page.value("window.taken")
+        page.call("Page.bringToFront")
+        return page.value("navigator.clipboard.readText()")
+
+    return copy
+
+
+def test_tables_are_copied_in_three_formats(copied):
+    rows = list(csv.DictReader(io.StringIO(copied("CSV"))))
+    assert [row["method"] for row in rows] == [*METHODS, "GSAM"]
+    for row in rows[:4]:
+        scores = [score_of(row["method"], seed) for seed in range(3)]
+        assert float(row["mean"]) == pytest.approx(np.mean(scores))
+        assert float(row["std"]) == pytest.approx(np.std(scores, ddof=1))
+    assert (rows[1]["diverged"], rows[4]["unfinished"], rows[4]["mean"]) == ("1", "1", "")
+    lines = copied("Markdown").splitlines()
+    assert len(lines) == 7
+    assert lines[2].startswith("| SGD | 60.00 ± 0.50 (3) |")
+    assert "\\<script\\>" in lines[5]
+    latex = copied("LaTeX")
+    assert "SGD & 60.00 $\\pm$ 0.50 (3) &" in latex
+    assert "\\textbf{90.00 $\\pm$ 1.25 (3)}" in latex
+    assert "test accuracy in \\%" in latex
+
+
+def test_surfaces_are_drawn_and_turn_together(page):
+    assert page.value(f"{SURFACES}.length") == 4
+    assert page.value("document.querySelectorAll('.gl-container canvas').length") == 0, "drawn when they are seen"
+    page.value(f"{SURFACES}[0].scrollIntoView({{block: 'center'}})")
+    page.wait(f"[...{SURFACES}].every(plot => plot.querySelector('canvas'))")
+    picture = page.value(f"Plotly.toImage({SURFACES}[1], {{format: 'png', width: 300, height: 300}})")
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(picture.split(",")[1]))).convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 200, "a surface has many colours"
+    page.value(f"Plotly.relayout({SURFACES}[0], {{'scene.camera.eye': {{x: 0.5, y: 2, z: 1}}}}).then(() => null)")
+    page.value(f"{SURFACES}[0].emit('plotly_relayout', {{'scene.camera': {{eye: {{x: 0.5, y: 2, z: 1}}}}}})")
+    page.wait(f"[...{SURFACES}].every(plot => plot.layout.scene.camera.eye.x === 0.5)")
+    page.value("scrollTo(0, 0)")
+    page.wait("document.querySelectorAll('.gl-container canvas').length === 0")
+    assert page.messages == []
+
+
+def test_a_method_can_be_hidden(page):
+    page.value("document.querySelector('figure .plot').scrollIntoView()")
+    page.wait("document.querySelector('figure .plot .main-svg') !== null")
+    shown = "document.querySelector('figure .plot').data.filter(trace => trace.visible).length"
+    before = page.value(shown)
+    click(page, "figure .legend button", "SAM, rho")
+    assert page.value(shown) == before - 2, "a line and its band"
+    assert page.value("document.querySelectorAll('figure .legend [aria-pressed=false]').length") == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1024, 1920])
+def test_fits_each_window_in_both_themes(browser, file, tmp_path, width, theme):
+    browser.open(file.as_uri(), width, theme)
+    browser.wait("document.querySelector('.plot .main-svg') !== null || scrollBy(0, 800)")
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    browser.value("scrollTo(0, 0)")
+    folder = Path(os.environ.get("BSAM_SCREENSHOTS", tmp_path))
+    browser.screenshot(folder / f"{width}-{theme}.png")
+    corner = np.array(Image.open(folder / f"{width}-{theme}.png").convert("L"))[-1, -1]
+    assert corner > 200 if theme == "light" else corner < 60
+    browser.value("document.getElementById('theme').click()")
+    wanted = "dark" if theme == "light" else "light"
+    assert browser.value("document.documentElement.dataset.theme") == wanted
+    browser.value("localStorage.clear()")
+
+
+def test_print_draws_every_flat_plot(page):
+    page.wait("window.Plotly !== undefined")
+    printed = base64.b64decode(page.call("Page.printToPDF")["data"])
+    assert printed.startswith(b"%PDF")
+    undrawn = "[...document.querySelectorAll('figure:not(.surfaces) .plot')].filter(plot => !plot.querySelector('svg'))"
+    assert page.value(f"{undrawn}.length") == 0
+
+
+def test_first_paint_of_fifty_runs(browser, tmp_path):
+    records = example_records(tmp_path, seeds=12, epochs=200)
+    assert len(records.runs) == 50
+    write_page(tmp_path / "fifty.html", page_data(records))
+    browser.open((tmp_path / "fifty.html").as_uri())
+    browser.wait("performance.getEntriesByName('first-contentful-paint').length === 1")
+    assert browser.value("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
+
+
+def test_a_served_page_follows_its_runs(browser, tmp_path, serve):
+    version = ["one"]
+
+    class Changing(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path == "/version":
+                content = f'{{"version": "{version[0]}"}}'.encode()
+            else:
+                content = page_html(page_data(example_records(tmp_path), title=version[0], version=version[0]))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json" if self.path == "/version" else "text/html")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    browser.open(serve(Changing) + "/")
+    assert browser.value("document.title") == "one"
+    version[0] = "two"
+    browser.wait("document.title === 'two'", 20)
+    assert browser.messages == []

@@ -1,0 +1,292 @@
+"""The page of a report: its numbers are those of the runs, and names are text."""
+
+import base64
+import dataclasses
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from plotly.offline import get_plotlyjs
+from scipy import stats
+
+from bsam.report import page, page_images
+from bsam.report.page import page_data, page_html, script_json, write_page
+from bsam.report.records import Record, Records, read_records
+from page_runs import EVIL, METHODS, embedded, example_records, score_of, surface
+from pose_runs import write_predictions
+
+FILES = Path(page.__file__).parent / "page_files"
+
+
+@pytest.fixture
+def records(tmp_path):
+    return example_records(tmp_path)
+
+
+@pytest.fixture
+def data(records):
+    return embedded(page_html(page_data(records, title="Ours")))
+
+
+def figure(data, name, experiment=0):
+    return data["figures"][f"figure-{experiment}-{name}"]
+
+
+def traces(data, name):
+    """The traces of a figure by method, without bands."""
+    return {
+        trace["method"]: trace
+        for panel in figure(data, name)["panels"]
+        for trace in panel["data"]
+        if "band" not in trace
+    }
+
+
+def test_numbers_are_those_of_the_run_directories(out, tmp_path):
+    random = np.random.default_rng(0)
+    _, states = out("label-noise", seeds=3)
+    scores, memorised, eigenvalues = {}, {}, {}
+    for folder in (state.path for state in states):
+        config = json.loads((folder / "config.json").read_text())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines[-1]["test_accuracy"] = random.uniform(0.5, 0.9)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        key = config["model"], config["data"], config["label_noise"], config["method"], str(config["arguments"])
+        scores.setdefault(key, {})[config["seed"]] = 100 * lines[-1]["test_accuracy"]
+        memorised.setdefault(key, []).append(100 * lines[-1]["memorised"])
+        if (folder / "curvature.json").exists():
+            eigenvalue = json.loads((folder / "curvature.json").read_text())["top_eigenvalue"]
+            eigenvalues.setdefault(key, []).append(eigenvalue)
+
+    data = embedded(page_html(page_data(read_records([tmp_path]))))
+    rows = [row for experiment in data["experiments"] for row in experiment["rows"]]
+    assert len(rows) == len(scores) > 5
+    found = {round(row["mean"], 9): row for row in rows}
+    for key, by_seed in scores.items():
+        numbers = np.array([by_seed[seed] for seed in range(3)])
+        row = found[round(numbers.mean(), 9)]
+        assert row["n"] == 3
+        assert row["std"] == pytest.approx(numbers.std(ddof=1))
+        assert row["memorised"]["mean"] == pytest.approx(np.mean(memorised[key]))
+        if key in eigenvalues:
+            assert row["top_eigenvalue"]["mean"] == pytest.approx(np.mean(eigenvalues[key]))
+        base = np.array([scores[*key[:3], "base", "{}"][seed] for seed in range(3)])
+        if key[3] == "base":
+            assert row["difference"] is None
+            continue
+        test = stats.ttest_rel(numbers, base)
+        interval = test.confidence_interval(0.95)
+        expected = {"mean": (numbers - base).mean(), "low": interval.low, "high": interval.high, "p": test.pvalue}
+        assert row["difference"] == pytest.approx({**expected, "n": 3}, rel=1e-9)
+
+
+def test_rows_runs_and_problems(data):
+    (experiment,) = data["experiments"]
+    assert (data["title"], experiment["unit"], experiment["baseline"]) == ("Ours", "test accuracy in %", "SGD")
+    rows = {row["method"]: row for row in experiment["rows"]}
+    assert list(rows) == [*METHODS, "GSAM"]
+    for method, (passes, radius, _) in METHODS.items():
+        row, scores = rows[method], [score_of(method, seed) for seed in range(3)]
+        assert (row["mean"], row["std"]) == pytest.approx((np.mean(scores), np.std(scores, ddof=1)))
+        assert (row["n"], row["passes"], row["radius"], row["seconds"]) == (3, passes, radius, 2.0 * passes)
+        assert row["diverged"] == (method == "SAM")
+        assert row["memorised"]["mean"] == pytest.approx(30)
+    assert (rows["SGD"]["published"], rows["SAM"]["published"]) == (61.5, None)
+    assert rows["GSAM"]["unfinished"] == 1
+    assert (rows["GSAM"]["mean"], rows["GSAM"]["difference"]) == (None, None)
+    runs = {run["name"]: run for run in experiment["runs"]}
+    assert runs["half"]["state"] == "unfinished"
+    assert (runs["half"]["epochs_done"], runs["half"]["epochs"]) == (10, 20)
+    assert runs["diverged"]["reason"] == "the loss of step 7 is nan"
+    assert data["problems"] == ["folder/broken: metrics.jsonl <b>cannot</b> be read"]
+
+
+def test_verdicts_of_the_named_baseline_are_first(records):
+    (experiment,) = page_data(records, baseline="SAM")["experiments"]
+    assert experiment["baseline"] == "SAM"
+    by_method = {row["method"]: row["difference"] for row in experiment["rows"]}
+    assert by_method["SAM"] is None
+    gaps = [score_of("SGD", seed) - score_of("SAM", seed) for seed in range(3)]
+    assert by_method["SGD"]["mean"] == pytest.approx(np.mean(gaps))
+    verdicts = page_data(records, baseline="SAM")["verdicts"]
+    assert verdicts[0]["group"] == "baseline"
+    assert {verdict["experiment"] for verdict in verdicts} == {"DigitsNet, digits 0"}
+    assert page_data(records, baseline="unknown")["experiments"][0]["baseline"] == "SGD"
+
+
+def test_names_and_titles_are_text_only(records):
+    html = page_html(page_data(records, title="{{data}} </title><script>alert(1)</script>")).decode()
+    assert html.count("<script") == (FILES / "page.html").read_text().count("<script")
+    assert "document.title = 'broken'</script>" not in html
+    assert "<b>cannot" not in html
+    assert "<b>dog" not in html
+    assert "<title>{{data}} &lt;/title&gt;&lt;script&gt;alert(1)&lt;/script&gt;</title>" in html
+    data = embedded(html.encode())
+    assert any(run["method"] == EVIL for run in data["experiments"][0]["runs"])
+    assert "<b>dog</b>" in figure(data, "classes")["panels"][0]["layout"]["xaxis"]["ticktext"]
+
+
+def test_the_script_makes_no_html_and_loads_nothing():
+    script = (FILES / "page.js").read_text()
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert word not in script
+    text = script + (FILES / "page.html").read_text() + (FILES / "page.css").read_text()
+    assert set(re.findall(r"https?://[\w./]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in text
+
+
+def test_numbers_that_are_not_finite_become_null():
+    assert json.loads(script_json({"a": [np.nan, -np.inf, 1.5], "b": ("<", None)})) == {
+        "a": [None, None, 1.5],
+        "b": ["<", None],
+    }
+
+
+def test_plotly_is_embedded_whole(records, tmp_path):
+    write_page(tmp_path / "page.html", page_data(records))
+    html = (tmp_path / "page.html").read_bytes()
+    encoded = html.split(b'id="plotly">')[1].split(b"</script>")[0]
+    assert gzip.decompress(base64.b64decode(encoded)).decode() == get_plotlyjs()
+
+
+def test_without_plotly_the_page_has_the_tables(records, monkeypatch):
+    page._plotly.cache_clear()
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    html = page_html(page_data(records))
+    page._plotly.cache_clear()
+    assert b'id="plotly"></script>' in html
+    assert len(html) < 300_000
+    assert embedded(html)["experiments"][0]["rows"]
+
+
+def test_fifty_runs_stay_small_and_curves_are_thinned(tmp_path):
+    records = example_records(tmp_path, seeds=10, epochs=1000)
+    assert len(records.runs) > 40
+    html = page_html(page_data(records))
+    assert len(html) < 6e6
+    line = traces(embedded(html), "score")["SGD"]
+    assert len(line["x"]) == len(line["y"]) == 200
+    assert (line["x"][0], line["x"][-1]) == (1, 1000)
+    probe = traces(embedded(html), "probe")["SGD"]
+    assert len(probe["x"]) <= 200
+
+
+def test_curves_are_means_with_bands(data):
+    scores = np.array([score_of("SAM", seed) for seed in range(3)])
+    line = traces(data, "score")["SAM"]
+    np.testing.assert_allclose(line["y"], [scores.mean() * e / 20 for e in line["x"]], rtol=1e-4)
+    (band,) = [t for t in figure(data, "score")["panels"][0]["data"] if "band" in t and t["method"] == "SAM"]
+    n = len(line["x"])
+    np.testing.assert_allclose(np.subtract(band["y"][n - 1], line["y"][-1]), scores.std(ddof=1), rtol=1e-3)
+    np.testing.assert_allclose(np.subtract(line["y"][-1], band["y"][n]), scores.std(ddof=1), rtol=1e-3)
+    assert len(traces(data, "loss")["GSAM"]["x"]) == 10, "an unfinished run is drawn as far as it is"
+    assert traces(data, "memorised")["SGD"]["y"][-1] == pytest.approx(30)
+
+
+def test_scores_against_cost_and_radius(data):
+    cost = traces(data, "cost")
+    assert [trace["customdata"] for trace in cost.values()] == [[1], [2], [2], [3]]
+    assert len({trace["x"][0] for trace in cost.values()}) == 4, "equal costs are shifted"
+    assert cost["SGD"]["y"] == pytest.approx([60])
+    lines = traces(data, "radius")
+    assert lines["SAM"]["x"] == [0.1, 0.2]
+    assert lines["SAM"]["y"] == pytest.approx([80, 84])
+    assert lines["SGD"]["y"] == pytest.approx([60, 60]), "the base optimizer is a horizontal line"
+    assert lines[EVIL]["x"] == [0.2]
+
+
+def test_one_style_per_method_in_all_figures(data):
+    styles = {}
+    for drawn in data["figures"].values():
+        for trace in (trace for panel in drawn.get("panels", ()) for trace in panel["data"]):
+            assert styles.setdefault(trace["method"], trace["style"]) == trace["style"]
+    assert styles["SAM"][0] == styles["SAM, rho 0.2"][0], "one colour for the radii of a method"
+    assert len({tuple(style) for style in styles.values()}) == len(styles)
+    assert len({style[1] for style in styles.values()}) == len(styles), "dashes and markers differ without colours"
+
+
+def test_sharpness_during_training(data):
+    panels = figure(data, "probe")["panels"]
+    assert [panel["layout"]["yaxis"]["title"]["text"][:4] for panel in panels] == ["MaxS", "MinS", "BilS", "cosi"]
+    assert panels[0]["data"][0]["y"] == pytest.approx([1, 2, 3, 4, 5])
+    assert panels[3]["data"][0]["y"] == pytest.approx([0.1] * 5)
+
+
+def test_eigenvalues_and_densities(data):
+    panels = figure(data, "eigenvalues")["panels"]
+    assert [sum(panel["data"][0]["y"]) for panel in panels] == [20] * 4
+    assert len({tuple(panel["data"][0]["x"]) for panel in panels}) == 1, "one scale"
+    assert panels[1]["title"] == "SAM: max 40, mean 21"
+    density = traces(data, "density")["SGD"]
+    x, y = np.array(density["x"]), np.array(density["y"])
+    assert np.trapezoid(y, x) == pytest.approx(1, rel=1e-2)
+    assert x[y.argmax()] == pytest.approx(0, abs=0.05)
+
+
+def test_landscapes_share_their_scale(data):
+    contours, surfaces = figure(data, "contours"), figure(data, "surfaces")
+    for drawn in (contours, surfaces):
+        assert drawn["panels"][0]["title"] == "SGD: loss 0.1"
+        assert drawn["levels"][0] == pytest.approx(0.1)
+        assert drawn["levels"][-1] == pytest.approx(0.1 + 2 * 2.0), "twice the height of the flattest"
+    z = np.array(surfaces["panels"][0]["data"][0]["z"])
+    np.testing.assert_allclose(z, np.array(surface(1.0).loss).T, rtol=1e-4)
+    steepest = np.array(surfaces["panels"][3]["data"][0]["z"])
+    assert steepest.max() == pytest.approx(4.1), "cut off"
+    height = np.array(contours["panels"][0]["data"][0]["z"])
+    np.testing.assert_allclose(height, np.sqrt((z - 0.1) / 4), atol=1e-3)
+    ranges = {tuple(panel["layout"]["scene"]["zaxis"]["range"]) for panel in surfaces["panels"]}
+    assert ranges == {(0.1, 4.1)}
+
+
+def test_predictions_of_classes(data):
+    by_method = traces(data, "classes")
+    assert by_method["SGD"]["y"] == pytest.approx([80, 90, 100])
+    rows = figure(data, "mistakes")["rows"]
+    assert [row["title"] for row in rows] == list(METHODS)
+    item = rows[0]["items"][0]
+    assert (item["text"], item["small"]) == ("<b>dog</b>, 90%", "true: cat")
+    picture = Image.open(io.BytesIO(base64.b64decode(item["src"].removeprefix("data:image/png;base64,"))))
+    np.testing.assert_array_equal(np.array(picture), np.arange(64).reshape(8, 8))
+
+
+def test_skeletons(tmp_path):
+    write_predictions(tmp_path)
+    run = Record("a", tmp_path, "LSP", "Adam", 0, "finished", None, 60.0, "PCK", True)
+    runs = [dataclasses.replace(run, predictions=tmp_path / "predictions.npz")]
+    drawn = figure(page_data(Records(tuple(runs), ())), "skeletons")
+    assert [row["title"] for row in drawn["rows"]] == ["label", "Adam"]
+    assert len(drawn["pictures"]) == 3
+    labels, found = ([len(item["lines"]) for item in row["items"]] for row in drawn["rows"])
+    assert found[0] == found[1] == labels[0] > labels[1], "a joint of the second person is not labelled"
+    arrays = np.load(tmp_path / "predictions.npz")
+    ends = {tuple(line[1:3]) for line in drawn["rows"][1]["items"][0]["lines"]}
+    assert ends <= {tuple(np.round((joint + 0.5) / 32, 4).tolist()) for joint in arrays["found"][0].astype(float)}
+
+
+def test_large_pictures_are_scaled_down():
+    uri = page_images.data_uri(np.zeros((300, 200, 3), np.uint8))
+    picture = Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/jpeg;base64,"))))
+    assert max(picture.size) == 128
+
+
+def test_what_is_damaged_is_a_problem_of_the_page(records, tmp_path):
+    first, *rest = records.runs
+    assert first.predictions is not None
+    first.predictions.write_bytes(b"no archive")
+    broken = dataclasses.replace(first, flatness={"eigenvalues": {"none": 1}, "density": {"nodes": "x"}})
+    data = page_data(Records((broken, *rest), ()))
+    assert len(data["problems"]) == 3
+    assert str(first.predictions) in data["problems"][2]
+    assert "the figure 'eigenvalues' is left out" in data["problems"][0]
+    assert [row["title"] for row in figure(data, "mistakes")["rows"]] == list(METHODS)[1:]
+
+
+def test_no_runs_at_all():
+    data = embedded(page_html(page_data(Records((), ("there is nothing",)))))
+    assert (data["experiments"], data["verdicts"], data["problems"]) == ([], [], ["there is nothing"])
