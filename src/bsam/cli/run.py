@@ -67,6 +67,24 @@ def add(commands: Any) -> None:
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     flag(
+        "--out",
+        type=Path,
+        help="folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)",
+        metavar="FOLDER",
+    )
+    add_running_flags(command, f"on a CPU 1, or {SCALES['demo'].workers} for demo")
+    command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
+
+
+def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
+    """Add the flags for where the data is and how the runs of an experiment are trained.
+
+    Args:
+        command: the command.
+        on_cpu: the default of ``--jobs`` on a CPU, in words.
+    """
+    flag = command.add_argument
+    flag(
         "--data-dir",
         type=Path,
         help="folder with the files of the data sets (not needed for digits and stick figures)",
@@ -75,17 +93,10 @@ def add(commands: Any) -> None:
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     first = "first download CIFAR and Fashion-MNIST into --data-dir, if they are not there yet"
     flag("--download", action="store_true", help=first)
-    flag(
-        "--out",
-        type=Path,
-        help="folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)",
-        metavar="FOLDER",
-    )
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     add_checkpoint_flag(command)
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
     default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
-    on_cpu = f"on a CPU 1, or {SCALES['demo'].workers} for demo"
     flag("--jobs", type=int, help=f"{jobs} (default: {default}; {on_cpu})", metavar="N")
     ray = (
         "train the runs as Ray tasks, on the cluster whose head node is at HOST:PORT (auto: the cluster that runs on "
@@ -97,15 +108,19 @@ def add(commands: Any) -> None:
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table and figures of the finished runs, without training")
-    command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
+
+
+def refuse_torchrun(command: str) -> None:
+    """Raise if torchrun started this process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BsamValueError(
+            f"`bsam {command}` trains each run on one device and does not work with torchrun: use --jobs, or start it "
+            "several times with the same --out and different --device"
+        )
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BsamValueError(
-            "`bsam run` trains each run on one device and does not work with torchrun: use --jobs, or start it several "
-            "times with the same --out and different --device"
-        )
+    refuse_torchrun("run")
     recipe = recipe_of(arguments.recipe)
     if arguments.tune:
         recipe = tuned(recipe)
