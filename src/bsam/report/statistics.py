@@ -1,0 +1,122 @@
+"""Paired differences over seeds, with intervals by Student's t."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+LEVEL = 0.95
+MOST_SEEDS = 1000  # more are not worth estimating
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference over the seeds that two methods share.
+
+    Args:
+        mean: the mean of the differences.
+        low: the lower end of the confidence interval; None with one seed.
+        high: the upper end.
+        n: the number of shared seeds.
+        p: the two-sided p-value of the paired t-test; None with one seed.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    p: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the length of the interval; None with one seed."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+def within(t: float, df: int) -> float:
+    """Return the probability that the absolute value of Student's t with ``df`` degrees of freedom is below ``t``.
+
+    The finite series for integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    angle = math.atan(t / math.sqrt(df))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = df % 2
+    total, term = 0.0, cosine if odd else 1.0
+    for k in range(1 + odd, df, 2):
+        total += term
+        term *= cosine * cosine * k / (k + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+@cache
+def t_quantile(level: float, df: int) -> float:
+    """Return the t whose absolute value Student's t does not exceed with probability ``level``."""
+    low, high = 0.0, 1.0
+    while within(high, df) < level:
+        high *= 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if within(middle, df) < level else (low, middle)
+    return high
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float], level: float = LEVEL) -> Difference | None:
+    """Return the mean of ``ours - theirs`` over the shared seeds, with a confidence interval; None without any.
+
+    Args:
+        ours: scores by seed.
+        theirs: scores by seed.
+        level: the confidence level of the interval.
+
+    Example:
+        >>> paired({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})  # doctest: +ELLIPSIS
+        Difference(mean=2.5, low=-3.85..., high=8.85..., n=2, p=0.125...)
+    """
+    gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if not gaps:
+        return None
+    mean, n = statistics.fmean(gaps), len(gaps)
+    if n == 1:
+        return Difference(mean, None, None, n, None)
+    error = statistics.stdev(gaps) / math.sqrt(n)
+    half = t_quantile(level, n - 1) * error
+    p = 1 - within(abs(mean) / error, n - 1) if error else float(mean == 0)
+    return Difference(mean, mean - half, mean + half, n, p)
+
+
+def pooled_std(samples: Sequence[Sequence[float]]) -> tuple[float, int] | None:
+    """Return the pooled standard deviation of samples and its degrees of freedom; None if all have one value."""
+    several = [values for values in samples if len(values) > 1]
+    if not several:
+        return None
+    df = sum(len(values) - 1 for values in several)
+    return math.sqrt(sum((len(values) - 1) * statistics.variance(values) for values in several) / df), df
+
+
+def seeds_needed(d: Difference, spread: float | None = None) -> int | None:
+    """Return how many more seeds make the 95 % interval exclude 0, if mean and spread stay as they are.
+
+    Args:
+        d: a difference.
+        spread: the standard deviation of single differences; needed for a difference of one seed.
+
+    Returns:
+        None if the interval excludes 0, if the mean is 0, without a spread, or above 1,000 seeds in total.
+    """
+    if spread is None and d.half_width is not None:
+        spread = d.half_width * math.sqrt(d.n) / t_quantile(LEVEL, d.n - 1)
+    if spread is None or not d.mean or (d.half_width is not None and d.half_width < abs(d.mean)):
+        return None
+
+    def excludes_zero(n: int) -> bool:
+        return t_quantile(LEVEL, n - 1) * spread / math.sqrt(n) < abs(d.mean)
+
+    low, high = d.n, MOST_SEEDS
+    if not excludes_zero(high):
+        return None
+    while high - low > 1:  # the half-width falls with n
+        middle = (low + high) // 2
+        low, high = (low, middle) if excludes_zero(middle) else (middle, high)
+    return high - d.n
