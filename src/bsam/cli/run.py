@@ -37,6 +37,7 @@ Train the missing runs of an experiment, then write table.md, results.json and f
 describes the experiments. Each run has a directory below --out, like those of `bsam train`. Finished runs are not
 trained again, interrupted ones continue, and several processes may work on the same --out."""
 NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
+PAGE = "report.html"
 
 
 def add(commands: Any) -> None:
@@ -133,7 +134,13 @@ def _run(arguments: argparse.Namespace) -> None:
     run_recipe(arguments, recipe, runs, with_initial_runs(chosen, runs))
 
 
-def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run], chosen: Sequence[Run]) -> None:
+def run_recipe(
+    arguments: argparse.Namespace,
+    recipe: Recipe,
+    runs: Sequence[Run],
+    chosen: Sequence[Run],
+    baseline: str | None = None,
+) -> None:
     """Train the chosen runs of a recipe and write the results of all runs.
 
     With ``--dry-run`` print the plan instead; with ``--report`` only write the results.
@@ -143,6 +150,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
         recipe: the experiment.
         runs: all its runs, before tuning.
         chosen: the runs to train.
+        baseline: the title of the method that the report compares the others with; None chooses one.
     """
     from rich.console import Console
 

@@ -16,7 +16,7 @@ from .tuning import radius_tuning
 from .variants import arguments, variant_of, variants
 
 COMPARE = "compare"
-DEFAULT_METHODS = ("sgd", "sam", "bsam")
+DEFAULT_METHODS = (BASE, "sam", "bsam")
 
 
 def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Run]:
