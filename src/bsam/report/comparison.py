@@ -10,6 +10,7 @@ from pathlib import Path
 from ..recipes.states import score_of
 from ..recipes.variants import passes_of, variant_of
 from ..training.run_dir import RunState
+from .record_titles import total_radius
 from .records import read_records
 from .statistics import Difference, paired, seeds_needed
 from .tables import score_title
@@ -117,7 +118,7 @@ class Comparison:
 
     def _sentence(self, row: ComparedMethod, baseline: ComparedMethod) -> str:
         d = row.difference
-        radius = "" if row.radius is None else f" (total radius {row.radius:g}, {row.chosen})"
+        radius = "" if row.radius is None else f" at total radius {row.radius:g} ({row.chosen})"
         if d is None:
             return f"{row.method}{radius} has no finished run to compare{_not_finished(row)}."
         by = f"{'better' if d.mean > 0 else 'worse'} by {abs(d.mean):.2f}{' points' * ('%' in self.unit)}"
@@ -152,11 +153,13 @@ def compare_states(
     scores = {
         title: {state.run.seed: score_of(state) for state in group if state.finished} for title, group in groups.items()
     }
+    # all at once: an epoch counts only if no other run was trained at that time
+    records = read_records([state.path for state in states if state.epochs]).runs
+    seconds = {record.folder: record.seconds for record in records if record.seconds is not None}
     rows = []
     for title, group in groups.items():
         difference = None if title == baseline else paired(scores[title], scores[baseline])
-        records = read_records([state.path for state in group if state.epochs]).runs
-        seconds = [record.seconds for record in records if record.seconds is not None]
+        times = [seconds[state.path] for state in group if state.path in seconds]
         rows.append(
             ComparedMethod(
                 title,
@@ -165,10 +168,10 @@ def compare_states(
                 None if difference is None else seeds_needed(difference),
                 sum(state.diverged is not None for state in group),
                 sum(not state.ended for state in group),
-                records[0].radius if records else None,
+                total_radius(group[0].run),
                 "tuned on held-out samples" if tuned else "not tuned",
                 passes_of(group[0].run),
-                statistics.median(seconds) if seconds else None,
+                statistics.median(times) if times else None,
             )
         )
     return Comparison(baseline, score_title(states[0].run), tuple(rows), page)
