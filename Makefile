@@ -5,10 +5,10 @@ PY := .venv/bin/python
 READY := .venv/ready
 DEMO := .venv/demo
 
-.PHONY: help demo test lint docs bench test-gpu clean
+.PHONY: help demo test lint docs bench test-gpu test-browser clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(DEMO): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
@@ -24,7 +24,7 @@ demo: $(DEMO)  ## compare SGD, SAM and BSAM on digits with flipped labels (about
 	$(PY) -m bsam demo
 
 test: lint  ## run everything that CI checks: lint, types, layers, tests
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu" -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -m "not gpu and not browser" -n 3 --dist worksteal
 
 lint: $(READY)  ## check style, types and layers
 	.venv/bin/ruff check .
@@ -42,6 +42,10 @@ bench: $(READY)  ## measure time and memory of a step relative to its gradient p
 
 test-gpu:  ## run the tests that need a CUDA device, with the python3 in PATH
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests --ignore tests/docs
+
+test-browser: $(READY)  ## run the tests of the report's page, in Chromium
+	@command -v chromium chromium-browser google-chrome > /dev/null || { echo "Install it: apt-get install chromium"; exit 1; }
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/browser
 
 clean:  ## remove .venv, caches and runs
 	rm -rf docs/_build docs/methods docs/reference/settings.md docs/reference/command-line.md docs/reference/examples.md

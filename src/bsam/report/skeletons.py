@@ -48,7 +48,7 @@ def draw_skeleton(
 
     shown = np.isfinite(joints).all(axis=1) & (True if labelled is None else labelled)
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
-    lines, colours = [joints[list(edge)] for edge in edges], [_colour(skeleton, edge) for edge in edges]
+    lines, colours = [joints[list(edge)] for edge in edges], [side_colour(skeleton, edge) for edge in edges]
     for colour, thickness in ((OUTLINE, 2.2 * width), (colours, width)):  # outlines first, so that none covers a line
         ax.add_collection(
             LineCollection(lines, colors=colour, linewidths=thickness, capstyle="round", snap=False), autolim=False
@@ -57,14 +57,14 @@ def draw_skeleton(
     ax.scatter(
         *joints[dots].T,
         s=(2.4 * width) ** 2,
-        c=[_colour(skeleton, (dot,)) for dot in dots],
+        c=[side_colour(skeleton, (dot,)) for dot in dots],
         edgecolors=OUTLINE,
         linewidths=0.5 * width,
         zorder=3,
     )
 
 
-def _colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
+def side_colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
     """Return the colour of the side of the body that these joints belong to; middle joints belong to any side."""
     sides = {skeleton.joints[joint].partition(" ")[0] for joint in joints} & SIDES.keys()
     return SIDES[sides.pop()] if len(sides) == 1 else MIDDLE

@@ -1,0 +1,188 @@
+"""The report as one HTML file that needs no network: its numbers as JSON, and the page that shows them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..recipes.columns import seed_statistics
+from ..training.config import BASE
+from ..training.files import write
+from .page_figures import Experiment, figures_info
+from .page_images import pictures_info
+from .records import Record, Records
+from .statistics import paired
+from .verdicts import Verdict, baseline_verdicts, paper_verdicts
+
+TITLE = "Runs of bsam"
+FINISHED, DIVERGED = "finished", "diverged"
+
+
+def page_data(
+    records: Records, *, baseline: str | None = None, title: str = TITLE, version: str | None = None
+) -> dict[str, Any]:
+    """Return the numbers, sentences and figures of a page as plain JSON values.
+
+    Args:
+        records: the runs.
+        baseline: the method that others are compared with; None takes the base optimizer of each experiment. An
+            experiment without this method takes its base optimizer as well.
+        title: the title of the page.
+        version: for a page that is served: it loads itself again when ``version`` on the server has another value.
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records.runs:
+        groups.setdefault(record.experiment, []).append(record)
+    styles = {method: n for n, method in enumerate(_in_order(records.runs))}
+    figures: dict[str, Any] = {}
+    experiments, verdicts, problems = [], [], list(records.problems)
+    for number, (name, runs) in enumerate(groups.items()):
+        against = baseline if any(run.method == baseline for run in runs) else _default_baseline(runs)
+        experiment = Experiment(name, tuple(_in_order(runs)), tuple(runs), styles)
+        pictures, broken = pictures_info(experiment)
+        problems += broken
+        drawn = {f"figure-{number}-{key}": value for key, value in (figures_info(experiment) | pictures).items()}
+        figures |= drawn
+        experiments.append(_experiment_info(name, runs, against) | {"figures": list(drawn)})
+        verdicts += [
+            _verdict_info(verdict, "baseline", name)
+            for verdict in baseline_verdicts(replace(records, runs=tuple(runs)), against)
+        ]
+    of_paper = [_verdict_info(verdict, "paper", "") for verdict in paper_verdicts(records)]
+    return {
+        "title": title,
+        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": version,
+        "problems": list(dict.fromkeys(problems)),
+        "verdicts": verdicts + of_paper if baseline is not None else of_paper + verdicts,
+        "experiments": experiments,
+        "figures": figures,
+    }
+
+
+def _in_order(runs: Sequence[Record]) -> list[str]:
+    """Return the methods in order of first appearance, base optimizers first."""
+    bases = [run.method for run in runs if run.settings.get("method") == BASE]
+    return list(dict.fromkeys([*bases, *(run.method for run in runs)]))
+
+
+def _default_baseline(runs: Sequence[Record]) -> str:
+    return _in_order(runs)[0]
+
+
+def _verdict_info(verdict: Verdict, group: str, experiment: str) -> dict[str, Any]:
+    return {**asdict(verdict), "group": group, "experiment": experiment}
+
+
+def _experiment_info(name: str, runs: Sequence[Record], baseline: str) -> dict[str, Any]:
+    by_method = {method: [run for run in runs if run.method == method] for method in _in_order(runs)}
+    return {
+        "title": name,
+        "unit": runs[0].unit,
+        "higher_is_better": runs[0].higher_is_better,
+        "baseline": baseline,
+        "rows": [_row_info(method, own, by_method[baseline]) for method, own in by_method.items()],
+        "runs": [_run_info(run) for run in runs],
+    }
+
+
+def _row_info(method: str, runs: Sequence[Record], baseline: Sequence[Record]) -> dict[str, Any]:
+    scores, theirs = _scores(runs), _scores(baseline)
+    difference = paired(scores, theirs) if method != baseline[0].method else None
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    return {
+        "method": method,
+        **_statistics(list(scores.values())),
+        "diverged": sum(run.state == DIVERGED for run in runs),
+        "unfinished": sum(run.state not in (FINISHED, DIVERGED) for run in runs),
+        "difference": None if difference is None else asdict(difference),
+        "published": _first(runs, "published"),
+        "passes": _first(runs, "passes"),
+        "seconds": sum(seconds) / len(seconds) if seconds else None,
+        "radius": _first(runs, "radius"),
+        "chosen": _first(runs, "chosen") or "",
+        "memorised": _statistics([100 * run.epochs[-1]["memorised"] for run in runs if _memorised(run) is not None]),
+        "top_eigenvalue": _statistics([run.top_eigenvalue for run in runs if run.top_eigenvalue is not None]),
+    }
+
+
+def _scores(runs: Sequence[Record]) -> dict[int, float]:
+    return {run.seed: run.score for run in runs if run.score is not None}
+
+
+def _statistics(values: Sequence[float]) -> dict[str, Any]:
+    return asdict(seed_statistics(values)) if values else {"mean": None, "std": None, "n": 0}
+
+
+def _memorised(run: Record) -> float | None:
+    return run.epochs[-1].get("memorised") if run.state == FINISHED and run.epochs else None
+
+
+def _first(runs: Sequence[Record], name: str) -> Any:
+    """Return the first value that is not missing; the runs of a row share it."""
+    return next((value for run in runs if (value := getattr(run, name)) not in (None, "")), None)
+
+
+def _run_info(run: Record) -> dict[str, Any]:
+    about = {name: getattr(run, name) for name in ("name", "method", "seed", "state", "reason", "score")}
+    return {**about, "epochs_done": len(run.epochs), "epochs": run.settings.get("epochs")}
+
+
+def page_html(data: Mapping[str, Any]) -> bytes:
+    """Return the page that shows ``data``. Without plotly, it has no plots and says so."""
+    folder = files(__package__) / "page_files"
+    page = (folder / "page.html").read_text("utf-8")
+    parts = {
+        "title": html.escape(data["title"]),
+        "style": (folder / "page.css").read_text("utf-8"),
+        "script": (folder / "page.js").read_text("utf-8"),
+        "plotly": _plotly(),
+        "data": script_json(data),
+    }
+    page = re.sub(r"{{(\w+)}}", lambda placeholder: parts[placeholder[1]], page)  # one pass: a title may have braces
+    return page.encode("utf-8", "replace")
+
+
+def script_json(data: Any) -> str:
+    r"""Return strict JSON for a script element: non-finite numbers become null, and no ``<`` can end the element.
+
+    Example:
+        >>> script_json({"name": "</script>", "loss": math.nan})
+        '{"name":"\\u003c/script>","loss":null}'
+    """
+    return json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@cache
+def _plotly() -> str:
+    """Return plotly.js, gzipped and in base64: 2 MB. The page decompresses it after its first paint."""
+    if find_spec("plotly") is None:
+        return ""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
+
+
+def write_page(path: Path, data: Mapping[str, Any]) -> None:
+    """Write the page that shows ``data``."""
+    write(path, page_html(data))
