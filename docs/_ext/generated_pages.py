@@ -1,4 +1,4 @@
-"""Pages generated from the code: methods, settings of a run, help of the commands, and examples."""
+"""Pages generated from the code (methods, settings of a run, help of the commands, examples), and that of results/."""
 
 import argparse
 import ast
@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx.util import logging
 
 import bsam
 from bsam.cli import _parser
 from bsam.common.method_info import MethodInfo
 from bsam.methods import METHODS
+from bsam.report.page import page_data, write_page
+from bsam.report.records import read_records
 from bsam.training import Run
+
+REPORT = "results-page.html"
 
 OVERVIEW = """\
 # Methods
@@ -215,8 +220,18 @@ def with_dashes(app: Any, doctree: Any, page: str) -> None:
         text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
 
 
+def write_report(app: Any, error: Exception | None) -> None:
+    """Write the page of results/ into the site; a file there that cannot be read is a warning."""
+    if error is None and app.builder.format == "html":
+        records = read_records([Path(__file__).parents[2] / "results"])
+        for problem in records.problems:
+            logging.getLogger(__name__).warning(problem)
+        write_page(Path(app.outdir, REPORT), page_data(records, title="Results of bsam"))
+
+
 def setup(app: Any) -> dict[str, bool]:
-    """Write the pages before Sphinx looks for its sources."""
+    """Write the pages before Sphinx looks for its sources, and that of the results next to those of Sphinx."""
     app.connect("builder-inited", write)
+    app.connect("build-finished", write_report)
     app.connect("doctree-resolved", with_dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

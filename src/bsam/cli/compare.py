@@ -20,7 +20,7 @@ from ..training.initial_run import initial_network
 from ..training.names import find_name
 from ..training.run_dir import RunState, subject_name
 from ..training.run_writer import CHECKPOINT_EVERY
-from .run import NEEDS, PAGE, add_running_flags, refuse_torchrun, run_recipe
+from .run import NEEDS, add_running_flags, refuse_torchrun, run_recipe
 from .run_flags import add_run_flags, settings_of
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def compare(
         [('SGD', 2, 1), ('SAM', 2, 2)]
     """
     from ..report.comparison import compare_states
+    from ..report.results import PAGE
 
     known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]
     for name in settings:

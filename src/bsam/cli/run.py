@@ -1,4 +1,4 @@
-"""``bsam run``: train all runs of an experiment and write its table and figures."""
+"""``bsam run``: train all runs of an experiment and write its table, figures and page."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag
 from .signals import terminable
 
 DESCRIPTION = """\
-Train the missing runs of an experiment, then write table.md, results.json and figures to --out. `bsam list recipes`
-describes the experiments. Each run has a directory below --out, like those of `bsam train`. Finished runs are not
-trained again, interrupted ones continue, and several processes may work on the same --out."""
+Train the missing runs of an experiment, then write table.md, results.json, figures and report.html, a page with all of
+them, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
+`bsam train`. Finished runs are not trained again, interrupted ones continue, and several processes may work on the same
+--out."""
 NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
-PAGE = "report.html"
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "run",
-        help="run an experiment: train all its runs, write a table with the published numbers, and figures",
+        help="run an experiment: train all its runs, write a table with the published numbers, figures and a page",
         description=DESCRIPTION,
     )
     flag = command.add_argument
@@ -108,7 +108,7 @@ def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
     flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
-    flag("--report", action="store_true", help="write table and figures of the finished runs, without training")
+    flag("--report", action="store_true", help="write table, figures and page of the finished runs, without training")
 
 
 def refuse_torchrun(command: str) -> None:
@@ -155,7 +155,7 @@ def run_recipe(
     from rich.console import Console
 
     from ..report.plan import plan_table, totals
-    from ..report.results import check_folder, text_below, write_results
+    from ..report.results import PAGE, check_folder, text_below, write_results
     from ..report.tables import rich_tables, sections_info
     from ..report.tuning import tuning_sections
 
@@ -182,7 +182,7 @@ def run_recipe(
     chosen_settings = choices(recipe, runs, out)
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
     # write before printing, which raises if the output pipe is closed
-    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
+    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected, baseline)
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)
@@ -190,6 +190,8 @@ def run_recipe(
     notes = text_below(recipe, summaries, finals, chosen_settings, selected)
     console.print("\n".join(notes), highlight=False)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+    if out / PAGE in written:
+        console.print(f"Open {out / PAGE} in a browser.", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
 

@@ -1,4 +1,4 @@
-"""The files of a recipe: its table, the last numbers of every run with its machine and date, and its figures."""
+"""The files of a recipe: its table, the last numbers of every run with its machine and date, figures, and its page."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .demo_report import draw_demo
 from .figures import draw_accuracy_lines, draw_training_curves
+from .page import page_data, write_page
 from .probes import draw_gradient_conflict, draw_sharpness_curves
 from .radius import draw_radius
+from .records import read_records
 from .skeletons import draw_skeletons
 from .tables import caption, markdown, score_title, sections_info
 from .tuning import tuning_notes, tuning_sections
@@ -36,6 +38,7 @@ FIGURES: dict[str, Draw] = {  # by the names that recipes use; a recipe may also
     "radius": draw_radius,
 }
 WORDS = {"train": "training"}  # for the names of splits
+PAGE = "report.html"
 NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
 
 
@@ -145,8 +148,9 @@ def write_results(
     tuning: Sequence[RunState] = (),
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
+    baseline: str | None = None,
 ) -> list[Path]:
-    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs.
+    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs, and a page of started runs.
 
     Args:
         out: the folder of the experiment.
@@ -156,6 +160,7 @@ def write_results(
         tuning: the states of its tuning runs.
         chosen: what tuning chose.
         selected: as for :func:`text_below`.
+        baseline: the method that the page compares the others with, by its title in the table; None chooses one.
 
     Returns:
         the paths of the files.
@@ -182,4 +187,8 @@ def write_results(
             for name, draw in map(figure_of, recipe.figures):
                 paths.append(out / f"{name}.png")
                 draw(recipe, states, paths[-1])
+        # with the tuning runs, which show that radii were tuned
+        if started := [state.path for state in [*states, *tuning] if state.path.exists()]:
+            paths.append(out / PAGE)
+            write_page(paths[-1], page_data(read_records(started), baseline=baseline, title=recipe.title))
     return [path for path in paths if path.exists()]

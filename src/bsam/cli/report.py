@@ -1,0 +1,134 @@
+"""``bsam report``: write one page with the tables, figures and verdicts of any runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common.checks import check_count
+from ..common.errors import BsamRuntimeError, BsamValueError
+from ..recipes.variants import variants
+
+if TYPE_CHECKING:
+    from ..report.records import Records
+
+OUT, PORT = Path("report.html"), 8000
+DESCRIPTION = """\
+Write one HTML file with the tables, interactive figures and verdicts of runs; it needs no network. RUNS are run
+directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders like those
+in results/, and CSV files with results of others, with the columns experiment, method, seed and score. Runs that
+diverged or are not finished are shown as such, and files that cannot be read are listed on the page."""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    command = commands.add_parser(
+        "report",
+        help="write one HTML page with the tables, figures and verdicts of any runs",
+        description=DESCRIPTION,
+    )
+    flag = command.add_argument
+    flag("runs", nargs="+", type=Path, help="run directories, folders of them, or CSV files", metavar="RUNS")
+    flag("--out", type=Path, help=f"file to write (default: {OUT})", metavar="FILE")
+    baseline = "method that the others are compared with, such as SGD, or 'SAM (sum)' (default: the base optimizer)"
+    flag("--baseline", help=baseline, metavar="METHOD")
+    flag("--title", help="title of the page", metavar="TEXT")
+    strict = "exit with status 2 if a file could not be read; the page is written all the same"
+    flag("--strict", action="store_true", help=strict)
+    watch = (
+        "instead of writing a file, serve the page to browsers on this machine, and refresh it while the runs go on; "
+        "Ctrl-C ends it"
+    )
+    flag("--watch", action="store_true", help=watch)
+    flag("--port", type=int, help=f"with --watch: port of the page; 0 takes a free one (default: {PORT})", metavar="N")
+    command.set_defaults(run=_report, needs={"plotly": "plot"})
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    _check_flags(arguments)
+    for path in arguments.runs:
+        if not path.exists():
+            raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
+    if arguments.watch:
+        _watch(arguments)
+    else:
+        _write(arguments)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    if arguments.watch:
+        for name in ("out", "strict"):
+            if getattr(arguments, name):
+                raise BsamValueError(f"--{name} does not work with --watch, which writes no file: use one of them")
+    elif arguments.port is not None:
+        raise BsamValueError("--port needs --watch")
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    from ..report.page import write_page
+
+    data, records = _data(arguments)
+    out = arguments.out or OUT
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_page(out, data)
+    for problem in records.problems:
+        print(f"Warning: {problem}")
+    print(f"{_counts(records)}.\nWritten: {out}")
+    if arguments.strict and records.problems:
+        raise BsamRuntimeError(f"{_number(len(records.problems), 'problem')}, listed above and in {out}")
+
+
+def _watch(arguments: argparse.Namespace) -> None:
+    from ..report.page import page_html
+    from ..report.watch import SECONDS, PageServer, WatchedPage
+
+    def render(version: str) -> bytes:
+        return page_html(_data(arguments, version)[0])
+
+    port = PORT if arguments.port is None else check_count("--port", arguments.port, 0, 65535)
+    page = WatchedPage(arguments.runs, render, SECONDS)
+    page.html()  # errors appear here rather than in the browser
+    with PageServer(page, port) as server:
+        print(f"The page is at {server.url} on this machine. Press Ctrl-C to stop.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nStopped serving the page.")
+
+
+def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[dict[str, Any], Records]:
+    """Return the content of the page, and the runs; raise if there are none or if none has the baseline."""
+    from ..report.page import page_data
+    from ..report.records import read_records
+
+    records = read_records(arguments.runs)
+    if not records.runs:
+        paths = ", ".join(map(str, arguments.runs))
+        problem = f" ({records.problems[0]})" if records.problems else ""
+        raise BsamValueError(f"no runs in {paths}{problem}: pass run directories, folders of them, or CSV files")
+    title = {} if arguments.title is None else {"title": arguments.title}
+    baseline = None if arguments.baseline is None else _method(records, arguments.baseline)
+    return page_data(records, baseline=baseline, version=version, **title), records
+
+
+def _method(records: Records, name: str) -> str:
+    """Return the method with this title, in any case, or with this name on the command line."""
+    titles = list(dict.fromkeys(run.method for run in records.runs))
+    title = variants()[name].title if name in variants() else name
+    matches = [method for method in titles if method.lower() == title.lower()]
+    if not matches:
+        raise BsamValueError(f"--baseline: no run has the method {name!r}; there are {', '.join(titles)}")
+    return matches[0]
+
+
+def _counts(records: Records) -> str:
+    experiments = len({run.experiment for run in records.runs})
+    states = Counter(run.state for run in records.runs)
+    listed = ", ".join(f"{states[state]} {state}" for state in ("finished", "diverged", "unfinished") if states[state])
+    return f"{_number(len(records.runs), 'run')} in {_number(experiments, 'experiment')}: {listed}"
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
