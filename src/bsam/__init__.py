@@ -1,6 +1,6 @@
 """Sharpness-aware training for PyTorch: BSAM (*Bilateral* Sharpness-Aware Minimization) and related methods."""
 
-from typing import TYPE_CHECKING
+import typing
 
 from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError
@@ -27,7 +27,7 @@ from .methods.sam import SAM as SAM
 
 __version__ = "0.3.0"
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from .cli.compare import compare as compare
 else:  # hidden from type checkers, which would accept any name
 
