@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from scipy import stats
@@ -9,6 +10,7 @@ from scipy import stats
 from bsam.recipes.compare import compared_runs
 from bsam.recipes.experiments import with_seed
 from bsam.recipes.states import states_of
+from bsam.recipes.variants import passes_of
 from bsam.report.comparison import compare_states
 from bsam.training.run_dir import run_dir_name
 from fake_fit import FakeFit
@@ -23,9 +25,12 @@ SCORES = {  # in %, a score per seed
 
 @pytest.fixture
 def states(tmp_path):
-    """A function that returns the states of runs with these scores; None does not begin, "nan" diverges."""
+    """A function that returns the states of runs with these scores; None does not begin, and text diverges.
 
-    def make(scores):
+    Each run begins some minutes after the last one; an epoch takes a second per pass.
+    """
+
+    def make(scores, minutes=1):
         runs = compared_runs(list(scores), {"epochs": 2})
         made = []
         for name, run in runs.items():
@@ -35,6 +40,12 @@ def states(tmp_path):
                 folder = tmp_path / run_dir_name(seeded)
                 if isinstance(score, float):
                     FakeFit(lambda run, score=score: score / 100)(seeded, folder)
+                    date = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes * len(made))
+                    machines = [{"date": date.isoformat(), "device": "cpu"}]
+                    (folder / "environment.json").write_text(json.dumps(machines))
+                    metrics = (folder / "metrics.jsonl").read_text()
+                    seconds = f'"seconds": {float(passes_of(run))}'
+                    (folder / "metrics.jsonl").write_text(metrics.replace('"seconds": 1.0', seconds))
                 elif score is not None:
                     folder.mkdir()
                     (folder / "config.json").write_text(json.dumps(seeded.settings()))
@@ -70,17 +81,17 @@ def test_the_paragraph(states):
     assert str(compare_states(given, "SGD")) == (
         "SAM is better than SGD, by more than chance. SGD: test accuracy in % 90.00 ± 1.00, 3 seeds. "
         "SAM at total radius 0.05 (not tuned) is better by 1.10 points (95 % interval +0.85 to +1.35, 3 seeds), "
-        "more than chance, at 2 passes per step instead of 1 and 1 s per epoch instead of 1 s. "
+        "more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s. "
         "BSAM (Algorithm 1) at total radius 0.1 (not tuned) is better by 0.40 points (95 % interval -0.74 to +1.54, "
         "3 seeds), which may be chance (about 5 more seeds would decide), at 3 passes per step instead of 1 and "
-        "1 s per epoch instead of 1 s. "
-        "ASAM at total radius 0.5 (not tuned) is worse by 0.97 points (95 % interval -1.35 to -0.58, 3 seeds), "
-        "more than chance, at 2 passes per step instead of 1 and 1 s per epoch instead of 1 s."
+        "3 s per epoch instead of 1 s. "
+        "ASAM at total radius 0.5 (not tuned) is worse by 0.97 points (95 % interval -1.35 to -0.59, 3 seeds), "
+        "more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s."
     )
     tuned = str(compare_states(given, "ASAM", tuned=True))
     assert tuned.startswith("SAM, BSAM (Algorithm 1) and SGD are better than ASAM, by more than chance. ASAM: ")
     assert "SAM at total radius 0.05 (tuned on held-out samples) is better by 2.07 points" in tuned
-    assert " SGD is better by 0.97 points (95 % interval +0.58 to +1.35, 3 seeds), more than chance" in tuned
+    assert " SGD is better by 0.97 points (95 % interval +0.59 to +1.35, 3 seeds), more than chance" in tuned
 
 
 @pytest.mark.parametrize(
@@ -116,9 +127,16 @@ def test_runs_that_diverged_or_are_not_finished(states):
     assert rows["SAM"].difference.mean == pytest.approx(1.1)
     assert (rows["ASAM"].unfinished, rows["ASAM"].mean, rows["ASAM"].difference) == (3, None, None)
     text = str(comparison)
-    assert "1 s per epoch instead of 1 s (1 diverged)." in text
+    assert "2 s per epoch instead of 1 s (1 diverged)." in text
     assert "has no finished run to compare (2 diverged, 1 not finished)." in text
     assert "ASAM has no finished run to compare (3 not finished)." in text
+
+
+def test_seconds_are_left_out_if_runs_were_trained_at_the_same_time(states):
+    scores = {"sgd": (90.0, 91.0), "sam": (91.0, 92.0)}
+    comparison = compare_states(states(scores, minutes=0), "SGD")
+    assert [row.seconds for row in comparison.methods] == [None, None]
+    assert str(comparison).endswith(", at 2 passes per step instead of 1.")
 
 
 def test_an_unfinished_run_has_no_score(states):

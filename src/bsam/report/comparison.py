@@ -120,7 +120,7 @@ class Comparison:
         d = row.difference
         radius = "" if row.radius is None else f" at total radius {row.radius:g} ({row.chosen})"
         if d is None:
-            return f"{row.method}{radius} has no finished run to compare{_not_finished(row)}."
+            return f"{row.method} has no finished run to compare{_not_finished(row)}."
         by = f"{'better' if d.mean > 0 else 'worse'} by {abs(d.mean):.2f}{' points' * ('%' in self.unit)}"
         text = f"{row.method}{radius} is {by if d.mean else 'equal'} "
         if d.low is None or d.high is None:
