@@ -1,0 +1,191 @@
+"""Find runs in folders: run directories, and folders of results with the metrics of runs whose directories are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..common.errors import BsamError, BsamRuntimeError
+from ..training.config import Run
+from ..training.files import read_json, read_json_lines
+from ..training.result import LossSurface
+from ..training.run_dir import CONFIG, PREDICTIONS, PROBE, RunDir
+
+Metrics: TypeAlias = Mapping[str, Any]
+
+RUNS, RESULTS, FLATNESS = "runs.json", "results.json", "flatness*.json"
+HINT = "restore or remove it"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run as it was found.
+
+    Args:
+        run: the settings.
+        path: the run directory or the file with its metrics.
+        folder: the folder that holds it, and also the runs that tuned its settings.
+        epochs: the metrics of each epoch; only the last one if the others were not kept.
+        diverged: why it diverged; None otherwise.
+        machines: the machines that trained it, with dates; empty if they are unknown.
+        probe: the probe's readings.
+        top_eigenvalue: the largest eigenvalue after the last epoch.
+        surface: the loss surface after the last epoch.
+        flatness: the network's entry in a ``flatness.json``.
+        predictions: the file with the network's outputs.
+    """
+
+    run: Run
+    path: Path
+    folder: Path
+    epochs: tuple[Metrics, ...] = ()
+    diverged: str | None = None
+    machines: tuple[Mapping[str, Any], ...] = ()
+    probe: tuple[Metrics, ...] = ()
+    top_eigenvalue: float | None = None
+    surface: LossSurface | None = None
+    flatness: Mapping[str, Any] | None = None
+    predictions: Path | None = None
+
+    @property
+    def last(self) -> Metrics | None:
+        """The metrics of the last epoch; None if the run is not finished."""
+        return self.epochs[-1] if self.epochs and self.epochs[-1].get("epoch") == self.run.epochs else None
+
+
+@dataclass
+class Sources:
+    """The runs in folders, and a sentence about everything that could not be read."""
+
+    runs: list[Source] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    _seen: set[Path] = field(default_factory=set)
+    _unlisted: dict[Path, tuple[Metrics, ...]] = field(default_factory=dict)  # metrics without settings
+
+    @contextlib.contextmanager
+    def noting(self, path: Path) -> Iterator[None]:
+        """Turn an error in reading ``path`` into a problem."""
+        try:
+            yield
+        except BsamRuntimeError as error:  # names its file
+            self.problems.append(f"{error}.")
+        except (BsamError, LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+            reason = str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
+            self.problems.append(f"{path} cannot be read ({reason}): {HINT}.")
+
+    def add(self, folders: Sequence[Path]) -> None:
+        """Add all runs in and below these folders, and the flatness of their networks."""
+        measured: list[tuple[Path, Mapping[str, Any]]] = []
+        for top in folders:
+            known = len(self._seen) + len(self.problems)
+            for folder, files in self._walk(top):
+                if CONFIG in files:
+                    self._add_run_dir(folder)
+                elif RUNS in files or RESULTS in files:
+                    self._add_results(folder)
+                for file in sorted(folder.glob(FLATNESS)):
+                    with self.noting(file):
+                        measured += [(file, entry) for entry in read_json(file, dict, HINT)["models"]]
+            if known == len(self._seen) + len(self.problems):
+                self.problems.append(f"{top} has no runs: give run directories, folders with them, or CSV files.")
+        self._drop_copies()
+        for file, entry in measured:
+            with self.noting(file):
+                self._add_flatness(file, entry)
+        self.problems += [f"{path} is left out: its folder has no file with its settings." for path in self._unlisted]
+
+    def _walk(self, top: Path) -> Iterator[tuple[Path, set[str]]]:
+        """Return each folder with a known file, once, and its files; the folders in run directories are left out."""
+
+        def unreadable(error: OSError) -> None:
+            self.problems.append(f"{error.filename} cannot be read ({error.strerror}): change its permissions.")
+
+        for name, folders, files in os.walk(top, onerror=unreadable):
+            folders.sort()
+            folder = Path(name)
+            if CONFIG in files:
+                folders.clear()
+            known = {CONFIG, RUNS, RESULTS} & set(files) or any(folder.glob(FLATNESS))
+            if known and folder.resolve() not in self._seen:
+                self._seen.add(folder.resolve())
+                yield folder, set(files)
+
+    def _add_run_dir(self, path: Path) -> None:
+        files = RunDir(path)
+        with self.noting(path):
+            state = files.state(files.run())
+            source = Source(state.run, path, path.parent, state.epochs, state.diverged)
+            extras: dict[str, Any] = {}
+            with self.noting(path):
+                extras["machines"] = tuple(files.machines())
+            with self.noting(path):
+                extras["probe"] = tuple(files.probe()) if (path / PROBE).exists() else ()
+            with self.noting(path):
+                extras |= {"top_eigenvalue": files.top_eigenvalue(), "surface": files.surface()}
+            if (path / PREDICTIONS).exists():
+                extras["predictions"] = path / PREDICTIONS
+            self.runs.append(replace(source, **extras))
+
+    def _add_results(self, folder: Path) -> None:
+        """Add the runs that ``runs.json`` and ``results.json`` list, except those whose run directory is there."""
+        metrics: dict[Path, tuple[Metrics, ...]] = {}
+        for path in sorted(folder.glob("*.jsonl")):
+            with self.noting(path):
+                metrics[path] = tuple(read_json_lines(path, HINT))
+        used: set[Path] = set()
+        if (file := folder / RUNS).exists():
+            with self.noting(file):
+                listed = read_json(file, dict, HINT)
+                for name, about in listed["runs"].items():
+                    used.add(path := folder / f"{name}.jsonl")
+                    with self.noting(path):
+                        settings = {name: about[name] for name in ("method", "arguments", "seed") if name in about}
+                        run = Run(**{**listed["settings"], **settings})
+                        source = Source(run, path, folder, metrics.get(path, ()))
+                        self.runs.append(replace(source, top_eigenvalue=about.get("top_eigenvalue")))
+        if (file := folder / RESULTS).exists():
+            with self.noting(file):
+                listed = read_json(file, dict, HINT)
+                for entry in [*listed["runs"], *listed.get("tuning", [])]:
+                    place, last = folder / entry["folder"], entry["last"]
+                    path = next((path for path, lines in metrics.items() if lines and lines[-1] == last), place)
+                    if path in used or (place / CONFIG).exists():
+                        continue
+                    used.add(path)
+                    with self.noting(place):
+                        epochs = metrics.get(path, () if last is None else (last,))
+                        diverged = entry["reason"] or "unknown" if entry["state"] == "diverged" else None
+                        source = Source(Run(**entry["settings"]), path, folder, epochs, diverged)
+                        self.runs.append(replace(source, top_eigenvalue=entry.get("top_eigenvalue")))
+        self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
+
+    def _drop_copies(self) -> None:
+        """Keep one of several copies of a finished run: the one with the metrics of most epochs."""
+        best: dict[str, Source] = {}
+        for source in self.runs:
+            if source.last is not None:
+                key = json.dumps([source.run.model, source.run.data, source.run.seed, source.last], sort_keys=True)
+                other = best.setdefault(key, source)
+                if len(source.epochs) > len(other.epochs):
+                    best[key] = source
+        kept = {id(source) for source in best.values()}
+        self.runs = [source for source in self.runs if source.last is None or id(source) in kept]
+
+    def _add_flatness(self, file: Path, entry: Mapping[str, Any]) -> None:
+        """Add a measured network to its run, or as a run if it is not known."""
+        if "run" not in entry:
+            self.problems.append(f"{file}: {entry['file']} is left out, because its run is not known.")
+            return
+        for i, source in enumerate(self.runs):
+            if source.last == entry["metrics"]:
+                self.runs[i] = replace(source, flatness=entry)
+                return
+        copies = [path for path, lines in self._unlisted.items() if lines and lines[-1] == entry["metrics"]]
+        path = copies[0] if copies else file.parent / Path(entry["file"]).name
+        epochs = self._unlisted.pop(path, (entry["metrics"],))
+        self.runs.append(Source(Run(**entry["run"]), path, file.parent, epochs, flatness=entry))
