@@ -195,7 +195,8 @@ def _cost(experiment: Experiment) -> Figure | None:
         hover = "%{customdata} passes, %{y:.2f}"
         traces.append(experiment.trace(method, mode="markers", hovertemplate=hover, **x, **_markers([point])))
     caption = f"After the last epoch, {seeds_text(p.n for p in points.values())}. Points of equal cost are shifted."
-    panel = _panel(traces, "gradient passes per step", experiment.unit)
+    ticks = {"tickvals": sorted({passes[method] for method in points})}
+    panel = _panel(traces, "gradient passes per step", experiment.unit, xaxis=ticks)
     return _figure("Score against cost", caption, [panel])
 
 
@@ -364,5 +365,5 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
     title = "Loss around each network" + (", in 3-D" if kind == "surfaces" else "")
     turn = " Drag to turn them all." if kind == "surfaces" else ""
     cut = f" Losses above {ceiling:.3g} are cut off." if max(highest) > ceiling else ""
-    figure = _figure(title, f"{_of_seeds(runs)} One scale for all methods.{cut}{turn}", panels, kind)
+    figure = _figure(title, f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}", panels, kind)
     return figure | {"levels": rounded(levels)}

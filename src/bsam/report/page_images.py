@@ -61,12 +61,13 @@ def _classes(experiment: Experiment, predictions: Predictions) -> Figure | None:
         return None
     names = [row.name for row in next(iter(infos.values()))]
     traces = []
-    for method, rows in infos.items():
+    for number, (method, rows) in enumerate(infos.items()):
+        shift = 0.6 * (number - (len(infos) - 1) / 2) / max(len(infos), 2)  # equal accuracies stay visible
         y = rounded([None if row.accuracy is None else 100 * row.accuracy for row in rows])
-        marks = {"type": "scatter", "mode": "markers", "hovertemplate": "%{y:.1f} %"}
-        traces.append(experiment.trace(method, x=list(range(len(rows))), y=y, **marks))
+        marks = {"type": "scatter", "mode": "markers", "hovertemplate": "%{text}: %{y:.1f} %", "text": names}
+        traces.append(experiment.trace(method, x=[round(n + shift, 3) for n in range(len(rows))], y=y, **marks))
     x = {"tickvals": list(range(len(names))), "ticktext": names, "title": {"text": ""}}
-    layout = {"xaxis": x, "yaxis": {"title": {"text": "accuracy in %"}}, "hovermode": "x unified"}
+    layout = {"xaxis": x, "yaxis": {"title": {"text": "accuracy in %"}}}
     caption = f"Networks of seed {_seeds(predictions)}, on the evaluation set."
     panel = {"title": "", "data": traces, "layout": layout}
     return {"title": "Accuracy by class", "caption": caption, "kind": "plotly", "panels": [panel]}

@@ -263,6 +263,11 @@ const COLOURS = {
 };
 const DASHES = ["solid", "dash", "longdash", "dashdot", "dot"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star"];
+const SHAPES = {
+  circle: "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z", square: "M-4-4h8v8h-8z", diamond: "M0-5.5L5.5 0 0 5.5-5.5 0z",
+  "triangle-up": "M0-5L5 4H-5z", cross: "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M-5-3L-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0z",
+  star: "M0-6L1.8-1.9 6-1.7 2.8 1.1 3.9 5.5 0 3-3.9 5.5-2.8 1.1-6-1.7-1.8-1.9z",
+};
 const PATTERNS = {solid: "", dash: "6 3", longdash: "10 3", dashdot: "6 2 1 2", dot: "2 2"};
 const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
 const SCALE = VIRIDIS.map((colour, i) => [i / (VIRIDIS.length - 1), colour]);
@@ -317,7 +322,7 @@ function styled(trace, hidden) {
   };
 }
 
-let camera = {eye: {x: 1.7, y: 1.7, z: 1.1}};
+let camera = {eye: {x: 1.5, y: 1.5, z: 1.0}, center: {x: 0, y: 0, z: -0.12}};
 function layoutOf(panel, kind, element) {
   const isDarkNow = isDark() && !printing;
   const text = isDarkNow ? "#e6e8eb" : "#1b1f24", grid = isDarkNow ? "#363c45" : "#dfe3e8";
@@ -328,7 +333,8 @@ function layoutOf(panel, kind, element) {
     ...rest, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     font: {color: text, size: narrow ? 11 : 12, family: "system-ui, sans-serif"}, margin: {l: 8, r: 10, t: 12, b: 8},
     hoverlabel: {bgcolor: isDarkNow ? "#1d2127" : "#fff", font: {color: text}, bordercolor: grid, namelength: 40},
-    ...(matchMedia("(pointer: coarse)").matches ? {dragmode: false} : {}), // otherwise a finger zooms instead of scrolling
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8b949e", activecolor: text},
+    ...(COARSE ? {dragmode: false} : {}),
   };
   if (kind === "surfaces") {
     const side = {title: {text: ""}, gridcolor: grid, zerolinecolor: grid, showbackground: false, nticks: 5};
@@ -343,15 +349,18 @@ function layoutOf(panel, kind, element) {
   }
   return {...made, xaxis: {...axis, ...xaxis}, yaxis: {...axis, ...yaxis}};
 }
-const CONFIG = {
-  responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-  toImageButtonOptions: {format: "svg"},
-};
+const COARSE = matchMedia("(pointer: coarse)").matches; // a finger must scroll the page, not zoom a plot
+const BUTTONS = {surfaces: ["toImage", "resetCameraDefault3d"], other: ["toImage", "zoom2d", "pan2d", "resetScale2d"]};
+const configOf = kind => ({
+  responsive: true, displaylogo: false, displayModeBar: COARSE ? false : "hover",
+  modeBarButtons: [BUTTONS[kind] ?? BUTTONS.other], toImageButtonOptions: {format: kind === "surfaces" ? "png" : "svg"},
+});
 
-function sample(n) {
-  const middle = {M: [13, 6]};
-  return node("svg", {width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true"},
-    node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colourOf(n), "stroke-width": 2, "stroke-dasharray": PATTERNS[DASHES[n % 5]] || null}));
+function sample(n, mode) { // a line and a marker as in the plot
+  const colour = colourOf(n);
+  const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour, "stroke-width": 2, "stroke-dasharray": PATTERNS[DASHES[n % 5]] || null}) : null;
+  const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 7]], fill: colour, transform: "translate(14 6)"}) : null;
+  return node("svg", {width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true"}, line, marker);
 }
 
 class PlotFigure {
@@ -370,10 +379,10 @@ class PlotFigure {
   }
 
   fillLegend() {
-    const styles = new Map(this.info.panels.flatMap(panel => panel.data).map(trace => [trace.method, trace.style]));
-    this.legend.replaceChildren(...[...styles].map(([method, n]) => node("button", {
+    const styles = new Map(this.info.panels.flatMap(panel => panel.data).map(trace => [trace.method, trace]));
+    this.legend.replaceChildren(...[...styles].map(([method, {style, mode}]) => node("button", {
       type: "button", "aria-pressed": String(!this.hidden.has(method)), on: {click: event => this.toggle(method, event.currentTarget)},
-    }, sample(n), method)));
+    }, sample(style, mode ?? ""), method)));
   }
 
   toggle(method, button) {
@@ -385,7 +394,7 @@ class PlotFigure {
   seen(plot, near) {
     plot.near = near;
     if (near && !plot.drawn) {
-      plotly().then(() => plot.near && !plot.drawn && this.draw(plot));
+      plotly().then(() => (plot.near || this.info.kind !== "surfaces") && !plot.drawn && this.draw(plot));
     } else if (!near && plot.drawn && this.info.kind === "surfaces") { // browsers keep at most 16 WebGL contexts
       window.Plotly.purge(plot);
       plot.drawn = false;
@@ -400,7 +409,7 @@ class PlotFigure {
     }
     const first = !plot.drawn;
     plot.drawn = true;
-    const done = window.Plotly.react(plot, traces, layoutOf(panel, info.kind, plot), CONFIG);
+    const done = window.Plotly.react(plot, traces, layoutOf(panel, info.kind, plot), configOf(info.kind));
     if (first && info.kind === "surfaces") {
       plot.removeAllListeners?.("plotly_relayouting");
       plot.removeAllListeners?.("plotly_relayout");
