@@ -91,7 +91,11 @@ def test_the_paragraph(states):
     tuned = str(compare_states(given, "ASAM", tuned=True))
     assert tuned.startswith("SAM, BSAM (Algorithm 1) and SGD are better than ASAM, by more than chance. ASAM: ")
     assert "SAM at total radius 0.05 (tuned on held-out samples) is better by 2.07 points" in tuned
-    assert " SGD is better by 0.97 points (95 % interval +0.59 to +1.35, 3 seeds), more than chance" in tuned
+    assert (
+        " SGD is better by 0.97 points (95 % interval +0.59 to +1.35, 3 seeds), more than chance, at 1 pass per step "
+        "instead of 2 and 1 s per epoch instead of 2 s. "
+    ) in tuned
+    assert "at the same 2 passes per step and 2 s" in tuned
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,15 @@ def test_runs_that_diverged_or_are_not_finished(states):
     assert "2 s per epoch instead of 1 s (1 diverged)." in text
     assert "has no finished run to compare (2 diverged, 1 not finished)." in text
     assert "ASAM has no finished run to compare (3 not finished)." in text
+
+
+def test_equal_differences_are_not_more_than_chance(states):
+    """Accuracies are multiples of one sample: two seeds may differ by the same number of samples."""
+    row = (comparison := compare_states(states({"sgd": (90.1, 91.3), "sam": (92.2, 93.4)}), "SGD")).methods[1]
+    assert (row.is_decided, row.is_better) == (False, False)
+    text = str(comparison)
+    assert text.startswith("No method is better than SGD by more than chance.")
+    assert "is better by 2.10 points (equal differences with all 2 seeds, so their spread is unknown), which" in text
 
 
 def test_seconds_are_left_out_if_runs_were_trained_at_the_same_time(states):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class ComparedMethod:
         radius: the total radius: rho, or rho_max + rho_min; None if the method has none.
         chosen: how the radius was chosen: ``"tuned on held-out samples"`` or ``"not tuned"``.
         passes: forward and backward passes per step.
-        seconds: median seconds of an epoch; None if unknown or if runs shared the device.
+        seconds: seconds per epoch; None if unknown or if runs shared the device.
     """
 
     method: str
@@ -63,9 +64,12 @@ class ComparedMethod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the difference is more than chance: its 95 % interval excludes 0."""
+        """Whether the difference is more than chance: its 95 % interval excludes 0 and has a length.
+
+        Accuracies are multiples of one sample, so two seeds may have equal differences, whose spread is not 0.
+        """
         d = self.difference
-        return d is not None and d.low is not None and d.high is not None and (d.low > 0 or d.high < 0)
+        return d is not None and d.low is not None and d.high is not None and not _is_point(d) and d.low * d.high > 0
 
     @property
     def is_better(self) -> bool:
@@ -126,11 +130,15 @@ class Comparison:
         if d.low is None or d.high is None:
             text += "(one seed), which may be chance"
         else:
-            chance = "more than chance" if row.is_decided else "which may be chance"
-            text += f"(95 % interval {d.low:+.2f} to {d.high:+.2f}, {d.n} seeds), {chance}"
+            interval = f"95 % interval {d.low:+.2f} to {d.high:+.2f}, {d.n} seeds"
+            if _is_point(d):
+                interval = f"equal differences with all {d.n} seeds, so their spread is unknown"
+            text += f"({interval}), {'more than chance' if row.is_decided else 'which may be chance'}"
         if row.more_seeds is not None:
             text += f" (about {row.more_seeds} more seed{'s' * (row.more_seeds > 1)} would decide)"
-        text += f", at {row.passes:.3g} passes per step instead of {baseline.passes:.3g}"
+        passes = f"{row.passes:.3g} pass{'es' * (row.passes != 1)} per step"
+        same = row.passes == baseline.passes
+        text += f", at the same {passes}" if same else f", at {passes} instead of {baseline.passes:.3g}"
         if row.seconds is not None and baseline.seconds is not None:
             text += f" and {row.seconds:.3g} s per epoch instead of {baseline.seconds:.3g} s"
         return f"{text}{_not_finished(row)}."
@@ -171,10 +179,15 @@ def compare_states(
                 total_radius(group[0].run),
                 "tuned on held-out samples" if tuned else "not tuned",
                 passes_of(group[0].run),
-                statistics.median(times) if times else None,
+                statistics.fmean(times) if times else None,
             )
         )
     return Comparison(baseline, score_title(states[0].run), tuple(rows), page)
+
+
+def _is_point(d: Difference) -> bool:
+    """Return whether the interval has no length, except for rounding errors."""
+    return d.low is not None and d.high is not None and math.isclose(d.low, d.high, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _not_finished(row: ComparedMethod) -> str:
