@@ -77,6 +77,12 @@ def total_radius(run: Run) -> float | None:
 
 def published_table(run: Run) -> PublishedTable | None:
     """Return the table of the paper with the experiment of a run; None if it has another protocol."""
+    if (
+        run.limit_train is not None
+        or run.limit_test is not None
+        or run.base != ("adam" if run.task == "pose" else "sgd")
+    ):
+        return None
     if run.task == "pose":
         return POSE
     if run.weight_bits is not None:
@@ -133,7 +139,7 @@ def paper_variant(run: Run) -> str | None:
 
 def of_paper(run: Run) -> bool:
     """Return whether the paper has numbers for the experiment of a run, or for poses on other photographs."""
-    return bool(published_numbers(run)) or (run.task == "pose" and run.data in PHOTOGRAPHS)
+    return bool(published_numbers(run)) or (published_table(run) is POSE and run.data in PHOTOGRAPHS)
 
 
 def published_for(run: Run, tuned: bool) -> float | None:

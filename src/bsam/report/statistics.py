@@ -82,7 +82,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float], level: float 
         return Difference(mean, None, None, n, None)
     error = statistics.stdev(gaps) / math.sqrt(n)
     half = t_quantile(level, n - 1) * error
-    p = 1 - within(abs(mean) / error, n - 1) if error else float(mean == 0)
+    p = max(0.0, 1 - within(abs(mean) / error, n - 1)) if error else float(mean == 0)
     return Difference(mean, mean - half, mean + half, n, p)
 
 

@@ -2,35 +2,180 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from .records import Records
+from ..common.errors import BsamValueError
+from ..recipes.paper import POSE
+from ..recipes.variants import BSAMS, MATCHED, variant_of, variants
+from ..training.config import Run
+from .comparisons import OPEN, Comparison, Value, group_by, values_by_seed
+from .comparisons import Verdict as Verdict
+from .record import Record, Records
+from .record_titles import TUNED, of_paper, paper_variant, published_numbers
+from .statistics import paired
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What runs say about a claim.
-
-    Args:
-        claim: the claim in words.
-        at: ``"at the paper's radii"``, ``"at matched radii"`` or ``"at tuned radii"``; empty for a user's runs.
-        outcome: ``"confirmed"``, ``"not confirmed"`` or ``"open"``.
-        evidence: a sentence with the numbers.
-        more_seeds: how many more seeds would decide an open claim; None if that is unknown or it is not open.
-    """
-
-    claim: str
-    at: str
-    outcome: str
-    evidence: str
-    more_seeds: int | None
+PAPER_RADII, MATCHED_RADII, TUNED_RADII = "at the paper's radii", "at matched radii", "at tuned radii"
 
 
 def paper_verdicts(records: Records) -> list[Verdict]:
-    """Return a verdict on each claim of the paper that the runs bear on."""
-    return []
+    """Return a verdict on each claim of the paper on which there are runs.
+
+    The claims are: a method has a better score than another one where the paper's table says so, and BSAM's networks
+    have a smaller largest eigenvalue than others. At the paper's radii, BSAM is compared with SAM at the same rho; at
+    matched radii, with SAM at rho_max + rho_min, fixed or falling as BSAM's total radius does; at tuned radii, each
+    method has the radius that was best on held-out samples.
+    """
+    verdicts = []
+    for title, group in group_by(records.runs, lambda record: record.experiment).items():
+        runs = [(record, Run(**record.settings)) for record in group if record.settings]
+        runs = [(record, run) for record, run in runs if of_paper(run)]
+        if runs:
+            paper = _PaperExperiment(title, runs, records)
+            verdicts += [*paper.score_verdicts(), *paper.flatness_verdicts()]
+    return verdicts
 
 
 def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
-    """Return a verdict on each method of each experiment: whether it is better than the baseline."""
-    return []
+    """Return a verdict on each row of each experiment: whether it is better than the baseline.
+
+    Args:
+        records: the runs.
+        baseline: a row, such as ``"SAM"``, or the name of a method on the command line, such as ``"sam"``.
+    """
+    verdicts, matched = [], False
+    for title, group in group_by(records.runs, lambda record: record.experiment).items():
+        rows = group_by(group, lambda record: record.method)
+        name = baseline_row(rows, baseline)
+        if name is None:
+            continue
+        matched = True
+        for row in rows:
+            if row != name:
+                comparison = Comparison(rows[row], rows[name], row, name, records)
+                if (verdict := comparison.verdict(f"{row} better than {name}: {title}", "")) is not None:
+                    verdicts.append(verdict)
+    if not matched:
+        known = ", ".join(dict.fromkeys(record.method for record in records.runs)) or "none"
+        raise BsamValueError(f"baseline must be one of the rows of an experiment ({known}); got {baseline!r}")
+    return verdicts
+
+
+def baseline_row(rows: Iterable[str], baseline: str) -> str | None:
+    """Return the row that a user calls ``baseline``; None if there is none, or if several rows could be meant.
+
+    Example:
+        >>> baseline_row(["SGD", "BSAM (Algorithm 1)"], "bsam")
+        'BSAM (Algorithm 1)'
+        >>> baseline_row(["SGD", "SAM, rho 0.1", "SAM, rho 0.2"], "sam")
+    """
+    rows = list(rows)
+    names = {baseline.casefold(), variants()[baseline].title.casefold() if baseline in variants() else ""}
+    exact = [row for row in rows if row.casefold() in names]
+    similar = [row for row in rows if row.partition(", ")[0].casefold() in names]
+    return exact[0] if exact else similar[0] if len(similar) == 1 else None
+
+
+class _PaperExperiment:
+    """The runs of an experiment of the paper, by the variant of their method."""
+
+    def __init__(self, title: str, runs: Sequence[tuple[Record, Run]], records: Records) -> None:
+        self.title, self.records = title, records
+        first = runs[0][1]
+        self.base, self.numbers, self.note = first.base, published_numbers(first), ""
+        if first.task == "pose" and not self.numbers:
+            mean = {key[1]: number for key, number in POSE.numbers.items() if key[2] == "pck"}
+            self.numbers, self.note = mean, " The paper's data is MPII, and it does not state its radii."
+        elif note := self.numbers["bsam"].note:
+            self.note = f" {note[0].upper()}{note[1:]}."
+        self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
+        for record, run in runs:
+            tuned = record.chosen == TUNED
+            name = variant_of(run).name if tuned else paper_variant(run)
+            if name is not None:
+                self.rows[tuned].setdefault(name, []).append(record)
+        self.rows[True].setdefault(self.base, self.rows[False].get(self.base, []))
+
+    def score_verdicts(self) -> list[Verdict]:
+        """Return the verdicts on the order of SGD (or Adam), SAM and BSAM in the paper's table."""
+        verdicts = []
+        for higher, lower in (("sam", self.base), ("bsam", "sam")):
+            gap = self.numbers[higher].mean - self.numbers[lower].mean
+            pair = (higher, lower) if gap > 0 else (lower, higher)
+            at_paper = self._score_verdict(*pair, PAPER_RADII, abs(gap))
+            tuned = self._score_verdict(*pair, TUNED_RADII, abs(gap))
+            matched = []
+            if "bsam" in pair:
+                for name in MATCHED:
+                    better, worse = (name if method == "sam" else method for method in pair)
+                    matched.append(self._score_verdict(better, worse, MATCHED_RADII))
+                if at_paper is not None and not any((*matched, tuned)):
+                    claim, evidence = self._claim(*pair), "No runs of SAM at BSAM's total radius, and none are tuned."
+                    matched = [Verdict(claim, MATCHED_RADII, OPEN, evidence, None)]
+            verdicts += [at_paper, *matched, tuned]
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def flatness_verdicts(self) -> list[Verdict]:
+        """Return the verdicts on the largest eigenvalue of the Hessian."""
+        pairs = [(other, PAPER_RADII) for other in (self.base, "sam")]
+        pairs += [(other, MATCHED_RADII) for other in MATCHED] + [("sam", TUNED_RADII)]
+        verdicts = []
+        for other, at in pairs:
+            ours, theirs = self._row("bsam", at), self._row(other, at)
+            samples = {None, *(_samples(record) for record in (*ours, *theirs))}
+            measured = [(lambda record, n=n: _eigenvalue(record, n), n) for n in samples]
+            value, n = max(measured, key=lambda pair: (_shared(ours, theirs, pair[0]), pair[1] or 0))
+            if _shared(ours, theirs, value):
+                titles = _title("bsam"), _title(other)
+                comparison = Comparison(ours, theirs, *titles, self.records, value, higher_is_better=False, digits=1)
+                claim = f"{titles[0]} flatter than {titles[1]} (largest eigenvalue of the Hessian): {self.title}"
+                data = "training samples" if n is None else f"{n:,} training samples"
+                verdicts.append(comparison.verdict(claim, at, more=f" On {data}; the paper used the test set."))
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _row(self, name: str, at: str) -> list[Record]:
+        return self.rows[at == TUNED_RADII].get(name, [])
+
+    def _claim(self, better: str, worse: str) -> str:
+        return f"{_title(better)} better than {_title(worse)}: {self.title}"
+
+    def _score_verdict(self, better: str, worse: str, at: str, gap: float | None = None) -> Verdict | None:
+        ours, theirs = self._row(better, at), self._row(worse, at)
+        if not ours or not theirs:
+            return None
+        comparison = Comparison(ours, theirs, _title(better), _title(worse), self.records)
+        more = self.note + (self._variants(theirs, at) if better == "bsam" else "")
+        return comparison.verdict(self._claim(better, worse), at, gap, more)
+
+    def _variants(self, theirs: Sequence[Record], at: str) -> str:
+        """Return the differences of the other variants of BSAM as a sentence."""
+        texts = []
+        for name in BSAMS[1:]:
+            ours = values_by_seed(self._row(name, at), lambda record: record.score)
+            difference = paired(ours, values_by_seed(theirs, lambda record: record.score))
+            if difference is not None:
+                seeds = f"{difference.n} seed{'s' * (difference.n > 1)}"
+                texts.append(f"{variants()[name].title} {difference.mean:+.2f} ({seeds})")
+        return f" Other variants: {', '.join(texts)}." if texts else ""
+
+
+def _title(name: str) -> str:
+    """Return the name of a method in claims: the paper has one BSAM."""
+    if name == "bsam":
+        return "BSAM"
+    return variants()[name].title if name in variants() else name.capitalize()
+
+
+def _samples(record: Record) -> int | None:
+    """Return on how many samples ``bsam flatness`` measured a network; None if it did not."""
+    return None if record.flatness is None else record.flatness["samples"]
+
+
+def _eigenvalue(record: Record, samples: int | None) -> float | None:
+    """Return the largest eigenvalue that ``bsam flatness`` computed on so many samples; None: that of training."""
+    if samples is None:
+        return record.top_eigenvalue
+    return record.flatness["eigenvalues"]["maximum"] if record.flatness and _samples(record) == samples else None
+
+
+def _shared(ours: Sequence[Record], theirs: Sequence[Record], value: Value) -> int:
+    return len(values_by_seed(ours, value).keys() & values_by_seed(theirs, value).keys())
