@@ -20,7 +20,7 @@ from typing import Any
 from ..recipes.columns import seed_statistics
 from ..training.config import BASE
 from ..training.files import write
-from .page_figures import Experiment, figures_info
+from .page_figures import Experiment, figures_info, without_settings
 from .page_images import pictures_info
 from .records import Record, Records
 from .statistics import paired
@@ -45,7 +45,7 @@ def page_data(
     groups: dict[str, list[Record]] = {}
     for record in records.runs:
         groups.setdefault(record.experiment, []).append(record)
-    styles = {method: n for n, method in enumerate(_in_order(records.runs))}
+    styles = _styles(_in_order(records.runs))
     figures: dict[str, Any] = {}
     experiments, verdicts, problems = [], [], list(records.problems)
     for number, (name, runs) in enumerate(groups.items()):
@@ -76,6 +76,17 @@ def _in_order(runs: Sequence[Record]) -> list[str]:
     """Return the methods in order of first appearance, base optimizers first."""
     bases = [run.method for run in runs if run.settings.get("method") == BASE]
     return list(dict.fromkeys([*bases, *(run.method for run in runs)]))
+
+
+def _styles(methods: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the style of each method on the whole page: the number of its colour, and its number among these.
+
+    Rows that differ only in settings, which follow a comma, share the colour.
+    """
+    groups: dict[str, list[str]] = {}
+    for method in methods:
+        groups.setdefault(without_settings(method), []).append(method)
+    return {method: (n, k) for n, group in enumerate(groups.values()) for k, method in enumerate(group)}
 
 
 def _default_baseline(runs: Sequence[Record]) -> str:

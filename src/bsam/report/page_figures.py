@@ -1,7 +1,7 @@
 """The interactive figures of the page, as traces of plotly.js.
 
 A figure has panels, each a plot of its own, so that a phone shows them below each other. A trace has the name of its
-method and the number of its style; the page adds colours, which depend on its theme, dashes, markers and a legend.
+method and the numbers of its style; the page adds colours, which depend on its theme, dashes, markers and a legend.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Experiment:
         title: its title.
         methods: the rows of its table, in order.
         runs: the runs.
-        styles: the number of the style of each method of the page.
+        styles: the numbers of colour and dashes of each method of the page.
     """
 
     title: str
     methods: tuple[str, ...]
     runs: tuple[Record, ...]
-    styles: Mapping[str, int]
+    styles: Mapping[str, tuple[int, int]]
 
     def of(self, method: str) -> list[Record]:
         """Return the runs of a method."""
@@ -66,6 +66,11 @@ class Experiment:
     def unit(self) -> str:
         """The unit of the scores."""
         return self.runs[0].unit
+
+
+def without_settings(method: str) -> str:
+    """Return the title of a row without settings: ``"SAM"`` for ``"SAM, rho 0.1"``."""
+    return method.partition(", ")[0]
 
 
 def figures_info(experiment: Experiment) -> dict[str, Figure]:
@@ -207,14 +212,14 @@ def _radius(experiment: Experiment) -> Figure | None:
     lines: dict[str, list[tuple[float, str]]] = {}
     for method in points:
         if method in radii:
-            lines.setdefault(method.partition(", ")[0], []).append((radii[method], method))
+            lines.setdefault(without_settings(method), []).append((radii[method], method))
     x = sorted({radius for line in lines.values() for radius, _ in line})
-    if len(x) < 2:
+    if all(len(line) == 1 for line in lines.values()):
         return None
     traces = []
     for line in map(sorted, lines.values()):
         first = line[0][1]
-        style = {"method": first if len(line) == 1 else first.partition(", ")[0], "style": experiment.styles[first]}
+        style = {"method": first if len(line) == 1 else without_settings(first), "style": experiment.styles[first]}
         marks = {"mode": "lines+markers", "hovertemplate": "total radius %{x}, %{y:.2f}"}
         traces.append({**style, **marks, "x": [r for r, _ in line], **_markers([points[m] for _, m in line])})
     bases = {run.method for run in experiment.runs if run.settings.get("method") == BASE} & points.keys()
@@ -312,8 +317,16 @@ def _density(experiment: Experiment) -> Figure | None:
 
 
 def _of_seeds(measured: Mapping[str, tuple[Record, Any]]) -> str:
-    seeds = sorted({run.seed for run, _ in measured.values()})
-    return f"Networks of seed {' and '.join(map(str, seeds))}."
+    runs = [run for run, _ in measured.values()]
+    samples = sorted({run.flatness["samples"] for run in runs if run.flatness is not None and "samples" in run.flatness})
+    on = f", measured on {' or '.join(f'{n:,}' for n in samples)} samples" if samples else ""
+    return f"Networks of {seed_numbers(runs)}{on}."
+
+
+def seed_numbers(runs: Sequence[Record]) -> str:
+    """Return the seeds of runs in words."""
+    seeds = sorted({run.seed for run in runs})
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray[Any], NDArray[Any]]]]:

@@ -16,7 +16,7 @@ from ..data.pose.joints import Skeleton
 from ..tasks.pose_inputs import PoseInputs
 from ..training.run_dir import RunDir
 from .classes import classes_info
-from .page_figures import Experiment, Figure, rounded
+from .page_figures import Experiment, Figure, rounded, seed_numbers
 from .records import Record
 from .skeletons import side_colour
 
@@ -51,7 +51,7 @@ Predictions = Mapping[str, tuple[Record, dict[str, NDArray[Any]]]]
 
 
 def _seeds(predictions: Predictions) -> str:
-    return " and ".join(str(seed) for seed in sorted({run.seed for run, _ in predictions.values()}))
+    return seed_numbers([run for run, _ in predictions.values()])
 
 
 def _classes(experiment: Experiment, predictions: Predictions) -> Figure | None:
@@ -68,7 +68,7 @@ def _classes(experiment: Experiment, predictions: Predictions) -> Figure | None:
         traces.append(experiment.trace(method, x=[round(n + shift, 3) for n in range(len(rows))], y=y, **marks))
     x = {"tickvals": list(range(len(names))), "ticktext": names, "title": {"text": ""}}
     layout = {"xaxis": x, "yaxis": {"title": {"text": "accuracy in %"}}}
-    caption = f"Networks of seed {_seeds(predictions)}, on the evaluation set."
+    caption = f"Networks of {_seeds(predictions)}, on the evaluation set."
     panel = {"title": "", "data": traces, "layout": layout}
     return {"title": "Accuracy by class", "caption": caption, "kind": "plotly", "panels": [panel]}
 
@@ -87,7 +87,7 @@ def _mistakes(predictions: Predictions) -> Figure | None:
                 for pixels, truth, found, confidence in pairs
             ]
             rows.append({"title": method, "items": items})
-    caption = f"The class that the network of seed {_seeds(predictions)} predicts, its probability, and the true class."
+    caption = f"What the networks of {_seeds(predictions)} predict, with its probability, and the true class."
     title = "Most confident mistakes"
     return {"title": title, "caption": caption, "kind": "images", "rows": rows} if rows else None
 
@@ -114,7 +114,7 @@ def _skeletons(predictions: Predictions) -> Figure | None:
         for item, number in zip(row["items"], range(len(sources)), strict=False):
             item["picture"] = number
     caption = (
-        f"Joints that the networks of seed {_seeds(predictions)} found. The person's right side is orange, the left "
+        f"Joints that the networks of {_seeds(predictions)} found. The person's right side is orange, the left "
         "side light blue."
     )
     figure = {"title": "Skeletons", "caption": caption, "kind": "images", "rows": rows, "pictures": sources}

@@ -258,20 +258,20 @@ function verdictSection() {
 // ---- figures
 // Okabe and Ito's colours, with dashes and markers for readers who do not see them
 const COLOURS = {
-  light: ["#5f6368", "#0072b2", "#d55e00", "#009e73", "#b8578f", "#b57c00", "#3a9bd6"],
-  dark: ["#b9bec5", "#3fa0e6", "#ff8a3d", "#26c99a", "#e59cc4", "#efb73e", "#8fd6ff"],
+  light: ["#5f6368", "#0072b2", "#d55e00", "#009e73", "#b8578f", "#b57c00", "#3a9bd6", "#000000"],
+  dark: ["#b9bec5", "#3fa0e6", "#ff8a3d", "#26c99a", "#e59cc4", "#efb73e", "#8fd6ff", "#ffffff"],
 };
 const DASHES = ["solid", "dash", "longdash", "dashdot", "dot"];
-const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star"];
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "hourglass"];
 const SHAPES = {
   circle: "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z", square: "M-4-4h8v8h-8z", diamond: "M0-5.5L5.5 0 0 5.5-5.5 0z",
   "triangle-up": "M0-5L5 4H-5z", cross: "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M-5-3L-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0z",
-  star: "M0-6L1.8-1.9 6-1.7 2.8 1.1 3.9 5.5 0 3-3.9 5.5-2.8 1.1-6-1.7-1.8-1.9z",
+  star: "M0-6L1.8-1.9 6-1.7 2.8 1.1 3.9 5.5 0 3-3.9 5.5-2.8 1.1-6-1.7-1.8-1.9z", "triangle-down": "M0 5L5-4H-5z", hourglass: "M-5-5H5L-5 5H5z",
 };
 const PATTERNS = {solid: "", dash: "6 3", longdash: "10 3", dashdot: "6 2 1 2", dot: "2 2"};
 const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
 const SCALE = VIRIDIS.map((colour, i) => [i / (VIRIDIS.length - 1), colour]);
-const colourOf = n => COLOURS[isDark() && !printing ? "dark" : "light"][n % 7];
+const colourOf = style => COLOURS[isDark() && !printing ? "dark" : "light"][style[0] % 8];
 const figures = [];
 
 let library;
@@ -298,7 +298,7 @@ function escaped(value, key = "") {
 
 function styled(trace, hidden) {
   const {method, style, band, ...rest} = escaped(trace);
-  const colour = colourOf(style), n = style;
+  const colour = colourOf(style), n = style[0] + style[1];
   const made = {...rest, name: plotText(method), showlegend: false, visible: !hidden.has(method)};
   if (trace.type === "contour") {
     return {
@@ -317,12 +317,12 @@ function styled(trace, hidden) {
   if (band) return {...made, line: {width: 0}, fillcolor: `${colour}2e`};
   return {
     ...made, line: {color: colour, dash: DASHES[n % 5], width: 2},
-    marker: {color: colour, symbol: SYMBOLS[n % 7], size: 10, line: {color: isDark() && !printing ? "#14171b" : "#fff", width: 1}},
+    marker: {color: colour, symbol: SYMBOLS[n % 9], size: 10, line: {color: isDark() && !printing ? "#14171b" : "#fff", width: 1}},
     ...(trace.error_y ? {error_y: {...trace.error_y, color: colour, thickness: 1.5, width: 4}} : {}),
   };
 }
 
-let camera = {eye: {x: 1.5, y: 1.5, z: 1.0}, center: {x: 0, y: 0, z: -0.12}};
+let camera = {eye: {x: 1.6, y: 1.6, z: 1.05}, center: {x: 0, y: 0, z: -0.1}};
 function layoutOf(panel, kind, element) {
   const isDarkNow = isDark() && !printing;
   const text = isDarkNow ? "#e6e8eb" : "#1b1f24", grid = isDarkNow ? "#363c45" : "#dfe3e8";
@@ -356,10 +356,10 @@ const configOf = kind => ({
   modeBarButtons: [BUTTONS[kind] ?? BUTTONS.other], toImageButtonOptions: {format: kind === "surfaces" ? "png" : "svg"},
 });
 
-function sample(n, mode) { // a line and a marker as in the plot
-  const colour = colourOf(n);
+function sample(style, mode) { // a line and a marker as in the plot
+  const colour = colourOf(style), n = style[0] + style[1];
   const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour, "stroke-width": 2, "stroke-dasharray": PATTERNS[DASHES[n % 5]] || null}) : null;
-  const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 7]], fill: colour, transform: "translate(14 6)"}) : null;
+  const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 9]], fill: colour, transform: "translate(14 6)"}) : null;
   return node("svg", {width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true"}, line, marker);
 }
 
@@ -372,8 +372,8 @@ class PlotFigure {
     const panels = info.panels.map((panel, i) => node("div", {class: "panel"}, panel.title ? node("h4", {}, panel.title) : null, this.plots[i]));
     this.legend = node("div", {class: "legend", role: "group", "aria-label": "Methods: show or hide"});
     this.element = node("figure", {class: [info.kind, info.panels.length > 1 ? "wide several" : ""].join(" ").trim()},
-      node("h3", {}, info.title), info.kind === "plotly" ? this.legend : null, info.levels ? scaleBar(info.levels) : null,
-      node("div", {class: "panels"}, ...panels), node("figcaption", {}, info.caption));
+      node("h3", {}, info.title), info.levels ? scaleBar(info.levels) : null, node("div", {class: "panels"}, ...panels),
+      info.kind === "plotly" ? this.legend : null, node("figcaption", {}, info.caption));
     this.fillLegend();
     for (const plot of this.plots) watch(plot, near => this.seen(plot, near));
   }
@@ -480,9 +480,9 @@ function runList(experiment) {
     {title: "score", value: run => run.score, text: run => (run.score === null ? "" : short(run.score))},
     {title: "remark", value: run => run.reason, text: run => run.reason ?? "", words: true, long: true},
   ].filter((column, i) => i < 6 || experiment.runs.some(run => run.reason));
-  const open = experiment.runs.some(run => run.state !== "finished");
-  return node("details", open ? {open: ""} : {}, node("summary", {}, runCounts(experiment.runs)),
-    sortableTable(`Runs: ${experiment.title}`, columns, experiment.runs).element);
+  const runs = [...experiment.runs].sort((a, b) => (a.state === "finished") - (b.state === "finished")); // others first
+  return node("details", {}, node("summary", {}, runCounts(runs)),
+    sortableTable(`Runs: ${experiment.title}`, columns, runs).element);
 }
 
 function runCounts(runs) {
@@ -527,6 +527,7 @@ data.experiments.forEach((experiment, i) => main.append(experimentSection(experi
 main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbers"),
   node("p", {}, "A score is that of the last epoch: mean ± sample standard deviation (number of seeds). Differences are paired over the seeds " +
     "that both methods have; the 95 % interval is Student's t and says nothing about one seed. Diverged and unfinished runs do not count in means. " +
+    "The largest eigenvalue of a table was computed after training; bsam flatness, whose numbers are in the figures, may use other samples. " +
     "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
 
 const links = [
