@@ -63,7 +63,9 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
     assert cli.main(arguments) == 0
     assert kept.items() <= times_of(folder).items()
     assert len(times_of(folder)) == 9  # 6 to tune, 3 to report: none of them twice
-    assert str(folder / "demo.png") in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert str(folder / "demo.png") in printed
+    assert printed.endswith(f"Open {folder / 'report.html'} in a browser.\n")
     assert (folder / "demo.png").stat().st_size > 10_000
 
     rows = ["SGD", "BSAM (2 passes)", "SGD, tuned weight decay"]
@@ -71,6 +73,9 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
     assert all(f"| {title} |" in table for title in rows)
     results = json.loads((folder / "results.json").read_text())
     assert [row["row"] for row in results["table"]] == rows
+    page = (folder / "report.html").read_text()
+    assert all(run["folder"] in page for run in results["runs"])
+    assert not any(run["folder"] in page for run in results["tuning"])
     assert not any(name.startswith("test_") for trial in results["tuning"] for name in trial["last"])
     for run, row in zip(results["runs"], results["table"], strict=True):
         settings = Run(**run["settings"])

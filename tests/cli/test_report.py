@@ -19,7 +19,7 @@ from bsam.training.config import Run
 from fake_fit import FakeFit
 from processes import Command
 
-SCORES = {"base": [0.90, 0.92, 0.91], "sam": [0.93, 0.96, 0.94], "bsam": [0.95, 0.96, 0.97]}
+SCORES = {"base": [0.90, 0.92, 0.91], "sam": [0.93, 0.96, 0.94], "bsam": [0.95, 0.965, 0.97]}
 ARGUMENTS = {"bsam": {"passes": 2}}
 
 
@@ -91,6 +91,7 @@ def test_unfinished_and_diverged_runs_are_counted(runs, tmp_path, capsys):
     (runs / "deep/sam-0/model.safetensors").unlink()
     (runs / "deep/sam-0/metrics.jsonl").write_text("")
     (runs / "deep/bsam-1/model.safetensors").unlink()
+    (runs / "deep/bsam-1/metrics.jsonl").unlink()
     (runs / "deep/bsam-1/diverged.json").write_text('{"reason": "the loss became NaN"}')
     assert report(runs, "--out", tmp_path / "page.html") == 0
     assert "9 runs in 1 experiment: 7 finished, 1 diverged, 1 unfinished." in capsys.readouterr().out
@@ -145,14 +146,21 @@ def test_a_path_that_does_not_exist(runs, tmp_path, error_of):
 def test_a_folder_without_runs(tmp_path, error_of):
     (tmp_path / "empty").mkdir()
     error = error_of("report", tmp_path / "empty", "--out", tmp_path / "page.html")
-    assert error.startswith(f"no runs in {tmp_path / 'empty'}")
-    assert error.endswith(": pass run directories, folders of them, or CSV files\n")
+    assert error.startswith(f"{tmp_path / 'empty'} has no runs: ")
+    assert error.count("\n") == 1
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_run_without_a_finished_epoch(runs, tmp_path, error_of):
+    run = runs / "deep/base-0"
+    (run / "metrics.jsonl").unlink()
+    error = error_of("report", run, "--out", tmp_path / "page.html")
+    assert error == f"no run in {run} has finished an epoch: train first\n"
 
 
 def test_a_baseline_that_no_run_has(runs, tmp_path, error_of):
     error = error_of("report", runs, "--out", tmp_path / "page.html", "--baseline", "gsam")
-    assert error == "--baseline: no run has the method 'gsam'; there are BSAM (2 passes), SAM, SGD\n"
+    assert error == "--baseline: no run has the method 'gsam'; there are SGD, SAM, BSAM (2 passes)\n"
 
 
 def test_plotly_is_needed(runs, tmp_path, error_of, monkeypatch):
@@ -177,7 +185,7 @@ def test_flags_that_do_not_fit(runs, error_of, flags, message):
 
 
 def test_a_served_page_starts_with_the_same_errors(tmp_path, error_of):
-    assert "no runs in" in error_of("report", tmp_path, "--watch", "--port", 0)
+    assert "has no runs" in error_of("report", tmp_path, "--watch", "--port", 0)
 
 
 def test_a_served_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):

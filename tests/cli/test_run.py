@@ -81,6 +81,8 @@ def test_smoke(name, tmp_path, capsys):
     assert len(headings) > 1
     assert all(line.endswith(f" ({SMOKE})") for line in headings)
     assert all(f"{line.removeprefix('## ')}" in text for line in headings[1:])
+    assert text.endswith(f"Open {tmp_path / 'report.html'} in a browser.")
+    assert all(run["folder"] in (tmp_path / "report.html").read_text() for run in trained)
     assert cli.main([*command, "--dry-run"]) == 0
     left = f"{len(trained)} runs: {len(trained)} finished, 0 in progress, 0 not started."
     assert left in " ".join(capsys.readouterr().out.split())
@@ -155,6 +157,7 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
     assert cli.main(["run", "rho-min-study", "--scale", "short", "--report"]) == 0
     out = tmp_path / "runs" / "rho-min-study-short"
     assert folders(out) == set()
+    assert not (out / "report.html").exists()
     table = (out / "table.md").read_text()
     assert "| 0.05 | - | 96.82 ± 0.12 | - | 81.65 ± 0.04 |" in table
     assert "after the last of 24 epochs" in table

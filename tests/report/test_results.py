@@ -6,8 +6,12 @@ import pytest
 
 import bsam
 from bsam.recipes import RECIPES
-from bsam.recipes.states import state_of
-from bsam.report.results import check_folder, origin_info, runs_info, write_results
+from bsam.recipes.choices import tuned, tuning_runs, with_tuned_settings
+from bsam.recipes.selection import select
+from bsam.recipes.states import state_of, states_of
+from bsam.report.results import check_folder, origin_info, runs_info, write_report, write_results
+from bsam.training.run_dir import run_dir_name
+from fake_fit import FakeFit
 
 PNG = b"\x89PNG\r\n\x1a\n"
 pytestmark = pytest.mark.usefixtures("coarse")
@@ -42,6 +46,48 @@ def test_nothing_finished_is_a_table_of_dashes_and_no_figure(tmp_path):
     assert [path.name for path in write_results(tmp_path, recipe, "smoke", states)] == ["table.md", "results.json"]
     assert "5 runs are not finished." in (tmp_path / "table.md").read_text()
     assert origin_info(runs_info(states)) == []
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """The content of each page, by path."""
+    written = {}
+    monkeypatch.setattr("bsam.report.results.write_page", lambda path, data: written.update({path: data}))
+    return written
+
+
+def test_the_page_shows_all_runs_of_a_recipe(out, tmp_path, pages):
+    recipe, states = out("label-noise")
+    assert write_report(tmp_path, recipe, states) == [tmp_path / "report.html"]
+    data = pages[tmp_path / "report.html"]
+    assert (data["title"], data["problems"]) == (recipe.title, [])
+    names = [run["name"] for experiment in data["experiments"] for run in experiment["runs"]]
+    assert sorted(names) == sorted(state.path.name for state in states)
+    assert {row["n"] for experiment in data["experiments"] for row in experiment["rows"]} == {2}
+
+
+def test_the_page_of_a_tuned_recipe_has_no_tuning_runs(tmp_path, pages):
+    recipe = tuned(RECIPES["classification"])
+    runs = select(recipe.runs("smoke"), ["sgd", "sam", "bsam"], ["resnet8"], [])
+    trials = tuning_runs(recipe, runs)
+    fit = FakeFit(lambda run: 0.5 + len(fit.asked) / 1000)  # runs with equal metrics count as copies
+    for run in trials:
+        fit(run, tmp_path / run_dir_name(run))
+    finals = with_tuned_settings(recipe, runs, tmp_path)
+    for run in finals:
+        fit(run, tmp_path / run_dir_name(run))
+    write_report(tmp_path, recipe, states_of([*finals, *trials], tmp_path))
+    (experiment,) = pages[tmp_path / "report.html"]["experiments"]
+    assert sorted(run["name"] for run in experiment["runs"]) == sorted(map(run_dir_name, finals))
+    assert {row["method"].partition(",")[0]: row["chosen"] for row in experiment["rows"]}[
+        "SAM"
+    ] == "tuned on held-out samples"
+
+
+def test_nothing_started_has_no_page(tmp_path, pages):
+    recipe = RECIPES["training-curves"]
+    assert write_report(tmp_path, recipe, states_of(recipe.runs("smoke"), tmp_path)) == []
+    assert pages == {}
 
 
 @pytest.mark.parametrize("name", ["gradient-conflict", "demo"])

@@ -103,7 +103,7 @@ def test_another_host_gets_nothing(server, render, host, path):
     assert render.versions == []
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"])
 def test_other_methods_are_not_allowed(server, render, method):
     answer, _ = ask(server, method=method)
     assert answer.status == 405
@@ -128,7 +128,7 @@ def test_a_changed_run_appears_after_some_seconds(server, metrics, render, clock
     with metrics.open("a") as file:
         file.write('{"epoch": 2}\n')
     clock[0] += 4.9
-    assert "epoch\": 2" not in ask(server)[1]
+    assert 'epoch": 2' not in ask(server)[1]
     assert json.loads(ask(server, "/version")[1])["version"] == version
     clock[0] += 0.2
     changed = json.loads(ask(server, "/version")[1])["version"]

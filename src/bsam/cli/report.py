@@ -104,12 +104,12 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
     from ..report.records import read_records
 
     records = read_records(arguments.runs)
-    if not records.runs:
-        paths = ", ".join(map(str, arguments.runs))
-        problem = f" ({records.problems[0]})" if records.problems else ""
-        raise BsamValueError(f"no runs in {paths}{problem}: pass run directories, folders of them, or CSV files")
+    if not records.runs and records.problems:
+        raise BsamValueError(records.problems[0].removesuffix("."))
+    if not records.runs and version is None:  # a served page waits for the first epoch
+        raise BsamValueError(f"no run in {', '.join(map(str, arguments.runs))} has finished an epoch: train first")
     title = {} if arguments.title is None else {"title": arguments.title}
-    baseline = None if arguments.baseline is None else _method(records, arguments.baseline)
+    baseline = _method(records, arguments.baseline) if arguments.baseline is not None and records.runs else None
     return page_data(records, baseline=baseline, version=version, **title), records
 
 

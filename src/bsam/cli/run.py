@@ -155,7 +155,7 @@ def run_recipe(
     from rich.console import Console
 
     from ..report.plan import plan_table, totals
-    from ..report.results import PAGE, check_folder, text_below, write_results
+    from ..report.results import check_folder, text_below, write_report, write_results
     from ..report.tables import rich_tables, sections_info
     from ..report.tuning import tuning_sections
 
@@ -182,16 +182,17 @@ def run_recipe(
     chosen_settings = choices(recipe, runs, out)
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
     # write before printing, which raises if the output pipe is closed
-    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected, baseline)
+    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
+    pages = write_report(out, recipe, [*finals, *tuning], baseline)
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)
         console.print()
     notes = text_below(recipe, summaries, finals, chosen_settings, selected)
     console.print("\n".join(notes), highlight=False)
-    console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
-    if out / PAGE in written:
-        console.print(f"Open {out / PAGE} in a browser.", soft_wrap=True)
+    console.print(f"Written: {', '.join(map(str, [*written, *pages]))}", soft_wrap=True)
+    for page in pages:
+        console.print(f"Open {page} in a browser.", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
 

@@ -139,7 +139,9 @@ def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Fig
     traces, counts, ends = [], [], []
     for method in experiment.methods:
         runs = experiment.finished(method) or experiment.of(method)
-        rows = [[(m["epoch"], v) for m in run.epochs if (v := value(m)) is not None and math.isfinite(v)] for run in runs]
+        rows = [
+            [(m["epoch"], v) for m in run.epochs if (v := value(m)) is not None and math.isfinite(v)] for run in runs
+        ]
         curves = [dict(row) for row in rows if row]
         if not curves:
             continue
@@ -289,7 +291,10 @@ def _eigenvalues(experiment: Experiment) -> Figure | None:
         bars = experiment.trace(method, type="bar", x=middles, y=count.tolist(), width=float(bins[1] - bins[0]))
         n, largest, mean = len(values[method]), values[method].max(), values[method].mean()
         title = f"{method}: max {largest:.3g}, mean {mean:.3g}"
-        x, y = {"range": [float(bins[0]), float(bins[-1])]}, {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)}
+        x, y = (
+            {"range": [float(bins[0]), float(bins[-1])]},
+            {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)},
+        )
         panels.append(_panel([bars], "eigenvalue", f"of the top {n}", title, xaxis=x, yaxis=y, bargap=0))
     return _figure("Largest eigenvalues of the Hessian", _of_seeds(measured), panels, "panels")
 
@@ -371,12 +376,18 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
         else:
             scene = {"zaxis": {"range": [low, ceiling]}}
             panels.append(
-                {"title": title, "data": [{**x, "type": "surface", "z": z, "surfacecolor": colour}], "layout": {"scene": scene}}
+                {
+                    "title": title,
+                    "data": [{**x, "type": "surface", "z": z, "surfacecolor": colour}],
+                    "layout": {"scene": scene},
+                }
             )
     levels = [low + (ceiling - low) * (i / (LEVELS - 1)) ** STEEPNESS for i in range(LEVELS)]
     runs = {method: (run, None) for method, (run, _) in lands.items()}
     title = "Loss around each network" + (", in 3-D" if kind == "surfaces" else "")
     turn = " Drag to turn them all." if kind == "surfaces" else ""
     cut = f" Losses above {ceiling:.3g} are cut off." if max(highest) > ceiling else ""
-    figure = _figure(title, f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}", panels, kind)
+    figure = _figure(
+        title, f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}", panels, kind
+    )
     return figure | {"levels": rounded(levels)}

@@ -121,15 +121,15 @@ def _skeletons(predictions: Predictions) -> Figure | None:
     return figure if rows else None
 
 
-def _lines(
-    joints: NDArray[Any], skeleton: Skeleton, shown: NDArray[np.bool_], pixels: NDArray[Any]
-) -> list[list[Any]]:
+def _lines(joints: NDArray[Any], skeleton: Skeleton, shown: NDArray[np.bool_], pixels: NDArray[Any]) -> list[list[Any]]:
     """Return colour and ends of the lines between joints, in parts of the picture's width and height."""
     height, width = pixels.shape[1:3]
     parts = (joints + 0.5) / np.array([width, height])
     shown = shown & np.isfinite(parts).all(axis=1)
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
-    return [[side_colour(skeleton, edge), *(round(float(v), 4) for v in parts[list(edge)].reshape(-1))] for edge in edges]
+    return [
+        [side_colour(skeleton, edge), *(round(float(v), 4) for v in parts[list(edge)].reshape(-1))] for edge in edges
+    ]
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:

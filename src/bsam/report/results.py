@@ -148,9 +148,8 @@ def write_results(
     tuning: Sequence[RunState] = (),
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
-    baseline: str | None = None,
 ) -> list[Path]:
-    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs, and a page of started runs.
+    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs.
 
     Args:
         out: the folder of the experiment.
@@ -160,7 +159,6 @@ def write_results(
         tuning: the states of its tuning runs.
         chosen: what tuning chose.
         selected: as for :func:`text_below`.
-        baseline: the method that the page compares the others with, by its title in the table; None chooses one.
 
     Returns:
         the paths of the files.
@@ -187,8 +185,24 @@ def write_results(
             for name, draw in map(figure_of, recipe.figures):
                 paths.append(out / f"{name}.png")
                 draw(recipe, states, paths[-1])
-        # with the tuning runs, which show that radii were tuned
-        if started := [state.path for state in [*states, *tuning] if state.path.exists()]:
-            paths.append(out / PAGE)
-            write_page(paths[-1], page_data(read_records(started), baseline=baseline, title=recipe.title))
     return [path for path in paths if path.exists()]
+
+
+def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline: str | None = None) -> list[Path]:
+    """Write ``report.html``, the page of all runs that have finished an epoch; nothing if there are none.
+
+    Args:
+        out: the folder of the experiment.
+        recipe: the experiment.
+        states: the states of its final runs and of its tuning runs, which are not shown.
+        baseline: the title of the method that the others are compared with; None takes the base optimizer.
+
+    Returns:
+        the path of the page.
+    """
+    records = read_records([state.path for state in states if state.path.exists()])
+    if not records.runs:
+        return []
+    with locked(out, "writing results", wait=True):
+        write_page(out / PAGE, page_data(records, baseline=baseline, title=recipe.title))
+    return [out / PAGE]

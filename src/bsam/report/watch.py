@@ -108,12 +108,14 @@ class _Handler(BaseHTTPRequestHandler):
             except (BsamError, OSError) as error:
                 self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"The runs cannot be read: {error}")
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self.do_GET()
 
-    def _refuse(self) -> None:
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD are allowed.")
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("do_"):  # the function for any other method
+            return lambda: self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD are allowed.")
+        raise AttributeError(name)
 
     def _answer(self, status: HTTPStatus, content: str | bytes, kind: str = "text/plain") -> None:
         body = content.encode(errors="replace") if isinstance(content, str) else content
