@@ -24,7 +24,7 @@ from .run import NEEDS, add_running_flags, refuse_torchrun, run_recipe
 from .run_flags import add_run_flags, settings_of
 
 if TYPE_CHECKING:
-    from ..report.comparison import Comparison
+    from ..report.compare import ComparisonResult
 
 DESCRIPTION = """\
 Train a network with several methods and several seeds, and say which methods are better than the first one, by how
@@ -70,7 +70,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 def _prepare(arguments: argparse.Namespace) -> tuple[Recipe, list[Run], str]:
     """Return the recipe, its runs and the title of the baseline, and set the default of ``--out``."""
-    from ..report.comparison import compare_states
+    from ..report.compare import compare_states
 
     refuse_torchrun(COMPARE)
     settings = settings_of(arguments)
@@ -108,7 +108,7 @@ def compare(
     cache_dir: str | Path | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
     **settings: Any,
-) -> Comparison:
+) -> ComparisonResult:
     """Train a network with several methods and seeds, and compare them, as ``bsam compare`` does.
 
     Finished runs in ``out`` are not trained again, and interrupted ones continue.
@@ -146,7 +146,7 @@ def compare(
         >>> [(row.method, row.n, row.passes) for row in result.methods]
         [('SGD', 2, 1), ('SAM', 2, 2)]
     """
-    from ..report.comparison import compare_states
+    from ..report.compare import compare_states
     from ..report.results import PAGE
 
     known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]
@@ -184,4 +184,5 @@ def compare(
     except RunsFailed:
         if not all(state.ended for state in states()):
             raise
-    return compare_states(states(), title, tune, arguments.out / PAGE)
+    page = arguments.out / PAGE
+    return compare_states(states(), title, tune, page if page.exists() else None)

@@ -150,7 +150,7 @@ def run_recipe(
         recipe: the experiment.
         runs: all its runs, before tuning.
         chosen: the runs to train.
-        baseline: the title of the method that the report compares the others with; None chooses one.
+        baseline: the title of the method that the page compares the others with; None takes the base optimizer.
     """
     from rich.console import Console
 

@@ -83,7 +83,7 @@ class ComparedMethod:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonResult:
     """Methods compared with a baseline. ``str`` gives the answer as a paragraph.
 
     Args:
@@ -146,7 +146,7 @@ class Comparison:
 
 def compare_states(
     states: Sequence[RunState], baseline: str, tuned: bool = False, page: Path | None = None
-) -> Comparison:
+) -> ComparisonResult:
     """Compare the finished runs of each method with those of a baseline.
 
     Args:
@@ -182,7 +182,7 @@ def compare_states(
                 statistics.fmean(times) if times else None,
             )
         )
-    return Comparison(baseline, score_title(states[0].run), tuple(rows), page)
+    return ComparisonResult(baseline, score_title(states[0].run), tuple(rows), page)
 
 
 def _is_point(d: Difference) -> bool:

@@ -11,7 +11,7 @@ from bsam.recipes.compare import compared_runs
 from bsam.recipes.experiments import with_seed
 from bsam.recipes.states import states_of
 from bsam.recipes.variants import passes_of
-from bsam.report.comparison import compare_states
+from bsam.report.compare import compare_states
 from bsam.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 
