@@ -103,6 +103,7 @@ def test_the_paragraph(states):
     [
         ({"sgd": SCORES["sgd"], "asam": SCORES["asam"]}, "No method is better than SGD."),
         ({"sgd": SCORES["sgd"], "sam": SCORES["sgd"]}, "No method is better than SGD."),
+        ({"sgd": (70.1, 90.2), "sam": (90.2, 70.1)}, "No method is better than SGD."),
         ({"sgd": SCORES["sgd"], "bsam": SCORES["bsam"]}, "No method is better than SGD by more than chance."),
         ({"sgd": (90.0,), "bsam": (95.0,)}, "One seed cannot tell whether a method is better than SGD."),
         ({"sgd": (90.0,), "bsam": (85.0,)}, "One seed cannot tell whether a method is better than SGD."),

@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..recipes.choices import with_tuned_settings
 from ..recipes.compare import COMPARE, DEFAULT_METHODS, compare_recipe, compared_runs
 from ..recipes.experiments import MAX_SEEDS, Recipe
 from ..recipes.states import states_of
 from ..recipes.variants import variant_of, variants
+from ..report.compare import ComparisonResult, compare_states
 from ..running.runner import RunsFailed
 from ..tasks.image_inputs import check_weights
 from ..training.config import Run
@@ -22,9 +23,6 @@ from ..training.run_dir import RunState, subject_name
 from ..training.run_writer import CHECKPOINT_EVERY
 from .run import NEEDS, add_running_flags, refuse_torchrun, run_recipe
 from .run_flags import add_run_flags, settings_of
-
-if TYPE_CHECKING:
-    from ..report.compare import ComparisonResult
 
 DESCRIPTION = """\
 Train a network with several methods and several seeds, and say which methods are better than the first one, by how
@@ -70,8 +68,6 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 def _prepare(arguments: argparse.Namespace) -> tuple[Recipe, list[Run], str]:
     """Return the recipe, its runs and the title of the baseline, and set the default of ``--out``."""
-    from ..report.compare import compare_states
-
     refuse_torchrun(COMPARE)
     settings = settings_of(arguments)
     if settings.get("init") is not None:
@@ -116,7 +112,7 @@ def compare(
     Args:
         data: a data set from ``bsam list data``, ``folder:PATH`` or ``MODULE:FUNCTION``.
         model: a network from ``bsam list models``, or ``timm:NAME``; None takes that of the weights or the data set.
-        methods: at least two names of :func:`bsam.recipes.variants.variants`, or ``"base"``.
+        methods: at least two names of ``bsam.recipes.variants()``, or ``"base"``.
         seeds: the number of seeds.
         tune: whether to choose each method's radius first, on held-out training samples.
         out: the folder for the results; None is ``runs/compare-MODEL-DATA``, with ``-tuned`` at the end if ``tune``.
@@ -129,7 +125,7 @@ def compare(
         settings: further settings of :class:`bsam.training.config.Run` for all runs.
 
     Raises:
-        RunsFailed: at the end, if any run failed. Runs that diverged are counted in the result instead.
+        bsam.BsamError: at the end, if any run failed. Runs that diverged are counted in the result instead.
 
     Example:
         >>> import tempfile
@@ -146,7 +142,6 @@ def compare(
         >>> [(row.method, row.n, row.passes) for row in result.methods]
         [('SGD', 2, 1), ('SAM', 2, 2)]
     """
-    from ..report.compare import compare_states
     from ..report.results import PAGE
 
     known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]

@@ -64,7 +64,7 @@ class ComparedMethod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the difference is more than chance: its 95 % interval excludes 0 and has a length.
+        """Whether the difference is more than chance, that is, its 95 % interval excludes 0 and has a length.
 
         Accuracies are multiples of one sample, so two seeds may have equal differences, whose spread is not 0.
         """
@@ -78,8 +78,8 @@ class ComparedMethod:
 
     @property
     def gain(self) -> float:
-        """The mean difference to the baseline; 0 if there is none."""
-        return 0.0 if self.difference is None else self.difference.mean
+        """The mean difference to the baseline, without rounding errors; 0 if there is none."""
+        return 0.0 if self.difference is None else round(self.difference.mean, 9)
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class ComparisonResult:
         return " ".join([self._answer(others), numbers, *(self._sentence(row, baseline) for row in others)])
 
     def _answer(self, others: Sequence[ComparedMethod]) -> str:
-        compared = [row.difference for row in others if row.difference is not None]
+        seeds = [row.difference.n for row in others if row.difference is not None]
         if better := sorted((row for row in others if row.is_better), key=lambda row: row.gain, reverse=True):
             names = [row.method for row in better]
             listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
             return f"{listed} {'are' if len(names) > 1 else 'is'} better than {self.baseline}, by more than chance."
-        if compared and all(difference.n == 1 for difference in compared):
+        if seeds and max(seeds) == 1:
             return f"One seed cannot tell whether a method is better than {self.baseline}."
-        if any(difference.mean > 0 for difference in compared):
+        if any(row.gain > 0 for row in others):
             return f"No method is better than {self.baseline} by more than chance."
         return f"No method is better than {self.baseline}."
 
@@ -125,8 +125,8 @@ class ComparisonResult:
         radius = "" if row.radius is None else f" at total radius {row.radius:g} ({row.chosen})"
         if d is None:
             return f"{row.method} has no finished run to compare{_not_finished(row)}."
-        by = f"{'better' if d.mean > 0 else 'worse'} by {abs(d.mean):.2f}{' points' * ('%' in self.unit)}"
-        text = f"{row.method}{radius} is {by if d.mean else 'equal'} "
+        by = f"{'better' if row.gain > 0 else 'worse'} by {abs(row.gain):.2f}{' points' * ('%' in self.unit)}"
+        text = f"{row.method}{radius} is {by if row.gain else 'equal'} "
         if d.low is None or d.high is None:
             text += "(one seed), which may be chance"
         else:
