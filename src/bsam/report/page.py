@@ -8,7 +8,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -57,10 +57,10 @@ def page_data(
         figures |= drawn
         experiments.append(_experiment_info(name, runs, against) | {"figures": list(drawn)})
         verdicts += [
-            _verdict_info(verdict, "baseline", name)
+            _verdict_info(verdict, "baseline", groups)
             for verdict in baseline_verdicts(replace(records, runs=tuple(runs)), against)
         ]
-    of_paper = [_verdict_info(verdict, "paper", "") for verdict in paper_verdicts(records)]
+    of_paper = [_verdict_info(verdict, "paper", groups) for verdict in paper_verdicts(records)]
     return {
         "title": title,
         "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -79,21 +79,24 @@ def _in_order(runs: Sequence[Record]) -> list[str]:
 
 
 def _styles(methods: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the style of each method on the whole page: the number of its colour, and its number among these.
+    """Return the style of each method on the whole page: the number of its colour, and that of its dashes and marker.
 
     Rows that differ only in settings, which follow a comma, share the colour.
     """
     groups: dict[str, list[str]] = {}
     for method in methods:
         groups.setdefault(without_settings(method), []).append(method)
-    return {method: (n, k) for n, group in enumerate(groups.values()) for k, method in enumerate(group)}
+    colours = [(colour, method) for colour, group in enumerate(groups.values()) for method in group]
+    return {method: (colour, number) for number, (colour, method) in enumerate(colours)}
 
 
 def _default_baseline(runs: Sequence[Record]) -> str:
     return _in_order(runs)[0]
 
 
-def _verdict_info(verdict: Verdict, group: str, experiment: str) -> dict[str, Any]:
+def _verdict_info(verdict: Verdict, group: str, experiments: Iterable[str]) -> dict[str, Any]:
+    """Return a verdict with the experiment that its claim ends with; empty if there is none."""
+    experiment = next((name for name in experiments if verdict.claim.endswith(f": {name}")), "")
     return {**asdict(verdict), "group": group, "experiment": experiment}
 
 

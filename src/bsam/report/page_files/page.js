@@ -5,7 +5,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 
 function node(tag, attributes = {}, ...children) {
-  const made = tag === "svg" || tag === "path" || tag === "line" || tag === "circle"
+  const made = tag === "svg" || tag === "path" || tag === "line" || tag === "ellipse"
     ? document.createElementNS(SVG, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "on") for (const [event, listener] of Object.entries(value)) made.addEventListener(event, listener);
@@ -103,8 +103,8 @@ function intervalChart(rows) {
     const zero = node("line", {x1: x(0), x2: x(0), y1: 0, y2: 16, stroke: "currentColor", "stroke-dasharray": "2 2", opacity: 0.6});
     const bar = d.low === null ? null
       : node("line", {x1: x(d.low), x2: x(d.high), y1: 8, y2: 8, stroke: "currentColor", "stroke-width": 2});
-    const dot = node("circle", {cx: x(d.mean), cy: 8, r: 3.5, fill: "currentColor"});
-    return node("svg", {class: "interval", width: 100, height: 16, viewBox: "0 0 100 16", "aria-hidden": "true"}, zero, bar, dot);
+    const dot = node("ellipse", {cx: x(d.mean), cy: 8, rx: 4.6, ry: 3.3, fill: "currentColor"});
+    return node("svg", {class: "interval", width: 72, height: 16, viewBox: "0 0 100 16", preserveAspectRatio: "none", "aria-hidden": "true"}, zero, bar, dot);
   };
 }
 
@@ -225,14 +225,19 @@ function bestRow(experiment) {
 
 // ---- verdicts
 const SIGNS = {confirmed: "✓", "not confirmed": "✗", open: "?"};
+const titleOf = ({claim, experiment}) => (experiment ? claim.slice(0, -`: ${experiment}`.length) : claim);
+const seedsLeft = ({more_seeds: n}) => (n ? `about ${plural(n, "more seed")} would decide, if mean and spread stay` : "");
+const MANY = 8; // with more verdicts, the open ones of an experiment are folded
+
 function card(verdict) {
-  const more = verdict.more_seeds;
+  const more = seedsLeft(verdict);
   return node("article", {class: `card ${verdict.outcome.replaceAll(" ", "-")}`},
     node("p", {class: "outcome"}, `${SIGNS[verdict.outcome] ?? ""} ${verdict.outcome}${verdict.at ? ` ${verdict.at}` : ""}`),
-    node("h3", {}, verdict.claim),
+    node("h3", {}, titleOf(verdict)),
     node("p", {}, verdict.evidence),
-    more ? node("p", {class: "muted"}, `About ${plural(more, "more seed")} would decide, if mean and spread stay.`) : null);
+    more ? node("p", {class: "muted"}, `${more[0].toUpperCase()}${more.slice(1)}.`) : null);
 }
+const cards = verdicts => (verdicts.length ? node("div", {class: "cards"}, ...verdicts.map(card)) : null);
 
 function tally(verdicts) {
   const counts = Object.keys(SIGNS).map(outcome => [outcome, verdicts.filter(v => v.outcome === outcome).length]);
@@ -246,11 +251,22 @@ function verdictSection() {
     const verdicts = data.verdicts.filter(verdict => verdict.group === group);
     const parts = [];
     for (const title of new Set(verdicts.map(verdict => verdict.experiment))) {
-      if (title) parts.push(node("h4", {}, title));
-      parts.push(node("div", {class: "cards"}, ...verdicts.filter(verdict => verdict.experiment === title).map(card)));
+      const these = verdicts.filter(verdict => verdict.experiment === title);
+      const number = data.experiments.findIndex(experiment => experiment.title === title);
+      if (title) parts.push(node("h4", {}, node("a", {href: `#experiment-${number}`}, title)));
+      if (verdicts.length <= MANY) {
+        parts.push(cards(these));
+      } else {
+        const open = these.filter(verdict => verdict.outcome === "open");
+        parts.push(cards(these.filter(verdict => verdict.outcome !== "open")));
+        if (open.length) {
+          const names = [...new Set(open.map(titleOf))].join("; ");
+          parts.push(node("details", {}, node("summary", {}, `${SIGNS.open} ${open.length} open: ${names}`), cards(open)));
+        }
+      }
     }
     section.append(node("details", i ? {} : {open: ""},
-      node("summary", {}, node("strong", {}, GROUPS[group] ?? group), ` (${tally(verdicts)})`), ...parts));
+      node("summary", {}, node("strong", {}, GROUPS[group] ?? group), ` (${tally(verdicts)})`), ...parts.filter(Boolean)));
   });
   return section;
 }
@@ -298,7 +314,7 @@ function escaped(value, key = "") {
 
 function styled(trace, hidden) {
   const {method, style, band, ...rest} = escaped(trace);
-  const colour = colourOf(style), n = style[0] + style[1];
+  const colour = colourOf(style), n = style[1];
   const made = {...rest, name: plotText(method), showlegend: false, visible: !hidden.has(method)};
   if (trace.type === "contour") {
     return {
@@ -322,7 +338,7 @@ function styled(trace, hidden) {
   };
 }
 
-let camera = {eye: {x: 1.6, y: 1.6, z: 1.05}, center: {x: 0, y: 0, z: -0.1}};
+let camera = {eye: {x: 1.7, y: 1.7, z: 1.1}, center: {x: 0, y: 0, z: -0.1}};
 function layoutOf(panel, kind, element) {
   const isDarkNow = isDark() && !printing;
   const text = isDarkNow ? "#e6e8eb" : "#1b1f24", grid = isDarkNow ? "#363c45" : "#dfe3e8";
@@ -357,7 +373,7 @@ const configOf = kind => ({
 });
 
 function sample(style, mode) { // a line and a marker as in the plot
-  const colour = colourOf(style), n = style[0] + style[1];
+  const colour = colourOf(style), n = style[1];
   const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour, "stroke-width": 2, "stroke-dasharray": PATTERNS[DASHES[n % 5]] || null}) : null;
   const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 9]], fill: colour, transform: "translate(14 6)"}) : null;
   return node("svg", {width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true"}, line, marker);
