@@ -19,6 +19,7 @@ from bsam.report.page import page_data, write_page
 from bsam.report.records import read_records
 from bsam.training import Run
 
+logger = logging.getLogger(__name__)
 REPORT = "results-page.html"
 
 OVERVIEW = """\
@@ -225,7 +226,7 @@ def write_report(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         records = read_records([Path(__file__).parents[2] / "results"])
         for problem in records.problems:
-            logging.getLogger(__name__).warning(problem)
+            logger.warning(problem)
         write_page(Path(app.outdir, REPORT), page_data(records, title="Results of bsam"))
 
 

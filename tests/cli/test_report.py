@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from bsam import cli
+from bsam.recipes.tuning import TUNING_SEED
 from bsam.report import watch
 from bsam.training.config import Run
 from fake_fit import FakeFit
@@ -151,16 +152,16 @@ def test_a_folder_without_runs(tmp_path, error_of):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_run_without_a_finished_epoch(runs, tmp_path, error_of):
-    run = runs / "deep/base-0"
-    (run / "metrics.jsonl").unlink()
-    error = error_of("report", run, "--out", tmp_path / "page.html")
-    assert error == f"no run in {run} has finished an epoch: train first\n"
+def test_tuning_runs_are_not_shown(tmp_path, error_of):
+    folder = tmp_path / "tuning"
+    FakeFit()(Run("sam", epochs=1, eval_split="holdout", seed=TUNING_SEED), folder)
+    error = error_of("report", folder, "--out", tmp_path / "page.html")
+    assert error == f"{folder}: all runs there are tuning runs, which the page does not show; add other runs\n"
 
 
 def test_a_baseline_that_no_run_has(runs, tmp_path, error_of):
     error = error_of("report", runs, "--out", tmp_path / "page.html", "--baseline", "gsam")
-    assert error == "--baseline: no run has the method 'gsam'; there are SGD, SAM, BSAM (2 passes)\n"
+    assert error == "--baseline must be one of the methods of the runs (SGD; SAM; BSAM (2 passes)), got 'gsam'\n"
 
 
 def test_plotly_is_needed(runs, tmp_path, error_of, monkeypatch):

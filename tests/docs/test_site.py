@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from docutils import nodes
@@ -70,3 +72,27 @@ def test_the_site_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sections = {name: texts(pages[f"reference/{name}"], nodes.title) for name in ("command-line", "examples")}
     assert len(sections["command-line"]) == 2 + len(COMMANDS)
     assert sorted(sections["examples"][1:]) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize(("builder", "error"), [("html", None), ("", None), ("html", RuntimeError())])
+def test_the_site_has_the_page_of_our_results(builder, error, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/_ext")
+    import generated_pages
+
+    warnings = []
+    monkeypatch.setattr(generated_pages.logger, "warning", warnings.append)
+    app = SimpleNamespace(builder=SimpleNamespace(format=builder), outdir=tmp_path)
+    generated_pages.write_report(app, error)
+    assert warnings == []
+    if builder != "html" or error is not None:
+        assert list(tmp_path.iterdir()) == []
+        return
+    (file,) = tmp_path.iterdir()
+    assert f'<a href="{file.name}">' in (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    page = file.read_text(encoding="utf-8")
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    rows = {row["method"]: row for row in data["experiments"][0]["rows"]}
+    assert data["verdicts"]
+    metrics = sorted((ROOT / "results").glob("*/*.jsonl"))
+    shown = {run["name"] for experiment in data["experiments"] for run in experiment["runs"]}
+    assert [path for path in metrics if path.stem not in shown] == []

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.checks import check_count
 from ..common.errors import BsamRuntimeError, BsamValueError
-from ..recipes.variants import variants
 
 if TYPE_CHECKING:
     from ..report.records import Records
@@ -106,21 +105,25 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
     records = read_records(arguments.runs)
     if not records.runs and records.problems:
         raise BsamValueError(records.problems[0].removesuffix("."))
-    if not records.runs and version is None:  # a served page waits for the first epoch
-        raise BsamValueError(f"no run in {', '.join(map(str, arguments.runs))} has finished an epoch: train first")
+    if not records.runs and version is None:  # a served page waits for the first run
+        paths = ", ".join(map(str, arguments.runs))
+        raise BsamValueError(f"{paths}: all runs there are tuning runs, which the page does not show; add other runs")
     title = {} if arguments.title is None else {"title": arguments.title}
-    baseline = _method(records, arguments.baseline) if arguments.baseline is not None and records.runs else None
-    return page_data(records, baseline=baseline, version=version, **title), records
+    if arguments.baseline is not None and records.runs:
+        _check_baseline(records, arguments.baseline)
+    return page_data(records, baseline=arguments.baseline, version=version, **title), records
 
 
-def _method(records: Records, name: str) -> str:
-    """Return the method with this title, in any case, or with this name on the command line."""
-    titles = list(dict.fromkeys(run.method for run in records.runs))
-    title = variants()[name].title if name in variants() else name
-    matches = [method for method in titles if method.lower() == title.lower()]
-    if not matches:
-        raise BsamValueError(f"--baseline: no run has the method {name!r}; there are {', '.join(titles)}")
-    return matches[0]
+def _check_baseline(records: Records, baseline: str) -> None:
+    """Raise unless the name means one row of at least one experiment."""
+    from ..report.verdicts import baseline_row
+
+    rows: dict[str, dict[str, None]] = {}
+    for run in records.runs:
+        rows.setdefault(run.experiment, {})[run.method] = None
+    if all(baseline_row(names, baseline) is None for names in rows.values()):
+        known = "; ".join(dict.fromkeys(run.method for run in records.runs))
+        raise BsamValueError(f"--baseline must be one of the methods of the runs ({known}), got {baseline!r}")
 
 
 def _counts(records: Records) -> str:

@@ -24,7 +24,7 @@ from .page_figures import Experiment, figures_info, without_settings
 from .page_images import pictures_info
 from .records import Record, Records
 from .statistics import paired
-from .verdicts import Verdict, baseline_verdicts, paper_verdicts
+from .verdicts import Verdict, baseline_row, baseline_verdicts, paper_verdicts
 
 TITLE = "Runs of bsam"
 FINISHED, DIVERGED = "finished", "diverged"
@@ -49,7 +49,8 @@ def page_data(
     figures: dict[str, Any] = {}
     experiments, verdicts, problems = [], [], list(records.problems)
     for number, (name, runs) in enumerate(groups.items()):
-        against = baseline if any(run.method == baseline for run in runs) else _default_baseline(runs)
+        named = None if baseline is None else baseline_row(_in_order(runs), baseline)
+        against = named or _default_baseline(runs)
         experiment = Experiment(name, tuple(_in_order(runs)), tuple(runs), styles)
         pictures, broken = pictures_info(experiment)
         problems += broken

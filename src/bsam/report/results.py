@@ -189,7 +189,7 @@ def write_results(
 
 
 def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline: str | None = None) -> list[Path]:
-    """Write ``report.html``, the page of all runs that have finished an epoch; nothing if there are none.
+    """Write ``report.html``, the page of all runs that have started; nothing if there are none.
 
     Args:
         out: the folder of the experiment.
