@@ -98,7 +98,7 @@ def compare(
     tune: bool = False,
     out: str | Path | None = None,
     baseline: str | None = None,
-    jobs: int | None = None,
+    jobs: int = 1,
     device: str | None = None,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
@@ -117,7 +117,8 @@ def compare(
         tune: whether to choose each method's radius first, on held-out training samples.
         out: the folder for the results; None is ``runs/compare-MODEL-DATA``, with ``-tuned`` at the end if ``tune``.
         baseline: the method that the others are compared with; None takes the first one.
-        jobs: the number of runs to train at a time on this machine; None chooses it as ``bsam compare`` does.
+        jobs: the number of runs to train at a time on this machine. Several are trained in other processes, so a script
+            needs ``if __name__ == "__main__":`` around its code, as for ``multiprocessing``.
         device: the device; None uses a GPU if there is one.
         data_dir: the folder with the files of the data set and of the weights.
         cache_dir: the folder for decoded images; None is next to the image files.
