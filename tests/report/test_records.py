@@ -277,9 +277,21 @@ def test_tuned_and_other_runs_of_one_method_are_two_rows(tmp_path):
     ]
 
 
+def test_methods_that_were_not_tuned_and_not_run_do_not_matter(tmp_path):
+    trial, final = (
+        Run("sam", {"rho": 0.2}, **CIFAR, **more) for more in ({"seed": TUNING_SEED, "eval_split": "holdout"}, {})
+    )
+    write(trial, tmp_path)
+    write(final, tmp_path)
+    missing = Run("bsam", **CIFAR)
+    entry = {"folder": run_dir_name(missing), "state": "missing", "reason": None, "last": None}
+    (tmp_path / "results.json").write_text(json.dumps({"runs": [{**entry, "settings": missing.settings()}]}))
+    assert [(record.method, record.chosen) for record in read(tmp_path)] == [("SAM", "tuned on held-out samples")]
+
+
 def test_seconds_are_known_for_runs_that_had_the_machine_to_themselves(tmp_path):
     run = Run("sam", **CIFAR, epochs=4)  # 11 + 12 + 13 + 14 seconds
-    for seed, date in enumerate(("00:00:00", "00:01:00", "00:01:49", "00:03:00")):
+    for seed, date in enumerate(("00:00:00", "00:01:00", "00:01:48", "00:03:00")):
         write(replace(run, seed=seed), tmp_path, date=f"2026-11-10T{date}+00:00")
     assert [record.seconds for record in read(tmp_path)] == [12.5, None, None, 12.5]
 

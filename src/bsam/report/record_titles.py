@@ -183,9 +183,10 @@ def experiment_key(run: Run, varied: Collection[str] = ()) -> str:
 def candidate_key(run: Run, varied: Collection[str]) -> str:
     """Return a text that is equal for a tuning run and for the final runs with the same settings."""
     settings = run.settings()
-    values = {name: settings[name] for name in ("method", "arguments", *varied)}
-    same = {**json.loads(experiment_key(run, varied)), "eval_split": None, "limit_test": None}
-    return json.dumps({**same, **values}, sort_keys=True)
+    method = {"method": run.method, "arguments": all_arguments(run.method, run.arguments)}
+    values = {name: settings[name] for name in varied}
+    unset = {"eval_split": None, "limit_test": None}
+    return json.dumps({**json.loads(experiment_key(run, varied)), **unset, **method, **values}, sort_keys=True)
 
 
 def tuned_settings(trials: Sequence[Run]) -> set[str]:
