@@ -6,6 +6,7 @@ import inspect
 import json
 import pickle
 import re
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,8 +92,11 @@ def test_the_site_has_the_page_of_our_results(builder, error, tmp_path, monkeypa
     assert f'<a href="{file.name}">' in (ROOT / "docs/results.md").read_text(encoding="utf-8")
     page = file.read_text(encoding="utf-8")
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
-    rows = {row["method"]: row for row in data["experiments"][0]["rows"]}
     assert data["verdicts"]
+    clean = next(e["rows"] for e in data["experiments"] if e["title"] == "ResNet-18, CIFAR-10, 200 epochs")
+    seeds = [(ROOT / f"results/cifar10-resnet18/sgd-seed{seed}.jsonl").read_text() for seed in range(3)]
+    scores = [100 * json.loads(lines.splitlines()[-1])["test_accuracy"] for lines in seeds]
+    assert {row["method"]: row["mean"] for row in clean}["SGD"] == pytest.approx(statistics.fmean(scores))
     metrics = sorted((ROOT / "results").glob("*/*.jsonl"))
     shown = {run["name"] for experiment in data["experiments"] for run in experiment["runs"]}
     assert [path for path in metrics if path.stem not in shown] == []
