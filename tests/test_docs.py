@@ -18,9 +18,10 @@ from torch import nn
 
 import docs_tables
 from bsam.cli import _parser, run_flags
-from bsam.cli.run_flags import run_of
+from bsam.cli.run_flags import run_of, settings_of
 from bsam.data import DATASETS
 from bsam.recipes import recipe_of
+from bsam.recipes.compare import compared_runs
 from bsam.recipes.selection import select
 from bsam.training.config import Run
 
@@ -148,6 +149,8 @@ def check_command(line: str) -> None:
         arguments = _parser().parse_args(words[1:])
         if arguments.command == "train":
             run_of(arguments)
+        if arguments.command == "compare":
+            compared_runs(arguments.methods, settings_of(arguments))
         if arguments.command == "run" and ":" not in arguments.recipe:  # tests/recipes runs those of a module
             runs = recipe_of(arguments.recipe).runs(arguments.scale, arguments.seeds or 1)
             assert select(runs, arguments.only, arguments.models, arguments.data)

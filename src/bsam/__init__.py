@@ -1,5 +1,7 @@
 """Sharpness-aware training for PyTorch: BSAM (*Bilateral* Sharpness-Aware Minimization) and related methods."""
 
+import typing
+
 from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError
 from .core.objective import Objective as Objective
@@ -24,3 +26,14 @@ from .methods.saf import SAF as SAF
 from .methods.sam import SAM as SAM
 
 __version__ = "0.3.0"
+
+if typing.TYPE_CHECKING:
+    from .cli.compare import compare as compare
+else:  # hidden from type checkers, which would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name != "compare":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .cli.compare import compare  # now: it needs much that the optimizers do not
+
+        return compare

@@ -11,10 +11,10 @@ from .. import __version__
 from ..common.errors import BsamError
 from ..common.extras import require_packages
 from ..training.run_dir import CHECKPOINT
-from . import demo, export, flatness, listing, predict, report, run, train
+from . import compare, demo, export, flatness, listing, predict, report, run, train
 from .signals import Terminated
 
-COMMANDS = (listing, demo, train, run, report, flatness, predict, export)
+COMMANDS = (listing, demo, train, compare, run, report, flatness, predict, export)
 EXIT_BAD_INPUT, EXIT_SIGINT, EXIT_SIGPIPE, EXIT_SIGTERM = 2, 130, 141, 143
 
 

@@ -68,6 +68,24 @@ def add(commands: Any) -> None:
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     flag(
+        "--out",
+        type=Path,
+        help="folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)",
+        metavar="FOLDER",
+    )
+    add_running_flags(command, f"on a CPU 1, or {SCALES['demo'].workers} for demo")
+    command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
+
+
+def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
+    """Add the flags for where the data is and how the runs of an experiment are trained.
+
+    Args:
+        command: the command.
+        on_cpu: the default of ``--jobs`` on a CPU, in words.
+    """
+    flag = command.add_argument
+    flag(
         "--data-dir",
         type=Path,
         help="folder with the files of the data sets (not needed for digits and stick figures)",
@@ -76,17 +94,10 @@ def add(commands: Any) -> None:
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     first = "first download CIFAR and Fashion-MNIST into --data-dir, if they are not there yet"
     flag("--download", action="store_true", help=first)
-    flag(
-        "--out",
-        type=Path,
-        help="folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)",
-        metavar="FOLDER",
-    )
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     add_checkpoint_flag(command)
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
     default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
-    on_cpu = f"on a CPU 1, or {SCALES['demo'].workers} for demo"
     flag("--jobs", type=int, help=f"{jobs} (default: {default}; {on_cpu})", metavar="N")
     ray = (
         "train the runs as Ray tasks, on the cluster whose head node is at HOST:PORT (auto: the cluster that runs on "
@@ -98,15 +109,19 @@ def add(commands: Any) -> None:
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table, figures and page of the finished runs, without training")
-    command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
+
+
+def refuse_torchrun(command: str) -> None:
+    """Raise if torchrun started this process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise BsamValueError(
+            f"`bsam {command}` trains each run on one device and does not work with torchrun: use --jobs, or start it "
+            "several times with the same --out and different --device"
+        )
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BsamValueError(
-            "`bsam run` trains each run on one device and does not work with torchrun: use --jobs, or start it several "
-            "times with the same --out and different --device"
-        )
+    refuse_torchrun("run")
     recipe = recipe_of(arguments.recipe)
     if arguments.tune:
         recipe = tuned(recipe)
@@ -119,7 +134,13 @@ def _run(arguments: argparse.Namespace) -> None:
     run_recipe(arguments, recipe, runs, with_initial_runs(chosen, runs))
 
 
-def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run], chosen: Sequence[Run]) -> None:
+def run_recipe(
+    arguments: argparse.Namespace,
+    recipe: Recipe,
+    runs: Sequence[Run],
+    chosen: Sequence[Run],
+    baseline: str | None = None,
+) -> None:
     """Train the chosen runs of a recipe and write the results of all runs.
 
     With ``--dry-run`` print the plan instead; with ``--report`` only write the results.
@@ -129,6 +150,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
         recipe: the experiment.
         runs: all its runs, before tuning.
         chosen: the runs to train.
+        baseline: the title of the method that the page compares the others with; None takes the base optimizer.
     """
     from rich.console import Console
 
@@ -161,7 +183,7 @@ def run_recipe(arguments: argparse.Namespace, recipe: Recipe, runs: Sequence[Run
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
     # write before printing, which raises if the output pipe is closed
     written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
-    pages = write_report(out, recipe, [*finals, *tuning])
+    pages = write_report(out, recipe, [*finals, *tuning], baseline)
     summaries = table_info(recipe, finals)
     for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
         console.print(table)

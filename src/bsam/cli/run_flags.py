@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -29,10 +29,16 @@ CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image 
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 
-def add_run_flags(command: argparse.ArgumentParser) -> None:
-    """Add one flag per setting. Flags that are not given are missing from the namespace: ``Run`` has the defaults."""
+def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """Add one flag per setting. Flags that are not given are missing from the namespace: ``Run`` has the defaults.
+
+    Args:
+        command: the command.
+        without: settings that get no flag.
+    """
     hints = get_type_hints(Run)
-    for field in sorted(fields(Run), key=lambda field: field.kw_only is True):  # the method and its arguments first
+    listed = [field for field in fields(Run) if field.name not in without]
+    for field in sorted(listed, key=lambda field: field.kw_only is True):  # the method and its arguments first
         if field.name == "arguments":
             help = "arguments of the method, for example rho_max=0.1 passes=2 beta=[1,1,1]"
             command.add_argument("--set", nargs="+", action="extend", default=[], help=help, metavar="NAME=VALUE")
@@ -75,7 +81,13 @@ def add_checkpoint_flag(command: argparse.ArgumentParser) -> None:
 
 
 def run_of(arguments: argparse.Namespace) -> Run:
-    """Return the run of parsed flags, with defaults that depend on other flags.
+    """Return the run of parsed flags, with the settings of :func:`settings_of`."""
+    method, method_settings = _method(arguments.method)
+    return Run(method, {**method_settings, **method_arguments(arguments.set)}, **settings_of(arguments))
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of parsed flags except the method's, with defaults that depend on other flags.
 
     The default task is that of the data set. The default network is that of the weights, or of the data set. With
     ``init``, network, data and image size default to those of the initial run. Networks of timm default to the
@@ -83,8 +95,8 @@ def run_of(arguments: argparse.Namespace) -> Run:
     :data:`bsam.training.config.QUANTIZED` with quantization, or :data:`bsam.training.config.FINE_TUNING` with
     pretrained weights.
     """
-    given = {field.name: getattr(arguments, field.name) for field in fields(Run) if hasattr(arguments, field.name)}
-    given["method"], method_settings = _method(given["method"])
+    names = [field.name for field in fields(Run) if field.name not in ("method", "arguments")]
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
     if given.get("init") is not None:
@@ -103,7 +115,7 @@ def run_of(arguments: argparse.Namespace) -> Run:
         defaults = QUANTIZED
     if given["task"] == "pose":
         defaults = POSE
-    return Run(**{**defaults, **given, "arguments": {**method_settings, **method_arguments(arguments.set)}})
+    return {**defaults, **given}
 
 
 def _method(name: str) -> tuple[str, Mapping[str, Any]]:

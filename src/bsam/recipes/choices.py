@@ -13,7 +13,7 @@ from ..training.run_dir import RunState, run_dir_name
 from .experiments import Recipe
 from .scales import Scale
 from .states import score_of, states_of
-from .tuning import TUNING_FACTORS, Tuning, radius_candidates
+from .tuning import radius_tuning
 from .variants import variant_of
 
 
@@ -28,8 +28,7 @@ def tuned(recipe: Recipe) -> Recipe:
     def grid(scale: Scale) -> list[Run]:
         return [run for run in recipe.grid(scale) if variant_of(run).name != "sam-sum"]
 
-    labels = tuple(f"x {factor:g}" for factor in TUNING_FACTORS)
-    return replace(recipe, grid=grid, tuning=Tuning(radius_candidates, "holdout", labels))
+    return replace(recipe, grid=grid, tuning=radius_tuning())
 
 
 @dataclass(frozen=True)

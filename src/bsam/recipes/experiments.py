@@ -183,7 +183,8 @@ class Recipe:
 def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
     """Return the runs with another seed.
 
-    A run that starts from another one of them (``init``) then starts from that one with the new seed.
+    A run that starts from another one of them (``init``) then starts from that one with the new seed. Other
+    initial runs stay.
 
     Args:
         runs: the runs, with any seed.
@@ -194,4 +195,4 @@ def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
     if all(run.init is None for run in runs):
         return new
     names = dict(zip(map(run_dir_name, runs), map(run_dir_name, new), strict=True))
-    return [run if run.init is None else replace(run, init=names[run.init]) for run in new]
+    return [run if run.init is None else replace(run, init=names.get(run.init, run.init)) for run in new]

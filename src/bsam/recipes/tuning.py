@@ -44,10 +44,13 @@ class Tuning:
                 of that one, which has not seen the evaluation data either.
         """
         trials = [self.run(run, **candidate) for candidate in self.settings(run)]
-        if run.init is None:
-            return trials
-        initial = next(earlier for earlier in runs if run_dir_name(earlier) == run.init)
-        return [replace(trial, init=run_dir_name(self.run(initial))) for trial in trials]
+        initial = [run_dir_name(self.run(earlier)) for earlier in runs if run_dir_name(earlier) == run.init]
+        return [replace(trial, init=initial[0]) for trial in trials] if initial else trials
+
+
+def radius_tuning() -> Tuning:
+    """Return a choice among multiples of a run's radii, by the score on held-out training samples."""
+    return Tuning(radius_candidates, "holdout", tuple(f"x {factor:g}" for factor in TUNING_FACTORS))
 
 
 def radius_candidates(run: Run) -> list[dict[str, Any]]:

@@ -188,13 +188,14 @@ def write_results(
     return [path for path in paths if path.exists()]
 
 
-def write_report(out: Path, recipe: Recipe, states: Sequence[RunState]) -> list[Path]:
+def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline: str | None = None) -> list[Path]:
     """Write ``report.html``, the page of all runs that have started; nothing if there are none.
 
     Args:
         out: the folder of the experiment.
         recipe: the experiment.
         states: the states of its final runs and of its tuning runs, which are not shown.
+        baseline: the title of the method that the others are compared with; None takes the base optimizer.
 
     Returns:
         the path of the page.
@@ -203,5 +204,5 @@ def write_report(out: Path, recipe: Recipe, states: Sequence[RunState]) -> list[
     if not records.runs:
         return []
     with locked(out, "writing results", wait=True):
-        write_page(out / PAGE, page_data(records, title=recipe.title))
+        write_page(out / PAGE, page_data(records, baseline=baseline, title=recipe.title))
     return [out / PAGE]

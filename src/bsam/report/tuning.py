@@ -36,9 +36,9 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice]) -> list[str]:
     labels = ", whose labels are flipped like the others" if noisy else ""
     lines = [
         f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
-        f"not train on{labels}. Columns: the paper's radius times this factor. All candidates use one extra seed. Ties "
-        "go to the smaller radius. * The chosen radius is the smallest or the largest candidate: a better one may lie "
-        "beyond.",
+        f"not train on{labels}. Columns: the radius without tuning, times this factor. All candidates use one extra "
+        "seed. Ties go to the smaller radius. * The chosen radius is the smallest or the largest candidate: a better "
+        "one may lie beyond.",
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
     if noisy:

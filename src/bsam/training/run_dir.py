@@ -43,9 +43,18 @@ def run_dir_name(run: Run) -> str:
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
     method = run.base if run.method == BASE else run.method
+    return "-".join([subject_name(run), method, *arguments, *noise, f"seed{run.seed}", digest])
+
+
+def subject_name(run: Run) -> str:
+    """Return a name for the network and the data of a run, for folders.
+
+    Example:
+        >>> subject_name(Run("sgd", model="timm:resnet50", data="folder:/data/my pets"))
+        'timm_resnet50-my_pets'
+    """
     titles = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
-    model, data = (re.sub(r"[^\w.]+", "_", title) for title in titles)
-    return "-".join([model, data, method, *arguments, *noise, f"seed{run.seed}", digest])
+    return "-".join(re.sub(r"[^\w.]+", "_", title) for title in titles)
 
 
 @cache

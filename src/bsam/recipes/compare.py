@@ -1,0 +1,66 @@
+"""Compare methods on one network and one data set: the recipe of ``bsam compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..common.errors import BsamValueError
+from ..data import dataset_entry
+from ..models import model_entry
+from ..training.config import BASE, Run
+from ..training.names import find_name
+from .experiments import Recipe
+from .scales import Scale
+from .tuning import radius_tuning
+from .variants import arguments, variant_of, variants
+
+COMPARE = "compare"
+DEFAULT_METHODS = (BASE, "sam", "bsam")
+
+
+def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Run]:
+    """Return the run of each method, by name, in the order of ``methods``.
+
+    Args:
+        methods: names of :func:`~bsam.recipes.variants.variants`, or ``"base"``; at least two different ones.
+        settings: settings of :class:`~bsam.training.config.Run` that all methods share.
+
+    Example:
+        >>> runs = compared_runs(["sgd", "bsam-2"], {"epochs": 10})
+        >>> [(name, run.method, run.arguments) for name, run in runs.items()]
+        [('sgd', 'base', {}), ('bsam-2', 'bsam', {'passes': 2})]
+    """
+    if isinstance(methods, str):
+        raise BsamValueError(f"methods must be a list of names, got {methods!r}: pass [{methods!r}, ...]")
+    runs: dict[str, Run] = {}
+    for method in methods:
+        name = find_name("method", method, (BASE, *variants()))
+        if name in (BASE, "sgd"):
+            run = Run(name, **settings)  # an error for sgd with another base
+        else:
+            variant = variants()[name]
+            run = Run(variant.method, arguments(variant, settings.get("data", Run.data)), **settings)
+        if run not in runs.values():  # sgd and base may be the same
+            runs[name] = run
+    if len(runs) < 2:
+        raise BsamValueError(f"methods must name at least two different methods to compare, got {list(methods)!r}")
+    return runs
+
+
+def compare_recipe(runs: Sequence[Run], tune: bool = False) -> Recipe:
+    """Return the recipe that trains these runs of one seed.
+
+    Args:
+        runs: the runs of :func:`compared_runs`.
+        tune: whether to choose each method's radius first, on held-out training samples.
+    """
+    titles = [variant_of(run).title for run in runs]
+    subject = f"{model_entry(runs[0].model).title}, {dataset_entry(runs[0].data).title}"
+    return Recipe(
+        COMPARE,
+        f"{', '.join(titles[:-1])} and {titles[-1]}: {subject}",
+        lambda scale: list(runs),
+        scales=(Scale(COMPARE, "the network and the data set of the command"),),
+        tuning=radius_tuning() if tune else None,
+    )

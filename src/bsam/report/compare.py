@@ -1,0 +1,196 @@
+"""Compare methods with a baseline over the same seeds, in numbers and in a paragraph."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..recipes.states import score_of
+from ..recipes.variants import passes_of, variant_of
+from ..training.run_dir import RunState
+from .record_titles import total_radius
+from .records import read_records
+from .statistics import Difference, paired, seeds_needed
+from .tables import score_title
+
+
+@dataclass(frozen=True)
+class ComparedMethod:
+    """The runs of one method.
+
+    Args:
+        method: its title in tables.
+        scores: the score after the last epoch of each finished run, by seed.
+        difference: the scores minus those of the baseline over the shared seeds: mean and 95 % interval; None for the
+            baseline and without shared seeds.
+        more_seeds: how many more seeds would decide whether the difference is more than chance, if its mean and spread
+            stay; None if it is decided or cannot be estimated.
+        diverged: the number of runs that diverged.
+        unfinished: the number of runs that are not finished.
+        radius: the total radius: rho, or rho_max + rho_min; None if the method has none.
+        chosen: how the radius was chosen: ``"tuned on held-out samples"`` or ``"not tuned"``.
+        passes: forward and backward passes per step.
+        seconds: seconds per epoch; None if unknown or if runs shared the device.
+    """
+
+    method: str
+    scores: Mapping[int, float]
+    difference: Difference | None
+    more_seeds: int | None
+    diverged: int
+    unfinished: int
+    radius: float | None
+    chosen: str
+    passes: float
+    seconds: float | None
+
+    @property
+    def n(self) -> int:
+        """The number of finished runs."""
+        return len(self.scores)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean score; None without finished runs."""
+        return statistics.fmean(self.scores.values()) if self.scores else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation of the scores; None with fewer than two."""
+        return statistics.stdev(self.scores.values()) if self.n > 1 else None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the difference is more than chance, that is, its 95 % interval excludes 0 and has a length.
+
+        Accuracies are multiples of one sample, so two seeds may have equal differences, whose spread is not 0.
+        """
+        d = self.difference
+        return d is not None and d.low is not None and d.high is not None and not _is_point(d) and d.low * d.high > 0
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the method is better than the baseline by more than chance."""
+        return self.is_decided and self.gain > 0
+
+    @property
+    def gain(self) -> float:
+        """The mean difference to the baseline, without rounding errors; 0 if there is none."""
+        return 0.0 if self.difference is None else round(self.difference.mean, 9)
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """Methods compared with a baseline. ``str`` gives the answer as a paragraph.
+
+    Args:
+        baseline: the title of the baseline.
+        unit: the unit of the scores; higher is better.
+        methods: the methods, in the order in which they were given.
+        page: the report, an HTML file; None if it was not written.
+    """
+
+    baseline: str
+    unit: str
+    methods: tuple[ComparedMethod, ...]
+    page: Path | None = None
+
+    def __str__(self) -> str:
+        (baseline,) = (row for row in self.methods if row.method == self.baseline)
+        others = [row for row in self.methods if row is not baseline]
+        if baseline.mean is None:
+            return f"{self.baseline} has no finished run{_not_finished(baseline)}, so nothing can be compared with it."
+        spread = "" if baseline.std is None else f" ± {baseline.std:.2f}"
+        seeds = f"{baseline.n} seed{'s' * (baseline.n > 1)}"
+        numbers = f"{self.baseline}: {self.unit} {baseline.mean:.2f}{spread}, {seeds}{_not_finished(baseline)}."
+        return " ".join([self._answer(others), numbers, *(self._sentence(row, baseline) for row in others)])
+
+    def _answer(self, others: Sequence[ComparedMethod]) -> str:
+        seeds = [row.difference.n for row in others if row.difference is not None]
+        if better := sorted((row for row in others if row.is_better), key=lambda row: row.gain, reverse=True):
+            names = [row.method for row in better]
+            listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+            return f"{listed} {'are' if len(names) > 1 else 'is'} better than {self.baseline}, by more than chance."
+        if seeds and max(seeds) == 1:
+            return f"One seed cannot tell whether a method is better than {self.baseline}."
+        if any(row.gain > 0 for row in others):
+            return f"No method is better than {self.baseline} by more than chance."
+        return f"No method is better than {self.baseline}."
+
+    def _sentence(self, row: ComparedMethod, baseline: ComparedMethod) -> str:
+        d = row.difference
+        radius = "" if row.radius is None else f" at total radius {row.radius:g} ({row.chosen})"
+        if d is None:
+            return f"{row.method} has no finished run to compare{_not_finished(row)}."
+        by = f"{'better' if row.gain > 0 else 'worse'} by {abs(row.gain):.2f}{' points' * ('%' in self.unit)}"
+        text = f"{row.method}{radius} is {by if row.gain else 'equal'} "
+        if d.low is None or d.high is None:
+            text += "(one seed), which may be chance"
+        else:
+            interval = f"95 % interval {d.low:+.2f} to {d.high:+.2f}, {d.n} seeds"
+            if _is_point(d):
+                interval = f"equal differences with all {d.n} seeds, so their spread is unknown"
+            text += f"({interval}), {'more than chance' if row.is_decided else 'which may be chance'}"
+        if row.more_seeds is not None:
+            text += f" (about {row.more_seeds} more seed{'s' * (row.more_seeds > 1)} would decide)"
+        passes = f"{row.passes:.3g} pass{'es' * (row.passes != 1)} per step"
+        same = row.passes == baseline.passes
+        text += f", at the same {passes}" if same else f", at {passes} instead of {baseline.passes:.3g}"
+        if row.seconds is not None and baseline.seconds is not None:
+            text += f" and {row.seconds:.3g} s per epoch instead of {baseline.seconds:.3g} s"
+        return f"{text}{_not_finished(row)}."
+
+
+def compare_states(
+    states: Sequence[RunState], baseline: str, tuned: bool = False, page: Path | None = None
+) -> ComparisonResult:
+    """Compare the finished runs of each method with those of a baseline.
+
+    Args:
+        states: runs that differ in their method and seed only.
+        baseline: the title of the baseline.
+        tuned: whether their radii were tuned.
+        page: the report, an HTML file.
+    """
+    groups: dict[str, list[RunState]] = {}
+    for state in states:
+        groups.setdefault(variant_of(state.run).title, []).append(state)
+    scores = {
+        title: {state.run.seed: score_of(state) for state in group if state.finished} for title, group in groups.items()
+    }
+    # all at once: an epoch counts only if no other run was trained at that time
+    records = read_records([state.path for state in states if state.epochs]).runs
+    seconds = {record.folder: record.seconds for record in records if record.seconds is not None}
+    rows = []
+    for title, group in groups.items():
+        difference = None if title == baseline else paired(scores[title], scores[baseline])
+        times = [seconds[state.path] for state in group if state.path in seconds]
+        rows.append(
+            ComparedMethod(
+                title,
+                scores[title],
+                difference,
+                None if difference is None else seeds_needed(difference),
+                sum(state.diverged is not None for state in group),
+                sum(not state.ended for state in group),
+                total_radius(group[0].run),
+                "tuned on held-out samples" if tuned else "not tuned",
+                passes_of(group[0].run),
+                statistics.fmean(times) if times else None,
+            )
+        )
+    return ComparisonResult(baseline, score_title(states[0].run), tuple(rows), page)
+
+
+def _is_point(d: Difference) -> bool:
+    """Return whether the interval has no length, except for rounding errors."""
+    return d.low is not None and d.high is not None and math.isclose(d.low, d.high, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _not_finished(row: ComparedMethod) -> str:
+    counts = {"diverged": row.diverged, "not finished": row.unfinished}
+    listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f" ({listed})" if listed else ""

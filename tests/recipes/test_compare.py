@@ -1,0 +1,80 @@
+"""The runs of a comparison: the settings that they share, their radii and their tuning."""
+
+import pytest
+
+from bsam.common.errors import BsamValueError
+from bsam.recipes.choices import tuning_runs
+from bsam.recipes.compare import compare_recipe, compared_runs
+from bsam.recipes.variants import variant_of, variants
+from bsam.training.config import Run
+
+SETTINGS = {"data": "cifar100", "model": "resnet8", "epochs": 3, "lr": 0.1}
+
+
+def test_runs_differ_in_the_method_alone():
+    """The radii are those of the recipes for the data set."""
+    runs = compared_runs(variants(), SETTINGS)
+    assert list(runs) == list(variants())
+    for name, run in runs.items():
+        assert variant_of(run).name == name
+        assert run == Run(variants()[name].method, run.arguments, **SETTINGS)
+    assert runs["sam"].arguments == {"rho": 0.1}
+    assert runs["sam-sum"].arguments == {"rho": 0.2, "rho_floor": 0.2}
+    assert runs["bsam-2"].arguments == {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}
+
+
+def test_names_of_methods():
+    assert list(compared_runs(["BSAM", "sgd", "base", "SAM", "bsam"], {})) == ["bsam", "sgd", "sam"]
+    runs = compared_runs(["base", "sam"], {"base": "adamw"})
+    assert {run.base for run in runs.values()} == {"adamw"}
+    assert variant_of(runs["base"]).title == "AdamW"
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "message"),
+    [
+        (["sgd", "bsma"], {}, "got 'bsma'. Did you mean 'bsam'?"),
+        (["sgd"], {}, "at least two different methods to compare, got ['sgd']"),
+        (["sgd", "base"], {}, "at least two different methods"),
+        ([], {}, "at least two different methods"),
+        ("sgd", {}, "must be a list of names, got 'sgd'"),
+        (["sgd", "sam"], {"base": "adamw"}, 'set method to "base"'),
+        (["sgd", "sam"], {"lr": -1}, "lr must be"),
+    ],
+)
+def test_errors(methods, settings, message):
+    with pytest.raises(BsamValueError) as error:
+        compared_runs(methods, settings)
+    assert message in str(error.value)
+
+
+def test_seeds_and_the_table():
+    runs = compared_runs(["sgd", "sam", "sam-sum"], SETTINGS)
+    recipe = compare_recipe(list(runs.values()))
+    planned = recipe.runs(seeds=2)
+    assert [(variant_of(run).name, run.seed) for run in planned] == [(name, seed) for seed in (0, 1) for name in runs]
+    assert recipe.title == "SGD, SAM and SAM (sum): ResNet-8, CIFAR-100"
+    assert tuning_runs(recipe, planned) == []
+    for seeds in (0, 101):
+        with pytest.raises(BsamValueError, match="seeds"):
+            recipe.runs(seeds=seeds)
+
+
+def test_every_method_has_the_same_number_of_tuning_runs():
+    """Including SAM at the sum of the radii, which recipes leave out: here the user asks for it."""
+    runs = compared_runs(["sgd", "sam", "sam-sum", "bsam"], SETTINGS)
+    recipe = compare_recipe(list(runs.values()), tune=True)
+    trials = tuning_runs(recipe, recipe.runs(seeds=3))
+    tried = [run.arguments for run in trials]
+    factors = (0.5, 1, 2, 4)
+    sums = [{"rho": 0.2 * factor, "rho_floor": 0.2 * factor} for factor in factors]
+    both = [{"rho_max": 0.1 * factor, "rho_min": 0.1 * factor} for factor in factors]
+    assert tried == [*({"rho": 0.1 * factor} for factor in factors), *sums, *both]
+    assert {(run.seed, run.eval_split) for run in trials} == {(10_000, "holdout")}
+
+
+def test_all_seeds_and_trials_begin_with_a_given_run():
+    runs = compared_runs(["sgd", "sam"], {"init": "/elsewhere/float", "weight_bits": 4})
+    recipe = compare_recipe(list(runs.values()), tune=True)
+    planned = recipe.runs(seeds=2)
+    assert {run.init for run in [*planned, *tuning_runs(recipe, planned)]} == {"/elsewhere/float"}

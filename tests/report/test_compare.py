@@ -1,0 +1,160 @@
+"""The paragraph of a comparison, and its numbers, from run directories with invented scores."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from scipy import stats
+
+from bsam.recipes.compare import compared_runs
+from bsam.recipes.experiments import with_seed
+from bsam.recipes.states import states_of
+from bsam.recipes.variants import passes_of
+from bsam.report.compare import compare_states
+from bsam.training.run_dir import run_dir_name
+from fake_fit import FakeFit
+
+SCORES = {  # in %, a score per seed
+    "sgd": (90.0, 91.0, 89.0),
+    "sam": (91.0, 92.2, 90.1),
+    "bsam": (90.5, 90.9, 89.8),
+    "asam": (89.0, 89.9, 88.2),
+}
+
+
+@pytest.fixture
+def states(tmp_path):
+    """A function that returns the states of runs with these scores; None does not begin, and text diverges.
+
+    Each run begins some minutes after the last one; an epoch takes a second per pass.
+    """
+
+    def make(scores, minutes=1):
+        runs = compared_runs(list(scores), {"epochs": 2})
+        made = []
+        for name, run in runs.items():
+            for seed, score in enumerate(scores[name]):
+                (seeded,) = with_seed([run], seed)
+                made.append(seeded)
+                folder = tmp_path / run_dir_name(seeded)
+                if isinstance(score, float):
+                    FakeFit(lambda run, score=score: score / 100)(seeded, folder)
+                    date = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes * len(made))
+                    machines = [{"date": date.isoformat(), "device": "cpu"}]
+                    (folder / "environment.json").write_text(json.dumps(machines))
+                    metrics = (folder / "metrics.jsonl").read_text()
+                    seconds = f'"seconds": {float(passes_of(run))}'
+                    (folder / "metrics.jsonl").write_text(metrics.replace('"seconds": 1.0', seconds))
+                elif score is not None:
+                    folder.mkdir()
+                    (folder / "config.json").write_text(json.dumps(seeded.settings()))
+                    (folder / "diverged.json").write_text(json.dumps({"reason": score}))
+        return states_of(made, tmp_path)
+
+    return make
+
+
+def test_the_numbers(states):
+    comparison = compare_states(states(SCORES), "SGD")
+    assert [row.method for row in comparison.methods] == ["SGD", "SAM", "BSAM (Algorithm 1)", "ASAM"]
+    assert comparison.unit == "test accuracy in %"
+    for row, scores in zip(comparison.methods, SCORES.values(), strict=True):
+        assert (row.n, row.mean, row.std) == (3, pytest.approx(sum(scores) / 3), pytest.approx(stats.tstd(scores)))
+        assert row.scores == pytest.approx(dict(enumerate(scores)))
+        if row.method == "SGD":
+            assert (row.difference, row.more_seeds) == (None, None)
+            continue
+        test = stats.ttest_rel(scores, SCORES["sgd"])
+        low, high = test.confidence_interval()
+        d = row.difference
+        assert (d.low, d.high, d.p) == (pytest.approx(low), pytest.approx(high), pytest.approx(test.pvalue))
+        assert d.mean == pytest.approx(row.mean - 90)
+        assert row.is_decided == (test.pvalue < 0.05)
+    assert [row.passes for row in comparison.methods] == [1, 2, 3, 2]
+    assert [row.radius for row in comparison.methods] == [None, 0.05, 0.1, 0.5]
+    assert [row.is_better for row in comparison.methods] == [False, True, False, False]
+
+
+def test_the_paragraph(states):
+    given = states(SCORES)
+    assert str(compare_states(given, "SGD")) == (
+        "SAM is better than SGD, by more than chance. SGD: test accuracy in % 90.00 ± 1.00, 3 seeds. "
+        "SAM at total radius 0.05 (not tuned) is better by 1.10 points (95 % interval +0.85 to +1.35, 3 seeds), "
+        "more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s. "
+        "BSAM (Algorithm 1) at total radius 0.1 (not tuned) is better by 0.40 points (95 % interval -0.74 to +1.54, "
+        "3 seeds), which may be chance (about 5 more seeds would decide), at 3 passes per step instead of 1 and "
+        "3 s per epoch instead of 1 s. "
+        "ASAM at total radius 0.5 (not tuned) is worse by 0.97 points (95 % interval -1.35 to -0.59, 3 seeds), "
+        "more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s."
+    )
+    tuned = str(compare_states(given, "ASAM", tuned=True))
+    assert tuned.startswith("SAM, BSAM (Algorithm 1) and SGD are better than ASAM, by more than chance. ASAM: ")
+    assert "SAM at total radius 0.05 (tuned on held-out samples) is better by 2.07 points" in tuned
+    assert (
+        " SGD is better by 0.97 points (95 % interval +0.59 to +1.35, 3 seeds), more than chance, at 1 pass per step "
+        "instead of 2 and 1 s per epoch instead of 2 s. "
+    ) in tuned
+    assert "at the same 2 passes per step and 2 s" in tuned
+
+
+@pytest.mark.parametrize(
+    ("scores", "answer"),
+    [
+        ({"sgd": SCORES["sgd"], "asam": SCORES["asam"]}, "No method is better than SGD."),
+        ({"sgd": SCORES["sgd"], "sam": SCORES["sgd"]}, "No method is better than SGD."),
+        ({"sgd": (70.1, 90.2), "sam": (90.2, 70.1)}, "No method is better than SGD."),
+        ({"sgd": SCORES["sgd"], "bsam": SCORES["bsam"]}, "No method is better than SGD by more than chance."),
+        ({"sgd": (90.0,), "bsam": (95.0,)}, "One seed cannot tell whether a method is better than SGD."),
+        ({"sgd": (90.0,), "bsam": (85.0,)}, "One seed cannot tell whether a method is better than SGD."),
+        ({"sgd": (90.0, None), "bsam": (None, 85.0)}, "No method is better than SGD."),
+        ({"sgd": (None, "nan"), "bsam": (80.0, 85.0)}, "SGD has no finished run (1 diverged, 1 not finished)"),
+    ],
+)
+def test_the_answer_comes_first(states, scores, answer):
+    assert str(compare_states(states(scores), "SGD")).startswith(answer)
+
+
+def test_one_seed_and_equal_scores(states):
+    scores = {"sgd": (90.0,), "sam": (90.0,), "bsam": (95.0,)}
+    text = str(compare_states(states(scores), "SGD"))
+    assert "SGD: test accuracy in % 90.00, 1 seed." in text
+    assert "SAM at total radius 0.05 (not tuned) is equal (one seed), which may be chance, at 2 passes" in text
+    assert "is better by 5.00 points (one seed), which may be chance, at 3 passes" in text
+
+
+def test_runs_that_diverged_or_are_not_finished(states):
+    """They are counted, and the seeds that both methods have are compared."""
+    scores = {**SCORES, "sam": (91.0, 92.2, "the loss is nan"), "bsam": ("nan", "nan", None), "asam": (None,) * 3}
+    comparison = compare_states(states(scores), "SGD")
+    rows = {row.method: row for row in comparison.methods}
+    assert (rows["SAM"].n, rows["SAM"].diverged, rows["SAM"].difference.n) == (2, 1, 2)
+    assert rows["SAM"].difference.mean == pytest.approx(1.1)
+    assert (rows["ASAM"].unfinished, rows["ASAM"].mean, rows["ASAM"].difference) == (3, None, None)
+    text = str(comparison)
+    assert "2 s per epoch instead of 1 s (1 diverged)." in text
+    assert "has no finished run to compare (2 diverged, 1 not finished)." in text
+    assert "ASAM has no finished run to compare (3 not finished)." in text
+
+
+def test_equal_differences_are_not_more_than_chance(states):
+    """Accuracies are multiples of one sample: two seeds may differ by the same number of samples."""
+    row = (comparison := compare_states(states({"sgd": (90.1, 91.3), "sam": (92.2, 93.4)}), "SGD")).methods[1]
+    assert (row.is_decided, row.is_better) == (False, False)
+    text = str(comparison)
+    assert text.startswith("No method is better than SGD by more than chance.")
+    assert "is better by 2.10 points (equal differences with all 2 seeds, so their spread is unknown), which" in text
+
+
+def test_seconds_are_left_out_if_runs_were_trained_at_the_same_time(states):
+    scores = {"sgd": (90.0, 91.0), "sam": (91.0, 92.0)}
+    comparison = compare_states(states(scores, minutes=0), "SGD")
+    assert [row.seconds for row in comparison.methods] == [None, None]
+    assert str(comparison).endswith(", at 2 passes per step instead of 1.")
+
+
+def test_an_unfinished_run_has_no_score(states):
+    given = states({"sgd": (90.0, 91.0), "sam": (91.0, 92.0)})
+    given[-1] = replace(given[-1], finished=False, epochs=given[-1].epochs[:1])
+    row = compare_states(given, "SGD").methods[1]
+    assert (row.scores, row.unfinished) == ({0: pytest.approx(91)}, 1)
