@@ -237,3 +237,33 @@ def test_tables_are_made_from_the_metrics(source, written, tmp_path, monkeypatch
         )
     listed = json.loads((source / "runs.json").read_text("utf-8"))["runs"]
     assert sorted(listed) == sorted(path.stem for path in source.glob("*.jsonl"))
+
+
+def test_bsam_every_fifth_step():
+    """The table of `results/every`, and the gains over SGD that the page states."""
+    folder = ROOT / "results/every"
+    scores = json.loads((folder / "digits.json").read_text(encoding="utf-8"))["scores"]
+    page = PAGES["docs/results.md"]
+    rows = {
+        "BSAM, `passes=2, every=5` | 1.2": ("bsam-2-every5", last("bsam-2-every5-seed1", folder)),
+        "LookSAM, `alpha=0.5` | 1.2": ("looksam-alpha0.5", last("looksam-alpha0.5-rho0.1-seed1", folder)),
+        "BSAM | 3": ("bsam", last("bsam-seed1")),
+        "BSAM, two passes | 2": ("bsam-2", last("bsam-2-seed1")),
+        "SAM | 2": ("sam", last("sam-rho0.1-seed1")),
+    }
+    for label, (name, cifar10) in rows.items():
+        cells = [
+            f"{100 * statistics.fmean(seeds):.2f} ± {100 * statistics.stdev(seeds):.2f}"
+            for seeds in scores[name].values()
+        ]
+        assert all(len(seeds) == 10 for seeds in scores[name].values())
+        assert f"| {label} | {' | '.join(cells)} | {cifar10:.2f} |" in page
+    sgd, sgd_digits = last("sgd-seed1"), 100 * statistics.fmean(scores["sgd"]["0"])
+    gains = {
+        name: (score - sgd, 100 * statistics.fmean(scores[name]["0.2"]) - sgd_digits) for name, score in rows.values()
+    }
+    every, whole = gains["bsam-2-every5"], gains["bsam"]
+    assert f"gains {every[0]:.1f} points on CIFAR-10 and {every[1]:.1f} on digits at 0.2" in page
+    assert f"with three passes gains {whole[0]:.1f} and {whole[1]:.1f}" in page
+    assert f"{gains['looksam-alpha0.5'][0] - every[0]:.1f} points above it on CIFAR-10" in page
+    assert f"SAM at 0.1 is {gains['sam'][0] - every[0]:.1f} points above it" in page

@@ -84,6 +84,36 @@ def radius() -> plt.Figure:
     return figure
 
 
+PASSES = {  # of results/every: methods, their passes, titles, colours and markers; and the file of the CIFAR-10 run
+    "sgd": (1, "SGD", "#8c8c8c", "o", "cifar10-resnet18-noise40/sgd-seed1"),
+    "looksam-alpha0.5": (1.2, r"LookSAM, $\alpha$ 0.5", "#c04f8a", "s", "every/looksam-alpha0.5-rho0.1-seed1"),
+    "bsam-2-every5": (1.2, "BSAM(passes=2, every=5)", "#3a9a5b", "D", "every/bsam-2-every5-seed1"),
+    "sam": (2, "SAM", "#2f8fd0", "o", "cifar10-resnet18-noise40/sam-rho0.1-seed1"),
+    "sam-follow": (2, "SAM, radius falls as BSAM's does", "#7a5fc0", "v", "cifar10-resnet18-noise40/sam-follow-seed1"),
+    "bsam-2": (2, "BSAM, two passes", "#3a9a5b", "o", "cifar10-resnet18-noise40/bsam-2-seed1"),
+    "bsam": (3, "BSAM", "#e0701a", "o", "cifar10-resnet18-noise40/bsam-seed1"),
+}
+
+
+def passes() -> plt.Figure:
+    """Test accuracy against passes per step, with 40 % of the training labels flipped, at equal total radius."""
+    scores = json.loads((RESULTS / "every/digits.json").read_text(encoding="utf-8"))["scores"]
+    figure, (digits, cifar) = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
+    for name, (cost, title, colour, marker, file) in PASSES.items():
+        seeds = 100 * np.array(scores[name]["0" if name == "sgd" else "0.2"])
+        digits.errorbar(
+            cost, seeds.mean(), seeds.std(ddof=1), color=colour, marker=marker, markersize=6, capsize=3, label=title
+        )
+        last = json.loads((RESULTS / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        cifar.plot(cost, 100 * last["test_accuracy"], color=colour, marker=marker, markersize=6)
+    digits.set_title("digits, total radius 0.2, 10 seeds", fontsize=11, color=GREY)
+    cifar.set_title("ResNet-18, CIFAR-10, total radius 0.1, one seed", fontsize=11, color=GREY)
+    for ax in (digits, cifar):
+        ax.set(xlabel="passes per step", ylabel="test accuracy, %", xticks=(1, 1.2, 2, 3))
+    figure.legend(*digits.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    return figure
+
+
 def flatness() -> plt.Figure:
     """The largest eigenvalues of the Hessian of three trained networks, and the rise of their loss on a plane."""
     models = json.loads((RESULTS / "cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
@@ -108,7 +138,7 @@ def flatness() -> plt.Figure:
 
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
-        for draw in (radius, label_noise, flatness):
+        for draw in (radius, label_noise, passes, flatness):
             path = HERE / f"{draw.__name__}.svg"
             draw().savefig(path, transparent=True, metadata={"Date": None})
             print(path, path.stat().st_size)

@@ -134,3 +134,9 @@ def test_vectors_of_different_parameters_cannot_be_combined():
         Vector([torch.ones(2)]) + Vector([torch.ones(2), torch.ones(3)])
     with pytest.raises(TypeError):
         Vector([torch.ones(2)]) + 1
+
+
+def test_norms_of_large_tensors_keep_their_digits():
+    """float32 sums of millions of squares would lose three of them."""
+    t = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(Vector([t]).norm().double(), t.double().norm(), rtol=1e-6, atol=0)

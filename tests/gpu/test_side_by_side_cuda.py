@@ -74,7 +74,7 @@ class Recorder:
         return self.loss(self.model, *self.data)
 
 
-def started(side_by_side, stream, **options):
+def started(side_by_side, **options):
     torch.manual_seed(0)
     model = Network().cuda()
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
@@ -95,7 +95,7 @@ def trained(side_by_side, loss, steps=6, **options):
     """Return the losses, the state, the momentum and the streams after some replays."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        model, optimizer = started(side_by_side, stream, **options)
+        model, optimizer = started(side_by_side, **options)
         closure = Recorder(loss, model)
         for _ in range(3):
             optimizer.step(closure)
@@ -127,7 +127,7 @@ def test_side_by_side_equals_in_turn(loss, options):
 def test_an_error_in_the_second_pass_leaves_the_memory_as_it_was():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        model, optimizer = started(True, stream)
+        model, optimizer = started(True)
         closure = Recorder(whole, model)
         for _ in range(3):
             optimizer.step(closure)

@@ -184,19 +184,61 @@ class Fixed(torch.autograd.Function):
         return gradient * grad, None, None, None
 
 
-@pytest.mark.parametrize("remains", [1.0, 0.1, 0.02, 1e-3, 0.0])
-def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("n", [10_000, 2_359_296])
+@pytest.mark.parametrize("remains", [1.0, 0.3, 0.1, 0.02, 1e-3, 0.0])
+def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains, n, device):
     """In float32 against float64, with |g_min| down to nothing: g_min = 2 g - g_max is ``remains`` of g, rotated."""
     generator = torch.Generator().manual_seed(0)
-    g, other = torch.randn(2, 10_000, generator=generator, dtype=torch.float64)
+    g, other = torch.randn(2, n, generator=generator, dtype=torch.float64)
     other -= (other @ g) / (g @ g) * g
     g_min = remains * other * (g.norm() / other.norm())
     g_max = 2 * g - g_min
     expected = g + g_max - (g_max.norm() / g_min.norm() * g_min if remains else 0)
-    w = torch.nn.Parameter(torch.zeros(10_000))
+    w = torch.nn.Parameter(torch.zeros(n, device=device))
     start = w.detach().clone()
     optimizer = bsam.BSAM(torch.optim.SGD([w], lr=0.1), None, rho_max=0.1, rho_min=0.1, passes=2)
-    optimizer.backward(lambda: Fixed.apply(w, start, g.float(), g_max.float()))
-    error = float((w.grad.double() - expected).norm() / expected.norm())
+    optimizer.backward(lambda: Fixed.apply(w, start, g.float().to(device), g_max.float().to(device)))
+    error = float((w.grad.cpu().double() - expected).norm() / expected.norm())
     assert error < min(2e-6 / remains**2 if remains else 1.0, 0.5)
-    assert w.grad.double().norm() < 1.05 * (g + g_max).norm() + g_max.norm()
+    assert w.grad.cpu().double().norm() < 1.05 * (g + g_max).norm() + g_max.norm()
+
+
+def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain):
+    """Its gradient changes as the others move: with two passes the error falls with the square of the radii."""
+    first, *others = plain.model.children()
+    directions = {}
+    for rho in (0.02, 0.01):
+        for passes in (2, 3):
+            groups = [
+                {"params": list(first.parameters()), "perturb": False},
+                {"params": [p for layer in others for p in layer.parameters()]},
+            ]
+            optimizer = bsam.BSAM(sgd(groups), plain.model, rho_max=rho, rho_min=rho, passes=passes)
+            optimizer.backward(plain.loss)
+            directions[rho, passes] = flat(p.grad for p in plain.model.parameters())
+            optimizer.zero_grad()
+    large, small = (float((directions[rho, 2] - directions[rho, 3]).norm()) for rho in (0.02, 0.01))
+    assert large / small == pytest.approx(4, rel=0.15)
+
+
+def test_state_dicts_between_different_every(plain):
+    """A vector that the loading optimizer does not remember is dropped; later it is not taken up again."""
+
+    def new(every):
+        return bsam.BSAM(sgd(plain.model.parameters()), plain.model, passes=2, every=every)
+
+    fifth, each, again = new(5), new(1), new(5)
+    for _ in range(2):
+        fifth.step(plain.loss)
+    assert "across" in fifth.state_dict()["state"][0]
+    each.load_state_dict(deepcopy(fifth.state_dict()))
+    each.step(plain.loss)
+    assert "across" not in each.state_dict()["state"][0]
+    again.load_state_dict(deepcopy(each.state_dict()))
+    assert again.recall("across") is None
+    again.step(plain.loss)
+    sam = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    with pytest.warns(UserWarning, match="BSAM"):
+        sam.load_state_dict(deepcopy(again.state_dict()))
+    assert all(set(state) == {"momentum_buffer"} for state in sam.base.state.values())

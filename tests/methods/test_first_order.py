@@ -101,6 +101,7 @@ CASES = [
     *(Case("BSAM, two passes", bsam.BSAM, sides, TWO_PASSES) for sides in SIDES),
     Case("GSAM", bsam.GSAM, {"rho": 1}, {"alpha": 0.4}),
     Case("PGN", bsam.PGN, {"rho": 1}, {"alpha": 0.8}),
+    Case("BSAM with `every`, in between", bsam.BSAM, {**SIDES[1], "rho_min_floor": 1}, {"every": 5}, steps=1),
     Case("LookSAM, between SAM steps", bsam.LookSAM, {"rho": 1}, {"alpha": 0.2}, steps=1),
 ]
 GSAM = next(case for case in CASES if case.row == "GSAM")

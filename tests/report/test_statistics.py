@@ -30,7 +30,9 @@ def test_paired_differences_are_those_of_scipy(n, level):
     expected = stats.ttest_rel(a, b)
     interval = expected.confidence_interval(level)
     np.testing.assert_allclose((ours.mean, ours.n), (np.mean(a - b), n), rtol=1e-10)
-    np.testing.assert_allclose((ours.low, ours.high, ours.p), (interval.low, interval.high, expected.pvalue), rtol=1e-10)
+    np.testing.assert_allclose(
+        (ours.low, ours.high, ours.p), (interval.low, interval.high, expected.pvalue), rtol=1e-10
+    )
 
 
 def test_only_shared_seeds_count_whatever_their_order():

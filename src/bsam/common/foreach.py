@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+CHUNK = 2**16  # entries: float32 sums of many more products lose digits
 Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
 
 
@@ -56,6 +57,8 @@ def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
 
 def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the L2 norm of each tensor."""
+    if all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in x):
+        return [product.sqrt() for product in dots(x, x, dtype)]  # more accurate than float32 norms of large tensors
     return list(torch._foreach_norm(x, 2, dtype=dtype))
 
 
@@ -63,5 +66,11 @@ def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     pairs = list(zip(x, y, strict=True))
     if all(a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in pairs):
-        return [torch.dot(a.view(-1), b.view(-1)) for a, b in pairs]  # no memory for the products
+        return [_dot(a.view(-1), b.view(-1)) for a, b in pairs]  # no memory for the products
     return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    if len(a) <= CHUNK:
+        return torch.dot(a, b)
+    return torch.stack([torch.dot(x, y) for x, y in zip(a.split(CHUNK), b.split(CHUNK), strict=True)]).sum()

@@ -84,6 +84,7 @@ class RngReplay:
             clones = self._clones.setdefault(i, [])
             missing = self._max_passes - 1 - len(clones)
             clones += [torch.cuda.default_generators[i].clone_state() for _ in range(missing)]
+        self.update_clones()
         return [clone for clones in self._clones.values() for clone in clones]
 
     def update_clones(self) -> None:

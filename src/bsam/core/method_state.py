@@ -57,11 +57,11 @@ class MethodState:
         for name, value in self.pending.items():
             if isinstance(value, dict):
                 kept = [self._tensors[p].setdefault(name, t) for p, t in value.items()]
-                if any(a.dtype != b.dtype or a.device != b.device for a, b in zip(kept, value.values(), strict=True)):
+                if all(_alike(a, b) for a, b in zip(kept, value.values(), strict=True)):
+                    torch._foreach_copy_([local(t) for t in kept], [local(t) for t in value.values()])
+                else:
                     for p, t in value.items():
                         self._tensors[p][name] = t
-                else:
-                    torch._foreach_copy_([local(t) for t in kept], [local(t) for t in value.values()])
             else:
                 for group in param_groups:
                     group[name] = value
@@ -91,6 +91,10 @@ class MethodState:
             self._tensors[p] = {
                 k: entry[k].to(device=p.device, dtype=p.dtype, copy=True) for k in self.vectors if k in entry
             }
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
 def _numbered(state_dict: dict[str, Any], param_groups: Sequence[dict[str, Any]]) -> Iterator[tuple[Any, Tensor]]:

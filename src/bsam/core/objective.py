@@ -196,6 +196,7 @@ class Objective:
         return (
             self._side_by_side
             and self.loss is not None
+            and self._scaler is None  # the overflow flag of all passes is one tensor
             and not self._weights.moved
             and self._weights.on_one_gpu
             and torch.cuda.is_current_stream_capturing()

@@ -184,7 +184,7 @@ class Vector:
         squares = torch.stack([(term.norm(self.layout) * c) ** 2 for term, c in terms]).sum()
         mixed = [2 * c * d * self._product(a, b) for n, (a, c) in enumerate(terms) for b, d in terms[:n]]
         total = squares + torch.stack(mixed).sum()
-        return total.sqrt() if total > 0.01 * squares else None
+        return total.sqrt() if total > 0.1 * squares else None
 
     def _product(self, a: Term, b: Term) -> Tensor:
         pairs = zip(a.buckets, b.buckets, strict=True)

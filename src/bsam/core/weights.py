@@ -105,6 +105,7 @@ class Weights:
                 yield
             finally:
                 self._backup, self._saved = backup, saved
+                torch.clear_autocast_cache()
 
 
 class GradientMemory:

@@ -116,9 +116,11 @@ class OptimizerWrapper(Optimizer):
         start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
         settings = [{**self.settings, **group, **start} for group in self.param_groups]
         settings = [{name: group[name] for name in self.settings} for group in settings]
-        self.base.load_state_dict({**state_dict, "state": without(state_dict["state"], self.vectors)})
+        # with other arguments, the same method may have remembered other vectors
+        names = {*self.vectors, *(name for group in state_dict["param_groups"] for name in group.get(ENTRY_NAMES, ()))}
+        self.base.load_state_dict({**state_dict, "state": without(state_dict["state"], names)})
         for group, defaults in zip(self.param_groups, settings, strict=True):
-            group.update({**defaults, **group})
+            group.update({**defaults, **group, ENTRY_NAMES: self.settings[ENTRY_NAMES]})
         self._method_state.load(state_dict, self.param_groups)
         self._reset()
         for finish in self._optimizer_load_state_dict_post_hooks.values():

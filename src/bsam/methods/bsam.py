@@ -15,7 +15,8 @@ from ..common.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
-from ..core.vector import TINY, PerGroup, Vector, map_scalars, ratio
+from ..core.vector import TINY, Coefficient, PerGroup, Vector, map_scalars, ratio
+from ..core.wrapper import PERTURB
 from .asam import adapted
 
 
@@ -55,7 +56,8 @@ class BSAM(SharpnessAware):
             passes per step on average.
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
         side_by_side: in a step that is captured in a CUDA graph on one GPU, compute ``g_max`` and ``g_min`` at the same
-            time, on two streams. This needs memory for a second copy of the parameters and for the second pass.
+            time, on two streams. This needs memory for a second copy of the parameters and for the second pass. Without
+            a ``GradScaler``; views of parameters or buffers made outside the closure do not see the perturbed values.
         adaptive: measure both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` instead of
             ``g / |g|`` (our extension, not in the paper).
         eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
@@ -134,7 +136,7 @@ class BSAM(SharpnessAware):
                 f"every={every} needs start_from_min=False: most steps have no point downhill to start from"
             )
         self.full_passes, self.passes = passes, self.passes_with({"passes": passes, "every": every})
-        self.side_by_side = side_by_side
+        self.side_by_side = side_by_side and passes == 3
         self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
             raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
@@ -169,11 +171,25 @@ class BSAM(SharpnessAware):
 
     def extrapolated(self, L: Objective, g: Vector, g_max: Vector) -> Vector:
         """Return the direction with ``g_min = g - k h``, where ``h = g_max - g`` and ``k = rho_min / rho_max``."""
-        k, norm_max = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max")), g_max.norm()
+        k, norm_max = self.ratio_of_radii(), g_max.norm()
         h = L.evaluated(g_max - g)
-        norm_min = (g - k * h).norm() if isinstance(k, PerGroup) else extrapolated_norm(g.norm(), norm_max, h.norm(), k)
+        if isinstance(k, PerGroup) or norm_max.is_cpu:  # the CPU can check whether digits are lost
+            norm_min = (g - k * h).norm()
+        else:
+            norm_min = extrapolated_norm(g.norm(), norm_max, h.norm(), k)
         r = ratio(norm_max, norm_min)
         return (2 - r) * g + map_scalars(lambda k: 1 + r * k, k) * h  # = g + g_max - r * g_min
+
+    def ratio_of_radii(self) -> Coefficient:
+        """Return ``rho_min / rho_max``: one number if it is the same in all groups that are perturbed.
+
+        It then holds for the other groups, too: their gradients change as the perturbed groups move.
+        """
+        ratios = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max"))
+        groups = zip(ratios, self.param_groups, strict=True) if isinstance(ratios, PerGroup) else ()
+        perturbed = [k for k, group in groups if group.get(PERTURB, True)]
+        alike = bool(perturbed) and all(isinstance(k, float) and k == perturbed[0] for k in perturbed)
+        return perturbed[0] if alike else ratios
 
 
 def extrapolated_norm(g: Tensor, g_max: Tensor, h: Tensor, k: Scalar) -> Tensor:

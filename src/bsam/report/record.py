@@ -16,7 +16,7 @@ class Record:
 
     Args:
         name: the name of its folder or file.
-        folder: the run directory, the folder of results or the folder of the CSV file.
+        folder: the run directory, the folder of results, or the CSV file.
         experiment: what must be equal to compare runs, in words.
         method: the row of the table.
         seed: the seed.
@@ -25,17 +25,17 @@ class Record:
         score: the score after the last epoch in the unit of the table; None unless finished.
         unit: the unit of the score.
         higher_is_better: whether a higher score is better.
-        epochs: the metrics of each epoch.
+        epochs: the metrics of each epoch; only those of the last one if the others were not kept.
         passes: the forward and backward passes per step.
         seconds: the median seconds per epoch; None if unknown or if runs shared the GPU.
         radius: the total radius: rho, or rho_max + rho_min.
-        chosen: how the radius was chosen.
+        chosen: how the radius was chosen, in words; empty if there is none.
         published: the published number.
-        settings: all settings of the run.
+        settings: all settings of the run; empty for a row of a CSV file.
         probe: the probe's readings.
         top_eigenvalue: the largest eigenvalue of the Hessian after the last epoch.
         surface: the loss surface after the last epoch.
-        flatness: the network's entry in a ``flatness.json``.
+        flatness: the network's entry in a ``flatness.json``, with eigenvalues, density and landscape.
         predictions: the file with the network's outputs.
     """
 

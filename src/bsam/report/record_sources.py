@@ -15,6 +15,7 @@ from ..training.config import Run
 from ..training.files import read_json, read_json_lines
 from ..training.result import LossSurface
 from ..training.run_dir import CONFIG, PREDICTIONS, PROBE, RunDir
+from .record_titles import all_arguments, experiment_key
 
 Metrics: TypeAlias = Mapping[str, Any]
 
@@ -82,8 +83,12 @@ class Sources:
         """Add all runs in and below these folders, and the flatness of their networks."""
         measured: list[tuple[Path, Mapping[str, Any]]] = []
         for top in folders:
-            known = len(self._seen) + len(self.problems)
-            for folder, files in self._walk(top):
+            before = len(self.problems)
+            folders_with_runs = list(self._walk(top))
+            for folder, files in folders_with_runs:
+                if folder.resolve() in self._seen:
+                    continue
+                self._seen.add(folder.resolve())
                 if CONFIG in files:
                     self._add_run_dir(folder)
                 elif RUNS in files or RESULTS in files:
@@ -91,7 +96,7 @@ class Sources:
                 for file in sorted(folder.glob(FLATNESS)):
                     with self.noting(file):
                         measured += [(file, entry) for entry in read_json(file, dict, HINT)["models"]]
-            if known == len(self._seen) + len(self.problems):
+            if not folders_with_runs and len(self.problems) == before:
                 self.problems.append(f"{top} has no runs: give run directories, folders with them, or CSV files.")
         self._drop_copies()
         for file, entry in measured:
@@ -100,7 +105,7 @@ class Sources:
         self.problems += [f"{path} is left out: its folder has no file with its settings." for path in self._unlisted]
 
     def _walk(self, top: Path) -> Iterator[tuple[Path, set[str]]]:
-        """Return each folder with a known file, once, and its files; the folders in run directories are left out."""
+        """Return each folder with a known file, and its files; the folders in run directories are left out."""
 
         def unreadable(error: OSError) -> None:
             self.problems.append(f"{error.filename} cannot be read ({error.strerror}): change its permissions.")
@@ -110,9 +115,7 @@ class Sources:
             folder = Path(name)
             if CONFIG in files:
                 folders.clear()
-            known = {CONFIG, RUNS, RESULTS} & set(files) or any(folder.glob(FLATNESS))
-            if known and folder.resolve() not in self._seen:
-                self._seen.add(folder.resolve())
+            if {CONFIG, RUNS, RESULTS} & set(files) or any(folder.glob(FLATNESS)):
                 yield folder, set(files)
 
     def _add_run_dir(self, path: Path) -> None:
@@ -169,7 +172,8 @@ class Sources:
         best: dict[str, Source] = {}
         for source in self.runs:
             if source.last is not None:
-                key = json.dumps([source.run.model, source.run.data, source.run.seed, source.last], sort_keys=True)
+                run, arguments = source.run, all_arguments(source.run.method, source.run.arguments)
+                key = json.dumps([experiment_key(run), run.seed, run.method, arguments, source.last], sort_keys=True)
                 other = best.setdefault(key, source)
                 if len(source.epochs) > len(other.epochs):
                     best[key] = source

@@ -77,14 +77,12 @@ def total_radius(run: Run) -> float | None:
 
 def published_table(run: Run) -> PublishedTable | None:
     """Return the table of the paper with the experiment of a run; None if it has another protocol."""
-    if (
-        run.limit_train is not None
-        or run.limit_test is not None
-        or run.base != ("adam" if run.task == "pose" else "sgd")
-    ):
+    if run.limit_train is not None or run.limit_test is not None:
         return None
     if run.task == "pose":
-        return POSE
+        return POSE if run.base == "adam" else None
+    if run.base != "sgd":
+        return None
     if run.weight_bits is not None:
         return QUANTIZATION
     if run.weights is not None:
@@ -120,7 +118,7 @@ def published_numbers(run: Run) -> dict[str, Published]:
 
 
 def paper_variant(run: Run) -> str | None:
-    """Return the variant whose arguments for the data of a run are those of the run: it has the paper's radii.
+    """Return the variant that a run belongs to if it has the radii that the paper uses on its data; otherwise None.
 
     Example:
         >>> (
@@ -183,9 +181,10 @@ def experiment_key(run: Run, varied: Collection[str] = ()) -> str:
 def candidate_key(run: Run, varied: Collection[str]) -> str:
     """Return a text that is equal for a tuning run and for the final runs with the same settings."""
     settings = run.settings()
-    values = {name: settings[name] for name in ("method", "arguments", *varied)}
-    same = {**json.loads(experiment_key(run, varied)), "eval_split": None, "limit_test": None}
-    return json.dumps({**same, **values}, sort_keys=True)
+    method = {"method": run.method, "arguments": all_arguments(run.method, run.arguments)}
+    values = {name: settings[name] for name in varied}
+    unset = {"eval_split": None, "limit_test": None}
+    return json.dumps({**json.loads(experiment_key(run, varied)), **unset, **method, **values}, sort_keys=True)
 
 
 def tuned_settings(trials: Sequence[Run]) -> set[str]:

@@ -60,7 +60,8 @@ def read_records(paths: Sequence[Path]) -> Records:
 def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
     """Return the records of runs, by experiment, row and seed, and a sentence about each run without a score."""
     trials = [source for source in sources if is_trial(source.run)]
-    names = {source.folder: tuned_settings([t.run for t in trials if t.folder == source.folder]) for source in sources}
+    folders = {source.folder for source in sources}
+    names = {folder: tuned_settings([trial.run for trial in trials if trial.folder == folder]) for folder in folders}
     chosen = {(trial.folder, candidate_key(trial.run, names[trial.folder])) for trial in trials}
     groups: dict[str, list[Source]] = {}
     for source in sources:
@@ -69,7 +70,15 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
     titles = experiment_titles({key: group[0].run for key, group in groups.items()})
     alone = _trained_alone(sources)
     records, problems = [], []
-    for key, group in groups.items():
+    for key, listed in groups.items():
+        keys = [candidate_key(source.run, names[source.folder]) for source in listed]
+        begun = {
+            candidate
+            for candidate, source in zip(keys, listed, strict=True)
+            if source.epochs or source.diverged is not None or source.path.exists()
+        }
+        # results.json lists all runs of a recipe, even methods that nobody asked for
+        group = [source for candidate, source in zip(keys, listed, strict=True) if candidate in begun]
         tuned = [
             (source.folder, candidate_key(source.run, names[source.folder])) in chosen
             and (source.run.method != BASE or bool(names[source.folder]))  # a float network to quantize is not tuned
@@ -77,11 +86,8 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
         ]
         varied = sorted({name for source in group for name in names[source.folder]})
         rows = row_titles([source.run for source in group], tuned, varied)
-        begun = {row for row, source in zip(rows, group, strict=True) if source.epochs or source.path.exists()}
         found = []
         for source, row, was_tuned in zip(group, rows, tuned, strict=True):
-            if row not in begun:  # results.json lists all runs of a recipe, even those that nobody asked for
-                continue
             try:
                 found.append(_record(source, titles[key], row, was_tuned, alone))
             except BsamError as error:
@@ -142,7 +148,8 @@ def _trained_alone(sources: Sequence[Source]) -> set[Path]:
     for source in sources:
         if source.epochs and source.machines:
             dates = [datetime.fromisoformat(machine["date"]) for machine in source.machines]
-            end = max(dates) + timedelta(seconds=sum(epoch["seconds"] for epoch in source.epochs))
+            seconds = sum(epoch["seconds"] for epoch in source.epochs) - 1  # dates have no fractions of a second
+            end = max(dates) + timedelta(seconds=seconds)
             spans.append((min(dates), end, {machine.get("device") for machine in source.machines}, source.path))
     return {
         path

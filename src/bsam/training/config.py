@@ -88,7 +88,7 @@ class Run(ClassificationSettings, PoseSettings):
     )
     capture: bool = setting(
         True,
-        "capture the step in a CUDA graph, if possible: on one GPU, with methods that do the same work in every step. "
+        "capture the step in a CUDA graph, if possible: on one GPU, with methods whose steps are of one or two kinds. "
         "After 20 steps in fp32, the weights differ from those of eager training by less than 0.5 % of the distance "
         "they have moved; by less than 2 % with asam, gam, msam or Adam, which amplify rounding errors, and by up to "
         "7 % with bsam and Adam",
