@@ -77,7 +77,8 @@ def built(tmp_path_factory):
 
 def package():
     """The files of the package, relative to ``src``."""
-    return {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")} | {"bsam/py.typed"}
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src/bsam/report/page_files").iterdir()]
+    return {path.relative_to(ROOT / "src").as_posix() for path in files} | {"bsam/py.typed"}
 
 
 def test_the_wheel_contains_the_package_and_nothing_else(built):

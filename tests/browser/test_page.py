@@ -197,15 +197,6 @@ def test_print_draws_every_flat_plot(page):
     assert page.value(f"{undrawn}.length") == 0
 
 
-def test_first_paint_of_fifty_runs(browser, tmp_path):
-    records = example_records(tmp_path, seeds=12, epochs=200)
-    assert len(records.runs) == 50
-    write_page(tmp_path / "fifty.html", page_data(records))
-    browser.open((tmp_path / "fifty.html").as_uri())
-    browser.wait("performance.getEntriesByName('first-contentful-paint').length === 1")
-    assert browser.value("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
-
-
 def test_a_served_page_follows_its_runs(browser, tmp_path, serve):
     version = ["one"]
 

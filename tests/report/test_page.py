@@ -106,17 +106,32 @@ def test_rows_runs_and_problems(data):
     assert data["problems"] == ["folder/broken: metrics.jsonl <b>cannot</b> be read"]
 
 
-def test_verdicts_of_the_named_baseline_are_first(records):
-    (experiment,) = page_data(records, baseline="SAM")["experiments"]
+@pytest.mark.parametrize("name", ["SAM", "sam"])
+def test_verdicts_of_the_named_baseline_are_first(records, name):
+    (experiment,) = page_data(records, baseline=name)["experiments"]
     assert experiment["baseline"] == "SAM"
     by_method = {row["method"]: row["difference"] for row in experiment["rows"]}
     assert by_method["SAM"] is None
     gaps = [score_of("SGD", seed) - score_of("SAM", seed) for seed in range(3)]
     assert by_method["SGD"]["mean"] == pytest.approx(np.mean(gaps))
-    verdicts = page_data(records, baseline="SAM")["verdicts"]
+    verdicts = page_data(records, baseline=name)["verdicts"]
     assert verdicts[0]["group"] == "baseline"
+    assert verdicts[0]["claim"] == "SGD better than SAM: DigitsNet, digits 0"
     assert {verdict["experiment"] for verdict in verdicts} == {"DigitsNet, digits 0"}
     assert page_data(records, baseline="unknown")["experiments"][0]["baseline"] == "SGD"
+
+
+def test_each_experiment_has_its_own_baseline(tmp_path):
+    first, second = (example_records(tmp_path / name, experiments=2) for name in "ab")
+    runs = [run for run in first.runs if run.experiment.endswith("0")]
+    runs += [run for run in second.runs if run.experiment.endswith("1") and run.method != "SGD"]
+    data = page_data(Records(tuple(runs), ()))
+    assert [experiment["baseline"] for experiment in data["experiments"]] == ["SGD", "SAM"]
+    claims = [(verdict["claim"].split(" better than ")[1], verdict["experiment"]) for verdict in data["verdicts"]]
+    assert len(claims) > 4
+    assert set(claims) == {
+        (f"{base}: DigitsNet, digits {n}", f"DigitsNet, digits {n}") for n, base in ((0, "SGD"), (1, "SAM"))
+    }
 
 
 def test_names_and_titles_are_text_only(records):

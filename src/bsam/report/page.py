@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -39,8 +39,8 @@ def page_data(
 
     Args:
         records: the runs.
-        baseline: the method that others are compared with; None takes the base optimizer of each experiment. An
-            experiment without this method takes its base optimizer as well.
+        baseline: the method that others are compared with: a row of a table, or a name such as ``"sam"``. None takes
+            the base optimizer of each experiment, and so do experiments without this method.
         title: the title of the page.
         version: for a page that is served: it loads itself again when ``version`` on the server has another value.
     """
@@ -49,7 +49,7 @@ def page_data(
         groups.setdefault(record.experiment, []).append(record)
     styles = _styles(_in_order(records.runs))
     figures: dict[str, Any] = {}
-    experiments, verdicts, problems = [], [], list(records.problems)
+    experiments, problems = [], list(records.problems)
     for number, (name, runs) in enumerate(groups.items()):
         methods = _in_order(runs)
         against = (baseline and baseline_row(methods, baseline)) or methods[0]
@@ -62,10 +62,13 @@ def page_data(
             drawn += list(named)
             problems += broken
         experiments.append(_experiment_info(name, runs, against) | {"figures": drawn})
-        verdicts += [
-            _verdict_info(verdict, "baseline", groups)
-            for verdict in baseline_verdicts(replace(records, runs=tuple(runs)), against)
-        ]
+    baselines = {experiment["title"]: experiment["baseline"] for experiment in experiments}
+    verdicts = [
+        info
+        for name in dict.fromkeys(baselines.values())
+        for info in (_verdict_info(verdict, "baseline", groups) for verdict in baseline_verdicts(records, name))
+        if baselines.get(info["experiment"]) == name
+    ]
     of_paper = [_verdict_info(verdict, "paper", groups) for verdict in paper_verdicts(records)]
     return {
         "title": title,
@@ -98,7 +101,7 @@ def _styles(methods: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 def _verdict_info(verdict: Verdict, group: str, experiments: Iterable[str]) -> dict[str, Any]:
     """Return a verdict with the experiment that its claim ends with; empty if there is none."""
-    experiment = next((name for name in experiments if verdict.claim.endswith(f": {name}")), "")
+    experiment = max((name for name in experiments if verdict.claim.endswith(f": {name}")), key=len, default="")
     return {**asdict(verdict), "group": group, "experiment": experiment}
 
 

@@ -291,8 +291,10 @@ const colourOf = style => COLOURS[isDark() && !printing ? "dark" : "light"][styl
 const figures = [];
 
 let library;
-function plotly() { // decompressed when the first figure comes near the window
+const painted = new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+function plotly() { // decompressed after the first paint, which it would delay
   library ??= (async () => {
+    await painted;
     const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), letter => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const script = document.createElement("script");
@@ -339,6 +341,7 @@ function styled(trace, hidden) {
 }
 
 let camera = {eye: {x: 1.7, y: 1.7, z: 1.1}, center: {x: 0, y: 0, z: -0.1}};
+const PAPER = {plotly: 640, panels: 300, contours: 200}; // pixels of a plot on paper
 function layoutOf(panel, kind, element) {
   const isDarkNow = isDark() && !printing;
   const text = isDarkNow ? "#e6e8eb" : "#1b1f24", grid = isDarkNow ? "#363c45" : "#dfe3e8";
@@ -351,6 +354,7 @@ function layoutOf(panel, kind, element) {
     hoverlabel: {bgcolor: isDarkNow ? "#1d2127" : "#fff", font: {color: text}, bordercolor: grid, namelength: 40},
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8b949e", activecolor: text},
     ...(COARSE ? {dragmode: false} : {}),
+    ...(printing ? {width: element.closest(".several")?.matches(".plotly") ? PAPER.panels : PAPER[kind], height: kind === "contours" ? 200 : 270} : {}),
   };
   if (kind === "surfaces") {
     const side = {title: {text: ""}, gridcolor: grid, zerolinecolor: grid, showbackground: false, nticks: 5};
@@ -452,7 +456,7 @@ class PlotFigure {
   }
 
   drawAll() {
-    this.plots.forEach(plot => (plot.drawn || this.info.kind !== "surfaces") && this.draw(plot));
+    if (this.info.kind !== "surfaces") this.plots.forEach(plot => this.draw(plot));
   }
 }
 
@@ -563,9 +567,12 @@ document.getElementById("theme").addEventListener("click", () => {
 dark.addEventListener("change", themeChanged);
 themeChanged();
 
-// For print, draw every plot in the light theme; surfaces that were not drawn are left out.
+// For print, draw every plot in the light theme and unfold the verdicts; surfaces are left out, contours show the same.
+let unfolded = [];
 function redrawForPrint(on) {
   printing = on;
+  if (on) unfolded = [...document.querySelectorAll("#verdicts details:not([open])")];
+  for (const details of unfolded) details.open = on;
   if (window.Plotly) for (const figure of figures) { figure.fillLegend(); figure.drawAll(); }
 }
 addEventListener("beforeprint", () => redrawForPrint(true));
