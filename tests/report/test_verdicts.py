@@ -233,6 +233,12 @@ def test_one_seed_alone_decides_nothing():
     assert "no other row has several" in verdict.evidence
 
 
+def test_equal_differences_have_an_unknown_spread():
+    (verdict,) = verdicts_on(made(A=[90.0, 91.0], B=[92.0, 93.0]))
+    assert (verdict.outcome, verdict.more_seeds) == ("open", None)
+    assert "their spread is unknown" in verdict.evidence
+
+
 def test_diverged_runs_are_told():
     failed = [record("B", seed, None, state="diverged") for seed in (3, 4)]
     (verdict,) = verdicts_on([*made(A=A, B=[92.0, 93.1, 93.9]), *failed])

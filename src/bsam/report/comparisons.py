@@ -97,6 +97,8 @@ class Comparison:
     def _decide(self, d: Difference, gap: float | None) -> tuple[str, str, int | None]:
         """Return the outcome, a sentence about it, and how many more seeds would decide it."""
         sign = 1 if self._higher else -1
+        if d.half_width == 0:
+            return OPEN, " The differences of all seeds are equal, so their spread is unknown.", None
         if d.low is not None and d.high is not None and d.half_width is not None:
             if d.low > 0 or d.high < 0:
                 return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, "", None
