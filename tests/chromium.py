@@ -132,6 +132,18 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
         self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
+    def drag(self, element: str, x: int, y: int) -> None:
+        """Drag with the mouse from the middle of an element, given as JavaScript, by some pixels."""
+        box = f"(box => [box.x + box.width / 2, box.y + box.height / 2])({element}.getBoundingClientRect())"
+        left, top = self.value(box)
+        button = {"button": "left", "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=left, y=top, **button)
+        for part in (0.25, 0.5, 0.75, 1.0):
+            place = {"x": left + part * x, "y": top + part * y}
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", buttons=1, button="left", **place)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=left + x, y=top + y, **button)
+
     def screenshot(self, path: Path) -> None:
         """Save a picture of the window."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

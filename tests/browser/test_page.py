@@ -154,9 +154,11 @@ def test_surfaces_are_drawn_and_turn_together(page):
     picture = page.value(f"Plotly.toImage({SURFACES}[1], {{format: 'png', width: 300, height: 300}})")
     pixels = np.array(Image.open(io.BytesIO(base64.b64decode(picture.split(",")[1]))).convert("RGB"))
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 200, "a surface has many colours"
-    page.value(f"Plotly.relayout({SURFACES}[0], {{'scene.camera.eye': {{x: 0.5, y: 2, z: 1}}}}).then(() => null)")
-    page.value(f"{SURFACES}[0].emit('plotly_relayout', {{'scene.camera': {{eye: {{x: 0.5, y: 2, z: 1}}}}}})")
-    page.wait(f"[...{SURFACES}].every(plot => plot.layout.scene.camera.eye.x === 0.5)")
+    eyes = f"[...{SURFACES}].map(plot => Object.values(plot._fullLayout.scene._scene.getCamera().eye))"
+    before = page.value(eyes)
+    page.drag(f"{SURFACES}[0]", 60, 20)
+    page.wait(f"Math.abs({eyes}[0][0] - {before[0][0]}) > 0.1")
+    page.wait(f"{eyes}.every(eye => eye.every((x, i) => Math.abs(x - {eyes}[0][i]) < 0.05))")
     page.value("scrollTo(0, 0)")
     page.wait("document.querySelectorAll('.gl-container canvas').length === 0")
     assert page.messages == []

@@ -260,8 +260,9 @@ function verdictSection() {
         const open = these.filter(verdict => verdict.outcome === "open");
         parts.push(cards(these.filter(verdict => verdict.outcome !== "open")));
         if (open.length) {
-          const names = [...new Set(open.map(titleOf))].join("; ");
-          parts.push(node("details", {}, node("summary", {}, `${SIGNS.open} ${open.length} open: ${names}`), cards(open)));
+          const names = [...new Set(open.map(titleOf))];
+          const listed = names.slice(0, 3).join("; ") + (names.length > 3 ? "; …" : "");
+          parts.push(node("details", {}, node("summary", {}, `${SIGNS.open} ${open.length} open: ${listed}`), cards(open)));
         }
       }
     }
@@ -360,7 +361,7 @@ function layoutOf(panel, kind, element) {
     const side = {title: {text: ""}, gridcolor: grid, zerolinecolor: grid, showbackground: false, nticks: 5};
     return {
       ...made, dragmode: "turntable", margin: {l: 0, r: 0, t: 0, b: 0},
-      scene: {xaxis: side, yaxis: side, zaxis: {...side, ...scene.zaxis}, aspectmode: "cube", camera},
+      scene: {xaxis: side, yaxis: side, zaxis: {...side, ...scene.zaxis}, aspectmode: "cube", camera: structuredClone(camera)},
     };
   }
   if (kind === "contours") {
@@ -439,15 +440,22 @@ class PlotFigure {
     return done;
   }
 
-  turned(plot, change) { // all surfaces of the figure share the camera
+  turned(plot, change) { // all surfaces of the figure share the camera of the one that is dragged
     const moved = change?.["scene.camera"];
-    if (!moved || this.turning) return;
-    camera = moved;
-    this.turning = true;
-    requestAnimationFrame(async () => {
-      await Promise.all(this.plots.filter(other => other !== plot && other.drawn).map(other => window.Plotly.relayout(other, {"scene.camera": camera})));
-      this.turning = false;
-    });
+    if (!moved || (this.following && plot !== this.dragged)) return; // else a follower would lead in turn
+    camera = structuredClone(moved);
+    this.dragged = plot;
+    if (!this.following) this.follow();
+  }
+
+  async follow() {
+    this.following = true;
+    for (let shown = null; shown !== camera;) { // it may be dragged further meanwhile
+      shown = camera;
+      const others = this.plots.filter(plot => plot !== this.dragged && plot.drawn);
+      await Promise.all(others.map(plot => window.Plotly.relayout(plot, {"scene.camera": structuredClone(shown)})));
+    }
+    this.following = false;
   }
 
   redraw() {
