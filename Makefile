@@ -44,7 +44,6 @@ test-gpu:  ## run the tests that need a CUDA device, with the python3 in PATH
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests --ignore tests/docs
 
 test-browser: $(READY)  ## run the tests of the report's page, in Chromium
-	@command -v chromium chromium-browser google-chrome > /dev/null || { echo "Install it: apt-get install chromium"; exit 1; }
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m browser tests/browser
 
 clean:  ## remove .venv, caches and runs

@@ -247,6 +247,10 @@ function tally(verdicts) {
 const GROUPS = {paper: "Claims of the paper", baseline: "Each method against its baseline"};
 function verdictSection() {
   const section = node("section", {id: "verdicts"}, node("h2", {}, "Verdicts"));
+  if (data.verdicts.length > 10) {
+    section.append(node("p", {class: "muted"},
+      "Each verdict has the level 95 %: of twenty differences that are not there, about one is decided by chance."));
+  }
   [...new Set(data.verdicts.map(verdict => verdict.group))].forEach((group, i) => {
     const verdicts = data.verdicts.filter(verdict => verdict.group === group);
     const parts = [];
