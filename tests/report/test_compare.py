@@ -146,6 +146,13 @@ def test_equal_differences_are_not_more_than_chance(states):
     assert "is better by 2.10 points (equal differences with all 2 seeds, so their spread is unknown), which" in text
 
 
+def test_rounding_errors_are_not_more_than_chance(states):
+    scores = {"sgd": (30.7, 60.2, 90.3), "sam": (30.8, 60.3, 90.4)}
+    row = compare_states(states(scores), "SGD").methods[1]
+    assert (row.is_decided, row.more_seeds, row.difference.p) == (False, None, None)
+    assert row.difference.half_width > 0
+
+
 def test_seconds_are_left_out_if_runs_were_trained_at_the_same_time(states):
     scores = {"sgd": (90.0, 91.0), "sam": (91.0, 92.0)}
     comparison = compare_states(states(scores, minutes=0), "SGD")

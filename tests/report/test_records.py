@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bsam import cli
 from bsam.recipes import RECIPES, recipe_of
 from bsam.recipes.choices import tuned
 from bsam.recipes.paper import CLASSIFICATION, RHO_MIN_STUDY
@@ -251,6 +252,13 @@ def test_published_numbers(tmp_path):
     assert list(published.values()) == [None] * 6
 
 
+def test_the_paper_does_not_state_its_radii_for_poses(tmp_path):
+    write(Run("sam", model="simcc_resnet50", data="mpii", task="pose", base="adam", epochs=2), tmp_path)
+    (record,) = read(tmp_path)
+    assert record.published is not None
+    assert record.chosen == "default"
+
+
 @pytest.mark.parametrize("name", ["demo", "classification", "quantization"])
 def test_tuned_runs_are_known_by_their_tuning_runs(name, tmp_path):
     recipe = recipe_of(name) if name == "demo" else tuned(recipe_of(name))
@@ -311,6 +319,15 @@ def test_seconds_are_known_for_runs_that_had_the_machine_to_themselves(tmp_path)
     assert [record.seconds for record in read(tmp_path)] == [12.5, None, None, 12.5]
 
 
+@pytest.mark.parametrize(("date", "seconds"), [("00:00:50", None), ("00:00:51", 12.5)])
+def test_runs_whose_dates_touch_may_have_overlapped(date, seconds, tmp_path):
+    """Dates have whole seconds: a run of 50 s that began at 00:00:00 may have ended at 00:00:50.9."""
+    run = Run("sam", **CIFAR, epochs=4)
+    write(run, tmp_path, date="2026-11-10T00:00:00+00:00")
+    write(replace(run, seed=1), tmp_path, date=f"2026-11-10T{date}+00:00")
+    assert [record.seconds for record in read(tmp_path)] == [seconds, seconds]
+
+
 def test_passes_and_the_order_of_rows(tmp_path):
     for name in ("bsam-2", "sgd", "looksam", "bsam", "sam"):
         variant = variants()[name]
@@ -361,7 +378,21 @@ def no_score(folder):
     return folder
 
 
-@pytest.mark.parametrize("damage", [truncate, other_version, no_json, unreadable, own_task, no_score])
+def no_seconds(folder):
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text.replace('"seconds": 12.0', '"other": 12.0'))
+    return folder / "metrics.jsonl"
+
+
+def null_seconds(folder):
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text.replace('"seconds": 12.0', '"seconds": null'))
+    return folder / "metrics.jsonl"
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, other_version, no_json, unreadable, own_task, no_score, no_seconds, null_seconds]
+)
 def test_a_broken_run_directory_is_named_and_the_rest_is_read(damage, tmp_path):
     write(Run("sam", **CIFAR, epochs=3), tmp_path)
     broken = damage(write(Run("bsam", **CIFAR, epochs=3), tmp_path))
@@ -381,6 +412,49 @@ def test_a_broken_extra_file_is_named_and_the_run_is_read(name, tmp_path):
     assert [record.score for record in records.runs] == [90.0]
     assert len(records.problems) == 1
     assert str(folder / name) in records.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("environment.json", '[{"device": "cpu", "date": "yesterday"}]'),
+        ("environment.json", '[{"device": "cpu", "date": null}]'),
+        ("environment.json", '[{"device": "cpu", "date": "9999-12-31T23:59:59+00:00"}]'),
+        ("environment.json", '[{"device": "cpu"}]'),
+        ("environment.json", "[3]"),
+        ("curvature.json", '{"top_eigenvalue": "3.5"}'),
+        ("curvature.json", '{"top_eigenvalue": [3.5]}'),
+    ],
+)
+def test_wrong_values_in_a_further_file_are_named_and_the_run_is_read(name, content, tmp_path):
+    write(Run("bsam", **CIFAR, epochs=3), tmp_path, date="2026-11-11T00:00:00+00:00")
+    folder = write(Run("sam", **CIFAR, epochs=3), tmp_path)
+    (folder / name).write_text(content)
+    records = read_records([tmp_path])
+    runs = {record.method: record for record in records.runs}
+    assert (runs["SAM"].score, runs["SAM"].top_eigenvalue) == (90.0, None)
+    assert runs["SAM"].seconds == (None if name == "environment.json" else 12.0)
+    assert runs["BSAM (Algorithm 1)"].seconds == 12.0
+    assert len(records.problems) == 1
+    assert str(folder / name) in records.problems[0]
+
+
+def test_a_date_without_a_time_zone(tmp_path):
+    for seed, date in enumerate(("2026-11-10T00:00:00", "2026-11-14T00:00:00+00:00")):
+        write(Run("sam", **CIFAR, epochs=3, seed=seed), tmp_path, date=date)
+    assert [record.seconds for record in read(tmp_path)] == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("score", [0.8, 0.7])  # a copy, and another run
+def test_of_two_runs_with_one_seed_that_with_more_data_counts(score, tmp_path):
+    run = Run("sam", **CIFAR, epochs=3)
+    curvature = '{"top_eigenvalue": 3.5, "surface": {"axis": [0], "loss": [[1]]}}'
+    write(run, tmp_path / "a", score=0.8)
+    write(run, tmp_path / "b", score=score, curvature_json='{"top_eigenvalue": 3.5}')
+    most = write(run, tmp_path / "c", score=score, curvature_json=curvature)
+    assert [record.folder for record in read_records([tmp_path]).runs] == [most]
+    write(run, tmp_path / "d", score=score)
+    assert [record.folder for record in read_records([tmp_path]).runs] == [most]
 
 
 def test_duplicate_seeds_are_named_and_the_first_counts(tmp_path):
@@ -469,6 +543,40 @@ def test_others_results_stand_beside_ours(tmp_path):
     ]
     assert [(r.passes, r.radius, r.published) for r in theirs] == [(2.0, 0.05, 96.74)] + [(None, None, None)] * 3
     assert {(r.state, r.chosen, r.higher_is_better) for r in theirs} == {("finished", "", True)}
+
+
+def test_the_guide_and_the_help_say_that_higher_is_better(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["report", "--help"])
+    assert "A higher score must be better" in " ".join(capsys.readouterr().out.split())
+    guide = (RESULTS.parent / "docs" / "guides" / "report.md").read_text()
+    (row,) = (line for line in guide.splitlines() if line.startswith("| `score` |"))
+    assert "higher must be better" in row
+
+
+def test_others_results_stay_beside_ours_if_our_title_becomes_longer(tmp_path):
+    """Titles get settings that separate equal ones."""
+    write(Run("sam", **CIFAR, label_noise=0.2, lr=0.05), tmp_path / "runs")
+    write(Run("sam", **CIFAR, lr=0.05), tmp_path / "runs")
+    title = "ResNet-18, CIFAR-10, 20% flipped labels, 200 epochs"
+    text = "experiment,method,seed,score\n" + "".join(f'"{title}",X,{seed},96.5\n' for seed in (0, 1))
+    text += f'"{TITLE}",X,0,96.5\n"ResNet-18, CIFAR-10, 20",X,0,96.5\n'
+    path = csv_file(tmp_path / "theirs.csv", text)
+    assert [record.experiment for record in read(tmp_path / "runs", path) if record.method == "X"] == [
+        *[title] * 2,
+        TITLE,
+        "ResNet-18, CIFAR-10, 20",  # not a whole part of a title
+    ]
+    write(Run("sgd", **CIFAR, label_noise=0.2, lr=0.1), tmp_path / "more")
+    records = read_records([tmp_path, path])
+    (problem,) = records.problems
+    assert str(path) in problem
+    assert all(f"{title}, lr {lr}" in problem for lr in (0.05, 0.1))
+    assert [record.experiment for record in records.runs if record.method == "X"][:2] == [title] * 2
+    text = f'experiment,method,seed,score\n"{TITLE.removesuffix(", 200 epochs")}, 4 bits",X,0,96.5\n'
+    write(Run("sam", **CIFAR, weight_bits=4), tmp_path / "bits")
+    runs = read(tmp_path / "bits", csv_file(tmp_path / "theirs.csv", text))
+    assert {record.experiment for record in runs} == {"ResNet-18, CIFAR-10, 4 bits, 200 epochs"}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 import bsam
-from bsam.recipes import RECIPES
+from bsam.recipes import RECIPES, Published, PublishedTable, Recipe
 from bsam.recipes.choices import tuned, tuning_runs, with_tuned_settings
 from bsam.recipes.selection import select
 from bsam.recipes.states import state_of, states_of
 from bsam.report.results import check_folder, origin_info, runs_info, write_report, write_results
+from bsam.training.config import Run
 from bsam.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 
@@ -82,6 +83,26 @@ def test_the_page_of_a_tuned_recipe_has_no_tuning_runs(tmp_path, pages):
     assert {row["method"].partition(",")[0]: row["chosen"] for row in experiment["rows"]}[
         "SAM"
     ] == "tuned on held-out samples"
+
+
+def test_the_page_has_the_published_numbers_of_an_own_recipe(tmp_path, pages):
+    numbers = PublishedTable(("data", "method"), {("digits", "sam"): Published(97.1, 0.3)})
+    runs = [Run(method, data="digits", epochs=2) for method in ("base", "sam")]
+    recipe = Recipe("toy", "A toy", lambda scale: runs, published_table=numbers)
+    for run in runs:
+        FakeFit()(run, tmp_path / run_dir_name(run))
+    write_report(tmp_path, recipe, states_of(runs, tmp_path))
+    (experiment,) = pages[tmp_path / "report.html"]["experiments"]
+    assert {row["method"]: row["published"] for row in experiment["rows"]} == {"SGD": None, "SAM": 97.1}
+
+
+def test_the_page_has_the_papers_numbers_only_for_its_protocol(tmp_path, pages):
+    runs = [Run("sam", model="resnet18", data="cifar10", epochs=epochs) for epochs in (2, 200)]
+    for run in runs:
+        FakeFit()(run, tmp_path / run_dir_name(run))
+    write_report(tmp_path, RECIPES["classification"], states_of(runs, tmp_path))
+    published = [row["published"] for e in pages[tmp_path / "report.html"]["experiments"] for row in e["rows"]]
+    assert published == [None, 96.74]
 
 
 def test_nothing_started_has_no_page(tmp_path, pages):

@@ -49,8 +49,26 @@ def test_one_seed_has_no_interval_and_no_seed_no_difference():
 
 
 def test_equal_differences():
-    assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}) == Difference(1.0, 1.0, 1.0, 2, 0.0)
-    assert paired({0: 2.0, 1: 3.0}, {0: 2.0, 1: 3.0}) == Difference(0.0, 0.0, 0.0, 2, 1.0)
+    assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}) == Difference(1.0, 1.0, 1.0, 2, None)
+    assert paired({0: 2.0, 1: 3.0}, {0: 2.0, 1: 3.0}) == Difference(0.0, 0.0, 0.0, 2, None)
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.0, -3.3])
+def test_rounding_errors_are_no_spread(gap):
+    theirs = {0: 30.7, 1: 60.2, 2: 90.3}
+    ours = {seed: score + gap for seed, score in theirs.items()}
+    ours[1] = np.nextafter(ours[1], 100)
+    d = paired(ours, theirs)
+    assert d.half_width > 0
+    assert (d.is_point, d.p, seeds_needed(d)) == (True, None, None)
+    assert d.mean == pytest.approx(gap)
+
+
+def test_a_small_spread_is_one():
+    d = paired({0: 1.0, 1: 1.0 + 1e-6}, {0: 0.0, 1: 0.0})
+    assert not d.is_point
+    assert d.p is not None
+    assert not Difference(1.0, None, None, 1, None).is_point
 
 
 def test_pooled_standard_deviation():

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ CLEAN, NOISE, HUNDRED = (
 )
 NOISY = "cifar10-resnet18-noise40"
 PAPER, MATCHED, TUNED = "at the paper's radii", "at matched radii", "at tuned radii"
+OURS = "at our radii"
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,8 @@ def test_transfer_and_pose_of_our_runs(verdicts):
     assert verdicts[f"SAM better than SGD: tf_efficientnet_lite0, {pet}", PAPER].outcome == "confirmed"
     assert verdicts[f"SAM better than BSAM: ResNet-50, {pet}", PAPER].outcome == "confirmed"  # as the paper's numbers
     pose = "SimCC, ResNet-50, LSP Extended, pretrained, 30 epochs"
-    assert "The paper's data is MPII" in verdicts[f"BSAM better than SAM: {pose}", PAPER].evidence
+    assert "The paper's data is MPII" in verdicts[f"BSAM better than SAM: {pose}", OURS].evidence
+    assert not [claim for claim, at in verdicts if at == PAPER and pose in claim]  # the paper does not state them
     assert verdicts[f"BSAM better than SAM: {pose}", MATCHED].outcome == "open"
     assert verdicts["SAM better than SGD: ResNet-18, CIFAR-10, 4 bits, 12 epochs", PAPER].outcome == "not confirmed"
 
@@ -220,23 +223,46 @@ def test_one_seed_decides_only_above_what_other_rows_allow(sign):
 
 
 def test_one_seed_uses_other_experiments_if_its_own_has_too_few_seeds():
-    other = made(experiment="F", C=C)
-    (verdict,) = verdicts_on([*made(A=[90.0, 91.0], B=[92.0]), *other])
-    assert f"{one_seed_limit([90.0, 91.0], C):.2f} points" in verdict.evidence
-    far = [record("D", seed, 100.0 * seed, experiment="G", unit="bits") for seed in range(3)]
-    assert verdicts_on([*made(A=[90.0, 91.0], B=[92.0]), *other, *far])[0] == verdict
+    ours, other = made(A=[90.0, 91.0], B=[92.0]), made(experiment="F", C=C)
+    network = {"settings": {"model": "resnet18"}}
+    same = [replace(run, **network) for run in [*ours, *other]]
+    (verdict,) = verdicts_on(same)
+    limit = f"{one_seed_limit([90.0, 91.0], C):.2f} points (twice the 95 % range by the spread over seeds of"
+    assert f"{limit} 2 rows of this and other ResNet-18 experiments)" in verdict.evidence
+    far = [record("D", seed, 100.0 * seed, experiment="G", unit="bits", **network) for seed in range(3)]
+    assert verdicts_on([*same, *far])[0] == verdict
+    (verdict,) = verdicts_on([replace(run, **network) for run in [*made(A=[90.0], B=[92.0]), *other]])
+    assert f"{one_seed_limit(C):.2f} points" in verdict.evidence
+    assert "over seeds of 1 row of other ResNet-18 experiments)" in verdict.evidence
+
+
+def test_one_seed_does_not_use_experiments_with_other_networks():
+    ours = [replace(run, settings={"model": "resnet18"}) for run in made(A=[90.0, 91.0], B=[92.0])]
+    others = made(experiment="F", C=C)  # from a CSV file, which does not say the network
+    others += [replace(run, experiment="G", settings={"model": "resnet50"}) for run in others]
+    (verdict,) = verdicts_on([*ours, *others])
+    assert f"{one_seed_limit([90.0, 91.0]):.2f} points" in verdict.evidence
+    assert "over seeds of 1 row)" in verdict.evidence
+    theirs = [replace(run, settings={}) for run in ours]  # two rows of CSV files do not share a network, either
+    assert verdicts_on([*theirs, *others])[0].evidence == verdict.evidence
+    (verdict,) = verdicts_on([*made(A=[90.0], B=[92.0]), *others])
+    assert (verdict.outcome, verdict.more_seeds) == ("open", None)
 
 
 def test_one_seed_alone_decides_nothing():
     (verdict,) = verdicts_on(made(A=[10.0], B=[90.0]))
     assert (verdict.outcome, verdict.more_seeds) == ("open", None)
-    assert "no other row has several" in verdict.evidence
+    assert "no comparable row has several" in verdict.evidence
 
 
 def test_equal_differences_have_an_unknown_spread():
     (verdict,) = verdicts_on(made(A=[90.0, 91.0], B=[92.0, 93.0]))
     assert (verdict.outcome, verdict.more_seeds) == ("open", None)
     assert "their spread is unknown" in verdict.evidence
+    scores = [30.7, 60.2, 90.3]
+    rounded = verdicts_on(made(A=scores, B=[score + 0.1 for score in scores]))[0]  # they differ in the last bits
+    assert (rounded.outcome, rounded.more_seeds) == ("open", None)
+    assert "their spread is unknown" in rounded.evidence
 
 
 def test_diverged_runs_are_told():
@@ -301,6 +327,21 @@ def test_tuned_runs_are_a_claim_of_their_own():
         ("BSAM better than SAM", TUNED): "not confirmed",
     }
     assert outcomes(untuned)["BSAM better than SAM", MATCHED] == "open"  # not run
+
+
+@pytest.mark.parametrize("data", ["mpii", "lspet"])
+def test_poses_are_at_our_radii(data):
+    """The paper does not state its own."""
+    runs = []
+    for method, score in (("base", 88.0), ("sam", 88.5), ("bsam", 89.0)):
+        run = Run(method, model="simcc_resnet50", data=data, task="pose", base="adam")
+        for seed in (0, 1):
+            settings = {**run.settings(), "seed": seed}
+            measured = {"score": score + 0.11 * seed * score / 88, "top_eigenvalue": 9 - score / 100 + seed}
+            runs.append(replace(record(method, seed, 0.0, settings=settings), **measured))
+    verdicts = paper_verdicts(Records(tuple(runs), ()))
+    assert {verdict.at for verdict in verdicts} == {OURS, MATCHED}
+    assert len([verdict for verdict in verdicts if verdict.at == OURS]) == 4
 
 
 def test_other_radii_are_not_the_papers():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class ComparedMethod:
         Accuracies are multiples of one sample, so two seeds may have equal differences, whose spread is not 0.
         """
         d = self.difference
-        return d is not None and d.low is not None and d.high is not None and not _is_point(d) and d.low * d.high > 0
+        return d is not None and d.low is not None and d.high is not None and not d.is_point and d.low * d.high > 0
 
     @property
     def is_better(self) -> bool:
@@ -131,7 +130,7 @@ class ComparisonResult:
             text += "(one seed), which may be chance"
         else:
             interval = f"95 % interval {d.low:+.2f} to {d.high:+.2f}, {d.n} seeds"
-            if _is_point(d):
+            if d.is_point:
                 interval = f"equal differences with all {d.n} seeds, so their spread is unknown"
             text += f"({interval}), {'more than chance' if row.is_decided else 'which may be chance'}"
         if row.more_seeds is not None:
@@ -183,11 +182,6 @@ def compare_states(
             )
         )
     return ComparisonResult(baseline, score_title(states[0].run), tuple(rows), page)
-
-
-def _is_point(d: Difference) -> bool:
-    """Return whether the interval has no length, except for rounding errors."""
-    return d.low is not None and d.high is not None and math.isclose(d.low, d.high, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _not_finished(row: ComparedMethod) -> str:

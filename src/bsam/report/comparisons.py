@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ..recipes.columns import seed_statistics
 from .record import Record, Records
+from .record_titles import model_title
 from .statistics import LEVEL, Difference, paired, pooled_std, seeds_needed, t_quantile
 
 Value: TypeAlias = Callable[[Record], float | None]
@@ -23,7 +24,8 @@ class Verdict:
 
     Args:
         claim: the claim in words.
-        at: ``"at the paper's radii"``, ``"at matched radii"`` or ``"at tuned radii"``; empty for a user's runs.
+        at: ``"at the paper's radii"``, ``"at our radii"`` if the paper states none, ``"at matched radii"`` or ``"at
+            tuned radii"``; empty for a user's runs.
         outcome: ``"confirmed"``, ``"not confirmed"`` or ``"open"``.
         evidence: sentences with the numbers.
         more_seeds: how many more seeds would decide an open claim if mean and spread stay as they are; None if that is
@@ -97,7 +99,7 @@ class Comparison:
     def _decide(self, d: Difference, gap: float | None) -> tuple[str, str, int | None]:
         """Return the outcome, a sentence about it, and how many more seeds would decide it."""
         sign = 1 if self._higher else -1
-        if d.half_width == 0:
+        if d.is_point:
             return OPEN, " The differences of all seeds are equal, so their spread is unknown.", None
         if d.low is not None and d.high is not None and d.half_width is not None:
             if d.low > 0 or d.high < 0:
@@ -107,34 +109,41 @@ class Comparison:
             return OPEN, "", seeds_needed(d)
         spread = self._spread()
         if spread is None:
-            return OPEN, " One seed decides nothing, and no other row has several.", None
+            return OPEN, " One seed decides nothing, and no comparable row has several.", None
         std, df, rows = spread
         limit = 2 * t_quantile(LEVEL, df) * math.sqrt(2) * std
-        several = f"{rows} row{'s' * (rows > 1)}"
-        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range by the spread over seeds of {several})"
+        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range by the spread over seeds of {rows})"
         if abs(d.mean) > limit:
             return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, f" One seed, but more than {chance}.", None
         return OPEN, f" With one seed, only more than {chance} would count.", seeds_needed(d, math.sqrt(2) * std)
 
-    def _spread(self) -> tuple[float, int, int] | None:
-        """Return the pooled standard deviation over seeds, its degrees of freedom, and the number of rows.
+    def _spread(self) -> tuple[float, int, str] | None:
+        """Return the pooled standard deviation over seeds, its degrees of freedom, and its rows in words.
 
-        The rows are those of the experiment; if they have too few seeds, those of the network, or of the same unit.
+        The rows are those of the experiment; if they have too few seeds, all rows of the network with the same unit.
         """
         first, found = self.ours[0], None
         for same in (
             lambda record: record.experiment == first.experiment,
             lambda record: bool(first.settings) and record.settings.get("model") == first.settings["model"],
-            lambda record: True,
         ):
             runs = [record for record in self.records.runs if record.unit == first.unit and same(record)]
-            rows = group_by(runs, lambda record: (record.experiment, record.method)).values()
-            samples = [list(values_by_seed(row, self.value).values()) for row in rows]
-            if (pooled := pooled_std(samples)) is not None:
-                found = *pooled, sum(len(values) > 1 for values in samples)
+            rows = group_by(runs, lambda record: (record.experiment, record.method))
+            samples = {row: list(values_by_seed(group, self.value).values()) for row, group in rows.items()}
+            if (pooled := pooled_std(list(samples.values()))) is not None:
+                experiments = [experiment for (experiment, _), values in samples.items() if len(values) > 1]
+                found = *pooled, self._rows_text(experiments)
                 if pooled[1] >= MIN_DF:
                     break
         return found
+
+    def _rows_text(self, experiments: Sequence[str]) -> str:
+        """Return how many rows there are and where they come from, given the experiment of each."""
+        first, count = self.ours[0], f"{len(experiments)} row{'s' * (len(experiments) > 1)}"
+        if set(experiments) == {first.experiment}:
+            return count
+        which = "this and other" if first.experiment in experiments else "other"
+        return f"{count} of {which} {model_title(first.settings['model'])} experiments"
 
 
 def group_by(runs: Sequence[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:

@@ -7,20 +7,51 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..common.errors import BsamError, BsamRuntimeError
+from ..common.checks import is_number
+from ..common.errors import BsamError, BsamRuntimeError, BsamTypeError
 from ..training.config import Run
 from ..training.files import read_json, read_json_lines
 from ..training.result import LossSurface
-from ..training.run_dir import CONFIG, PREDICTIONS, PROBE, RunDir
+from ..training.run_dir import CONFIG, CURVATURE, MACHINES, METRICS, PREDICTIONS, PROBE, RunDir
 from .record_titles import all_arguments, experiment_key
 
 Metrics: TypeAlias = Mapping[str, Any]
 
 RUNS, RESULTS, FLATNESS = "runs.json", "results.json", "flatness*.json"
 HINT = "restore or remove it"
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time in which a run was trained, and the devices. Dates have whole seconds: ``end`` is the latest possible.
+
+    Example:
+        >>> machines = [{"date": "2026-11-10T12:00:00+00:00", "device": "cpu"}]
+        >>> span = Span.of(machines, [{"seconds": 1.5}, {"seconds": 2.5}])
+        >>> span.end.isoformat(), span.devices
+        ('2026-11-10T12:00:05+00:00', frozenset({'cpu'}))
+    """
+
+    start: datetime
+    end: datetime
+    devices: frozenset[str | None]
+
+    @classmethod
+    def of(cls, machines: Sequence[Mapping[str, Any]], epochs: Sequence[Metrics]) -> Span | None:
+        """Return the span of a run; None without machines or epochs."""
+        if not machines or not epochs:
+            return None
+        dates = [datetime.fromisoformat(machine["date"]).astimezone(UTC) for machine in machines]
+        end = max(dates) + timedelta(seconds=sum(epoch["seconds"] for epoch in epochs) + 1)
+        return cls(min(dates), end, frozenset(machine.get("device") for machine in machines))
+
+    def overlaps(self, other: Span) -> bool:
+        """Return whether two runs may have shared a device."""
+        return self.start < other.end and other.start < self.end and bool(self.devices & other.devices)
 
 
 @dataclass(frozen=True)
@@ -33,7 +64,7 @@ class Source:
         folder: the folder that holds it, and also the runs that tuned its settings.
         epochs: the metrics of each epoch; only the last one if the others were not kept.
         diverged: why it diverged; None otherwise.
-        machines: the machines that trained it, with dates; empty if they are unknown.
+        span: when and on which devices it was trained; None if that is unknown.
         probe: the probe's readings.
         top_eigenvalue: the largest eigenvalue after the last epoch.
         surface: the loss surface after the last epoch.
@@ -46,7 +77,7 @@ class Source:
     folder: Path
     epochs: tuple[Metrics, ...] = ()
     diverged: str | None = None
-    machines: tuple[Mapping[str, Any], ...] = ()
+    span: Span | None = None
     probe: tuple[Metrics, ...] = ()
     top_eigenvalue: float | None = None
     surface: LossSurface | None = None
@@ -57,6 +88,11 @@ class Source:
     def last(self) -> Metrics | None:
         """The metrics of the last epoch; None if the run is not finished."""
         return self.epochs[-1] if self.epochs and self.epochs[-1].get("epoch") == self.run.epochs else None
+
+    @property
+    def amount(self) -> tuple[int, bool, bool]:
+        """How much is known: the number of epochs, and whether there are an eigenvalue and a loss surface."""
+        return len(self.epochs), self.top_eigenvalue is not None, self.surface is not None
 
 
 @dataclass
@@ -75,7 +111,7 @@ class Sources:
             yield
         except BsamRuntimeError as error:  # names its file
             self.problems.append(f"{error}.")
-        except (BsamError, LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        except (BsamError, LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
             reason = str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
             self.problems.append(f"{path} cannot be read ({reason}): {HINT}.")
 
@@ -122,14 +158,19 @@ class Sources:
         files = RunDir(path)
         with self.noting(path):
             state = files.state(files.run())
+            for metrics in state.epochs:
+                if not is_number(seconds := metrics.get("seconds")):
+                    raise BsamRuntimeError(
+                        f"{path / METRICS} must have the seconds of each epoch, got {seconds!r}: {HINT}"
+                    )
             source = Source(state.run, path, path.parent, state.epochs, state.diverged)
             extras: dict[str, Any] = {}
-            with self.noting(path):
-                extras["machines"] = tuple(files.machines())
+            with self.noting(path / MACHINES):
+                extras["span"] = Span.of(files.machines(), state.epochs)
             with self.noting(path):
                 extras["probe"] = tuple(files.probe()) if (path / PROBE).exists() else ()
-            with self.noting(path):
-                extras |= {"top_eigenvalue": files.top_eigenvalue(), "surface": files.surface()}
+            with self.noting(path / CURVATURE):
+                extras |= {"top_eigenvalue": _eigenvalue(files.top_eigenvalue()), "surface": files.surface()}
             if (path / PREDICTIONS).exists():
                 extras["predictions"] = path / PREDICTIONS
             self.runs.append(replace(source, **extras))
@@ -150,7 +191,7 @@ class Sources:
                         settings = {name: about[name] for name in ("method", "arguments", "seed") if name in about}
                         run = Run(**{**listed["settings"], **settings})
                         source = Source(run, path, folder, metrics.get(path, ()))
-                        self.runs.append(replace(source, top_eigenvalue=about.get("top_eigenvalue")))
+                        self.runs.append(replace(source, top_eigenvalue=_eigenvalue(about.get("top_eigenvalue"))))
         if (file := folder / RESULTS).exists():
             with self.noting(file):
                 listed = read_json(file, dict, HINT)
@@ -164,18 +205,18 @@ class Sources:
                         epochs = metrics.get(path, () if last is None else (last,))
                         diverged = entry["reason"] or "unknown" if entry["state"] == "diverged" else None
                         source = Source(Run(**entry["settings"]), path, folder, epochs, diverged)
-                        self.runs.append(replace(source, top_eigenvalue=entry.get("top_eigenvalue")))
+                        self.runs.append(replace(source, top_eigenvalue=_eigenvalue(entry.get("top_eigenvalue"))))
         self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
 
     def _drop_copies(self) -> None:
-        """Keep one of several copies of a finished run: the one with the metrics of most epochs."""
+        """Keep one of several copies of a finished run: the one with the most data."""
         best: dict[str, Source] = {}
         for source in self.runs:
             if source.last is not None:
                 run, arguments = source.run, all_arguments(source.run.method, source.run.arguments)
                 key = json.dumps([experiment_key(run), run.seed, run.method, arguments, source.last], sort_keys=True)
                 other = best.setdefault(key, source)
-                if len(source.epochs) > len(other.epochs):
+                if source.amount > other.amount:
                     best[key] = source
         kept = {id(source) for source in best.values()}
         self.runs = [source for source in self.runs if source.last is None or id(source) in kept]
@@ -193,3 +234,9 @@ class Sources:
         path = copies[0] if copies else file.parent / Path(entry["file"]).name
         epochs = self._unlisted.pop(path, (entry["metrics"],))
         self.runs.append(Source(Run(**entry["run"]), path, file.parent, epochs, flatness=entry))
+
+
+def _eigenvalue(value: Any) -> float | None:
+    if value is not None and not is_number(value):
+        raise BsamTypeError(f"top_eigenvalue must be a number or null, got {value!r}")
+    return value

@@ -36,6 +36,7 @@ NOT_COMPARED = (
     *("probe", "radius", "curvature", "surface"),
 )
 PHOTOGRAPHS = ("mpii", "lspet")  # pose data sets; the paper's is MPII
+PAPER_TABLES = (CLASSIFICATION, LABEL_NOISE, POSE, QUANTIZATION, RHO_MIN_STUDY, TRANSFER)
 EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them
 
 
@@ -161,7 +162,7 @@ def radius_choice(run: Run, tuned: bool) -> str:
     if not radii:
         return ""
     name = paper_variant(run)
-    if name is not None and published_numbers(run):
+    if name is not None and published_numbers(run) and run.task != "pose":  # the paper states no radii for poses
         return TOTAL if name in MATCHED else PAPER
     return DEFAULT if radii.items() <= _defaults(run.method).items() else BY_HAND
 
@@ -221,7 +222,7 @@ def experiment_titles(keys: Mapping[str, Run]) -> dict[str, str]:
 
 
 def _title(run: Run) -> str:
-    parts = [_entry_title(model_entry, run.model), _entry_title(dataset_entry, run.data)]
+    parts = [model_title(run.model), _entry_title(dataset_entry, run.data)]
     if run.label_noise:
         parts.append(f"{run.label_noise:.0%} flipped labels")
     if run.weight_bits is not None:
@@ -233,6 +234,11 @@ def _title(run: Run) -> str:
     if run.eval_split != "test":
         parts.append(f"scored on {run.eval_split}")
     return ", ".join([*parts, f"{run.epochs} epoch{'s' * (run.epochs > 1)}"])
+
+
+def model_title(name: str) -> str:
+    """Return the title of a network."""
+    return _entry_title(model_entry, name)
 
 
 def _entry_title(entry: Callable[[str], Any], name: str) -> str:

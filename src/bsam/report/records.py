@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 
 from ..common.checks import is_number
@@ -143,30 +142,29 @@ def _place(record: Record) -> tuple[int, float, str, int]:
 
 
 def _trained_alone(sources: Sequence[Source]) -> set[Path]:
-    """Return the runs that shared no machine with another one of these while they trained, as far as dates tell."""
-    spans = []
-    for source in sources:
-        if source.epochs and source.machines:
-            dates = [datetime.fromisoformat(machine["date"]) for machine in source.machines]
-            seconds = sum(epoch["seconds"] for epoch in source.epochs) - 1  # dates have no fractions of a second
-            end = max(dates) + timedelta(seconds=seconds)
-            spans.append((min(dates), end, {machine.get("device") for machine in source.machines}, source.path))
-    return {
-        path
-        for start, end, devices, path in spans
-        if not any(
-            other != path and start < their_end and their_start < end and devices & theirs
-            for their_start, their_end, theirs, other in spans
-        )
-    }
+    """Return the runs that surely shared no device with another one of these while they trained."""
+    spans = [(source.path, source.span) for source in sources if source.span is not None]
+    return {path for path, span in spans if not any(path != other and span.overlaps(their) for other, their in spans)}
 
 
 def _beside(ours: Sequence[Record], rows: Sequence[Record], problems: list[str]) -> list[Record]:
-    """Return rows of a CSV file with the units of their experiments, and the file's name on rows that we have, too."""
+    """Return rows of a CSV file with the titles and units of our experiments, and its name on rows that we have, too.
+
+    Our titles may be longer than those in the file, since settings that separate equal titles are added.
+    """
     units = {record.experiment: record.unit for record in ours}
     taken = {(record.experiment, record.method) for record in ours}
+    titles = {row.experiment: row.experiment for row in rows}
+    for title in titles:
+        longer = [] if title in units else [name for name in units if name.startswith(f"{title}, ")]
+        if len(longer) == 1:
+            titles[title] = longer[0]
+        elif longer:
+            file, listed = rows[0].folder, "; ".join(longer)
+            problems.append(f"{file}: the title {title} fits several experiments ({listed}): write one of these.")
     records = []
-    for row in rows:
+    for given in rows:
+        row = replace(given, experiment=titles[given.experiment])
         unit = units.setdefault(row.experiment, row.unit or "score")
         if row.unit not in ("", unit):
             problems.append(
@@ -180,7 +178,7 @@ def _beside(ours: Sequence[Record], rows: Sequence[Record], problems: list[str])
 
 
 def _without_duplicates(records: Sequence[Record], problems: list[str]) -> list[Record]:
-    """Return one record for each seed of a row: a finished one if there is one, otherwise the first."""
+    """Return one record for each seed of a row: a finished one if there is one, with the most data, or the first."""
     best: dict[tuple[str, str, int], Record] = {}
     for record in records:
         key = record.experiment, record.method, record.seed
@@ -197,8 +195,9 @@ def _without_duplicates(records: Sequence[Record], problems: list[str]) -> list[
     return list(best.values())
 
 
-def _progress(record: Record) -> tuple[bool, bool, int]:
-    return record.state == "finished", record.state == "diverged", len(record.epochs)
+def _progress(record: Record) -> tuple[bool, bool, int, int]:
+    curvature = sum(data is not None for data in (record.top_eigenvalue, record.surface, record.flatness))
+    return record.state == "finished", record.state == "diverged", len(record.epochs), curvature
 
 
 def _where(record: Record) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +15,8 @@ from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
 from ..recipes.summaries import table_info
 from ..recipes.variants import variant_of
+from ..tasks import task_class
+from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .demo_report import draw_demo
@@ -22,6 +24,8 @@ from .figures import draw_accuracy_lines, draw_training_curves
 from .page import page_data, write_page
 from .probes import draw_gradient_conflict, draw_sharpness_curves
 from .radius import draw_radius
+from .record import Record
+from .record_titles import PAPER_TABLES
 from .records import read_records
 from .skeletons import draw_skeletons
 from .tables import caption, markdown, score_title, sections_info
@@ -203,6 +207,16 @@ def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline
     records = read_records([state.path for state in states if state.path.exists()])
     if not records.runs:
         return []
+    records = replace(records, runs=tuple(_with_published(record, recipe) for record in records.runs))
     with locked(out, "writing results", wait=True):
         write_page(out / PAGE, page_data(records, baseline=baseline, title=recipe.title))
     return [out / PAGE]
+
+
+def _with_published(record: Record, recipe: Recipe) -> Record:
+    """Return a record with the recipe's published number; records have those of the paper for its protocol only."""
+    if recipe.published_table in PAPER_TABLES:
+        return record
+    run = Run(**record.settings)
+    number = recipe.published(run, task_class(run.task).measure if recipe.measures else None)
+    return record if number is None else replace(record, published=number.mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 LEVEL = 0.95
@@ -21,7 +21,7 @@ class Difference:
         low: the lower end of the confidence interval; None with one seed.
         high: the upper end.
         n: the number of shared seeds.
-        p: the two-sided p-value of the paired t-test; None with one seed.
+        p: the two-sided p-value of the paired t-test; None with one seed, and if all differences are equal.
     """
 
     mean: float
@@ -34,6 +34,13 @@ class Difference:
     def half_width(self) -> float | None:
         """Half the length of the interval; None with one seed."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    @property
+    def is_point(self) -> bool:
+        """Whether the differences of several seeds are equal except for rounding errors, so their spread is unknown."""
+        if self.low is None or self.high is None:
+            return False
+        return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def within(t: float, df: int) -> float:
@@ -82,8 +89,8 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float], level: float 
         return Difference(mean, None, None, n, None)
     error = statistics.stdev(gaps) / math.sqrt(n)
     half = t_quantile(level, n - 1) * error
-    p = max(0.0, 1 - within(abs(mean) / error, n - 1)) if error else float(mean == 0)
-    return Difference(mean, mean - half, mean + half, n, p)
+    d = Difference(mean, mean - half, mean + half, n, None)
+    return d if d.is_point else replace(d, p=max(0.0, 1 - within(abs(mean) / error, n - 1)))
 
 
 def pooled_std(samples: Sequence[Sequence[float]]) -> tuple[float, int] | None:
@@ -105,6 +112,8 @@ def seeds_needed(d: Difference, spread: float | None = None) -> int | None:
     Returns:
         None if the interval excludes 0, if the mean is 0, without a spread, or above 1,000 seeds in total.
     """
+    if d.is_point:
+        return None
     if spread is None and d.half_width is not None:
         spread = d.half_width * math.sqrt(d.n) / t_quantile(LEVEL, d.n - 1)
     if spread is None or not d.mean or (d.half_width is not None and d.half_width < abs(d.mean)):

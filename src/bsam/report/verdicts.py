@@ -14,7 +14,8 @@ from .record import Record, Records
 from .record_titles import TUNED, of_paper, paper_variant, published_numbers
 from .statistics import paired
 
-PAPER_RADII, MATCHED_RADII, TUNED_RADII = "at the paper's radii", "at matched radii", "at tuned radii"
+PAPER_RADII, OUR_RADII = "at the paper's radii", "at our radii"  # ours where the paper states none
+MATCHED_RADII, TUNED_RADII = "at matched radii", "at tuned radii"
 
 
 def paper_verdicts(records: Records) -> list[Verdict]:
@@ -82,6 +83,7 @@ class _PaperExperiment:
         self.title, self.records = title, records
         first = runs[0][1]
         self.base, self.numbers, self.note = first.base, published_numbers(first), ""
+        self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
         if first.task == "pose" and not self.numbers:
             mean = {key[1]: number for key, number in POSE.numbers.items() if key[2] == "pck"}
             self.numbers, self.note = mean, " The paper's data is MPII, and it does not state its radii."
@@ -101,7 +103,7 @@ class _PaperExperiment:
         for higher, lower in (("sam", self.base), ("bsam", "sam")):
             gap = self.numbers[higher].mean - self.numbers[lower].mean
             pair = (higher, lower) if gap > 0 else (lower, higher)
-            at_paper = self._score_verdict(*pair, PAPER_RADII, abs(gap))
+            at_paper = self._score_verdict(*pair, self.radii, abs(gap))
             tuned = self._score_verdict(*pair, TUNED_RADII, abs(gap))
             matched = []
             if "bsam" in pair:
@@ -116,7 +118,7 @@ class _PaperExperiment:
 
     def flatness_verdicts(self) -> list[Verdict]:
         """Return the verdicts on the largest eigenvalue of the Hessian."""
-        pairs = [(other, PAPER_RADII) for other in (self.base, "sam")]
+        pairs = [(other, self.radii) for other in (self.base, "sam")]
         pairs += [(other, MATCHED_RADII) for other in MATCHED] + [("sam", TUNED_RADII)]
         verdicts = []
         for other, at in pairs:
