@@ -232,13 +232,14 @@ def test_a_served_page_follows_its_runs(browser, tmp_path, serve):
     browser.open(serve(Changing) + "/")
     assert "Waiting for the first run." in browser.value("document.body.innerText")
     version[0] = "one"
-    browser.wait("document.title === 'one'", 20)
+    loaded = "document.readyState === 'complete' && document.title"
+    browser.wait(f"{loaded} === 'one'", 20)
     assert "Waiting for" not in browser.value("document.body.innerText")
     folds = "Object.fromEntries([...document.querySelectorAll('details')].map(fold => [fold.dataset.fold, fold.open]))"
     before = browser.value(folds)
     assert set(before.values()) == {True, False}
     browser.value("document.querySelectorAll('details').forEach(fold => { fold.open = !fold.open; })")
     version[0] = "two"
-    browser.wait("document.title === 'two'", 20)
+    browser.wait(f"{loaded} === 'two'", 20)
     assert browser.value(folds) == {name: not opened for name, opened in before.items()}
     assert browser.messages == []

@@ -96,7 +96,11 @@ def test_unfinished_and_diverged_runs_are_counted(runs, tmp_path, capsys):
     (runs / "deep/bsam-1/diverged.json").write_text('{"reason": "the loss became NaN"}')
     assert report(runs, "--out", tmp_path / "page.html") == 0
     assert "9 runs in 1 experiment: 7 finished, 1 diverged, 1 not started." in capsys.readouterr().out
-    assert [rows_of(content(tmp_path / "page.html"))["SAM"][name] for name in ("n", "unfinished", "not_started")] == [2, 0, 1]
+    assert [rows_of(content(tmp_path / "page.html"))["SAM"][name] for name in ("n", "unfinished", "not_started")] == [
+        2,
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -242,7 +242,9 @@ def test_lines_of_radii_join_rows_that_differ_only_in_radii(tmp_path):
         Record(title, tmp_path, "E", title, 0, radius=radius, settings=Run(method, arguments).settings(), **about)
         for title, (method, arguments, radius) in rows.items()
     ]
-    runs += [Record(title, tmp_path, "E", title, 0, radius=r, **about) for title, r in (("X", 0.1), ("X, rho 0.2", 0.2))]
+    runs += [
+        Record(title, tmp_path, "E", title, 0, radius=r, **about) for title, r in (("X", 0.1), ("X, rho 0.2", 0.2))
+    ]
     lines = traces(page_data(Records(tuple(runs), ())), "radius")
     assert {name: line["x"] for name, line in lines.items()} == {
         "SAM": [0.05, 0.1, 0.2],
@@ -261,6 +263,7 @@ def test_one_epoch_is_a_marker(tmp_path):
     assert points["SAM"]["y"] == pytest.approx([80])
     assert points["SAM"]["error_y"]["array"] == pytest.approx([np.std([79.25, 80, 80.75], ddof=1)])
     assert figure(data, "score")["panels"][0]["layout"]["xaxis"]["tickvals"] == [1]
+    assert "bars of one standard deviation" in figure(data, "score")["caption"]
 
 
 def test_one_reading_of_the_probe_is_a_marker(records):
@@ -342,7 +345,7 @@ def test_landscapes_share_their_scale(data):
         assert drawn["levels"][-1] == pytest.approx(0.1 + 2 * 2.0), "twice the height of the flattest"
     z = np.array(surfaces["panels"][0]["data"][0]["z"])
     np.testing.assert_allclose(z, np.array(surface(1.0).loss).T, rtol=1e-4)
-    assert "The loss on training samples, with the labels used in training" in contours["caption"]
+    assert "on training samples with the labels used in training." in contours["caption"]
     steepest = np.array(surfaces["panels"][3]["data"][0]["z"])
     assert steepest.max() == pytest.approx(4.1), "cut off"
     height = np.array(contours["panels"][0]["data"][0]["z"])

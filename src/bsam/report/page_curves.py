@@ -75,7 +75,8 @@ def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Fig
             curves = [curve for run in runs if (curve := _curve(run, value))]
             if not curves:
                 continue
-            epochs = sorted(set.intersection(*map(set, curves)) or max(map(set, curves), key=len))
+            common = set.intersection(*map(set, curves))
+            epochs = sorted(common if common else max(curves, key=len))
             points = [seed_statistics([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
             shown |= set(epochs)
             ends += points[int(SKIPPED * len(points)) :]
@@ -90,10 +91,11 @@ def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Fig
         return None
     low, high = (f([p.mean + sign * (p.std or 0) for p in ends]) for f, sign in ((min, -1), (max, 1)))
     margin = 0.06 * (high - low) or 0.5
-    axes = {"yaxis": {"range": [low - margin, high + margin]}}
+    axes: dict[str, Any] = {"yaxis": {"range": [low - margin, high + margin]}}
     if len(shown) <= FEW:
         axes["xaxis"] = {"tickvals": sorted(shown)}
-    spread = ", bands of one standard deviation" if max(counts, default=1) > 1 else ""
+    shape = "bands" if any("band" in trace for trace in traces) else "bars"
+    spread = f", {shape} of one standard deviation" if max(counts, default=1) > 1 else ""
     caption = f"{seeds_text(counts).capitalize()}{spread}. " if counts else ""
     if any("dotted" in trace for trace in traces):
         caption += "Each run that has not finished is a dotted line. "

@@ -146,8 +146,8 @@ def _of_seeds(measured: Mapping[str, tuple[Record, Any]]) -> str:
     samples = sorted(
         {run.flatness["samples"] for run in runs if run.flatness is not None and "samples" in run.flatness}
     )
-    on = f", measured on {' or '.join(f'{n:,}' for n in samples)} training samples" if samples else ""
-    return f"Networks of {seed_numbers(runs)}{on}."
+    number = f"{' or '.join(f'{n:,}' for n in samples)} " if samples else ""
+    return f"Networks of {seed_numbers(runs)}, on {number}training samples with the labels used in training."
 
 
 def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray[Any], NDArray[Any]]]]:
@@ -203,6 +203,5 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
     title = "Loss around each network" + (", in 3-D" if kind == "surfaces" else "")
     turn = " Drag to turn them all." if kind == "surfaces" else ""
     cut = f" Losses above {ceiling:.3g} are cut off." if max(highest) > ceiling else ""
-    loss = "The loss on training samples, with the labels used in training, along two random directions"
-    caption = f"{_of_seeds(runs)} {loss}; one scale for all methods.{cut}{turn}"
+    caption = f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}"
     return figure_info(title, caption, panels, kind) | {"levels": rounded(levels)}

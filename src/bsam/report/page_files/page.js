@@ -557,6 +557,9 @@ const hasPlotly = document.getElementById("plotly").textContent.trim() !== "";
 const allRuns = data.experiments.flatMap(experiment => experiment.runs);
 document.getElementById("about").textContent =
   `${plural(data.experiments.length, "experiment")}, ${allRuns.length ? runCounts(allRuns) : "no runs"}. Made on ${data.created}.`;
+if (data.version && !allRuns.length) {
+  main.append(node("p", {id: "waiting"}, "Waiting for the first run. The page shows it as soon as it is there."));
+}
 const problems = [...data.problems];
 if (!hasPlotly) problems.push("This page has no plots, because plotly was not installed when it was written.");
 if (problems.length) {
@@ -564,9 +567,6 @@ if (problems.length) {
   main.append(node("div", {class: "problems", role: "note"}, problems.length > 8
     ? node("details", {"data-fold": "problems"}, node("summary", {}, node("strong", {}, plural(problems.length, "problem"))), list)
     : node("div", {}, node("strong", {}, plural(problems.length, "problem")), list)));
-}
-if (data.version && !allRuns.length) {
-  main.append(node("p", {id: "waiting"}, "Waiting for the first run. The page shows it as soon as it is there."));
 }
 if (data.verdicts.length) main.append(verdictSection());
 data.experiments.forEach((experiment, i) => main.append(experimentSection(experiment, i)));
