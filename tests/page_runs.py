@@ -72,9 +72,9 @@ def example_records(folder, seeds=3, epochs=20, experiments=1):
                 score = score_of(method, seed)
                 first = seed == 0
                 place_of_run = folder / f"run-{number}-{place}-{seed}"
-                run = Run(
-                    "base" if radius is None else "sam", {"rho": radius} if radius else {}, epochs=epochs, seed=seed
-                )
+                arguments = {"rho": radius} if radius else {}
+                arguments |= {"rho_floor": radius / 2} if method == EVIL else {}  # another line than SAM's
+                run = Run("base" if radius is None else "sam", arguments, epochs=epochs, seed=seed)
                 probe = [
                     {"step": s, "max_sharpness": 1.0 + s, "min_sharpness": 0.5, "bilateral": 1.5 + s, "cosine": 0.1}
                     for s in range(500 if epochs > 100 else 5)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from bsam.report.page import page_data, page_html, write_page
+from bsam.report.records import Record, Records
 from chromium import Browser
 from page_runs import EVIL, METHODS, example_records, score_of
 
@@ -99,13 +100,25 @@ def test_opens_without_errors_and_asks_for_nothing_else(browser, file, serve, ov
 def test_tables_sort_by_click_and_by_keyboard(page):
     assert page.value(f"{TABLE}.querySelectorAll('[aria-sort=none]').length") > 5
     click(page, "#experiment-0 thead button", "test accuracy")
-    assert page.value(ORDER) == ["SGD", "SAM", "SAM, rho 0.2", EVIL, "GSAM"], "missing numbers are last"
+    assert page.value(ORDER) == [EVIL, "SAM, rho 0.2", "SAM", "SGD", "GSAM"], "the best is first"
     heading = f"{TABLE}.querySelectorAll('thead th')[1]"
-    assert page.value(f"{heading}.getAttribute('aria-sort')") == "ascending"
+    assert page.value(f"{heading}.getAttribute('aria-sort')") == "descending"
     page.value(f"{heading}.querySelector('button').focus()")
     page.press_enter()
-    assert page.value(f"{heading}.getAttribute('aria-sort')") == "descending"
-    assert page.value(ORDER) == [EVIL, "SAM, rho 0.2", "SAM", "SGD", "GSAM"]
+    assert page.value(f"{heading}.getAttribute('aria-sort')") == "ascending"
+    assert page.value(ORDER) == ["SGD", "SAM", "SAM, rho 0.2", EVIL, "GSAM"], "missing numbers are last"
+    click(page, "#experiment-0 thead button", "method")
+    assert page.value(f"{TABLE}.querySelector('thead th').getAttribute('aria-sort')") == "ascending"
+
+
+def test_numbers_are_rounded_as_in_the_verdicts(browser, tmp_path):
+    scores = [89.625, 89.375, -89.625, 89.615, 1.005, 64.125, -0.125, 12.5]  # some are exact ties
+    about = {"state": "finished", "reason": None, "unit": "%", "higher_is_better": True}
+    runs = [Record("r", tmp_path, "E", f"M{n}", 0, score=score, **about) for n, score in enumerate(scores)]
+    write_page(tmp_path / "report.html", page_data(Records(tuple(runs), ())))
+    browser.open((tmp_path / "report.html").as_uri())
+    cells = f"[...{TABLE}.querySelectorAll('td.score')].map(cell => cell.textContent)"
+    assert browser.value(cells) == [f"{score:.2f} (1)".replace("-", "\u2212") for score in scores]
 
 
 @pytest.fixture(params=["clipboard", "selection"])
@@ -200,14 +213,13 @@ def test_print_draws_every_flat_plot(page):
 
 
 def test_a_served_page_follows_its_runs(browser, tmp_path, serve):
-    version = ["one"]
-
     class Changing(BaseHTTPRequestHandler):
         def do_GET(self):
             if self.path == "/version":
                 content = f'{{"version": "{version[0]}"}}'.encode()
             else:
-                content = page_html(page_data(example_records(tmp_path), title=version[0], version=version[0]))
+                records = Records((), ()) if version[0] == "none" else example_records(tmp_path)
+                content = page_html(page_data(records, title=version[0], version=version[0]))
             self.send_response(200)
             self.send_header("Content-Type", "application/json" if self.path == "/version" else "text/html")
             self.end_headers()
@@ -216,8 +228,18 @@ def test_a_served_page_follows_its_runs(browser, tmp_path, serve):
         def log_message(self, *_):
             pass
 
+    version = ["none"]
     browser.open(serve(Changing) + "/")
-    assert browser.value("document.title") == "one"
+    assert "Waiting for the first run." in browser.value("document.body.innerText")
+    version[0] = "one"
+    loaded = "document.readyState === 'complete' && document.title"
+    browser.wait(f"{loaded} === 'one'", 20)
+    assert "Waiting for" not in browser.value("document.body.innerText")
+    folds = "Object.fromEntries([...document.querySelectorAll('details')].map(fold => [fold.dataset.fold, fold.open]))"
+    before = browser.value(folds)
+    assert set(before.values()) == {True, False}
+    browser.value("document.querySelectorAll('details').forEach(fold => { fold.open = !fold.open; })")
     version[0] = "two"
-    browser.wait("document.title === 'two'", 20)
+    browser.wait(f"{loaded} === 'two'", 20)
+    assert browser.value(folds) == {name: not opened for name, opened in before.items()}
     assert browser.messages == []

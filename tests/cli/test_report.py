@@ -95,8 +95,12 @@ def test_unfinished_and_diverged_runs_are_counted(runs, tmp_path, capsys):
     (runs / "deep/bsam-1/metrics.jsonl").unlink()
     (runs / "deep/bsam-1/diverged.json").write_text('{"reason": "the loss became NaN"}')
     assert report(runs, "--out", tmp_path / "page.html") == 0
-    assert "9 runs in 1 experiment: 7 finished, 1 diverged, 1 unfinished." in capsys.readouterr().out
-    assert [rows_of(content(tmp_path / "page.html"))["SAM"][name] for name in ("n", "unfinished")] == [2, 1]
+    assert "9 runs in 1 experiment: 7 finished, 1 diverged, 1 not started." in capsys.readouterr().out
+    assert [rows_of(content(tmp_path / "page.html"))["SAM"][name] for name in ("n", "unfinished", "not_started")] == [
+        2,
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -157,6 +161,11 @@ def test_a_folder_without_runs(tmp_path, error_of):
     assert not (tmp_path / "page.html").exists()
 
 
+def test_out_must_be_a_file(runs, tmp_path, error_of):
+    error = error_of("report", runs, "--out", tmp_path)
+    assert error == f"--out must be a file, got the folder {tmp_path}: use {tmp_path / 'report.html'}\n"
+
+
 def test_tuning_runs_are_not_shown(tmp_path, error_of):
     folder = tmp_path / "tuning"
     FakeFit()(Run("sam", epochs=1, eval_split="holdout", seed=TUNING_SEED), folder)
@@ -190,8 +199,74 @@ def test_flags_that_do_not_fit(runs, error_of, flags, message):
     assert error_of("report", runs, *flags) == f"{message}\n"
 
 
-def test_a_served_page_starts_with_the_same_errors(tmp_path, error_of):
-    assert "has no runs" in error_of("report", tmp_path, "--watch", "--port", 0)
+def visited(monkeypatch, visit, *arguments):
+    """Serve a page, and return what ``visit`` sees in it; the files are looked at each time."""
+    monkeypatch.setattr(watch, "SECONDS", 0)
+    serve, seen = watch.PageServer.serve_forever, []
+
+    def read(server):
+        thread = threading.Thread(target=serve, args=[server, 0.01])
+        thread.start()
+
+        def page():
+            with urlopen(server.url) as answer:
+                return content(answer.read().decode())
+
+        try:
+            seen.extend(visit(page))
+        finally:
+            server.shutdown()
+            thread.join()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.PageServer, "serve_forever", read)
+    assert report("--watch", "--port", 0, *arguments) == 0
+    return seen
+
+
+def test_a_served_page_waits_for_the_first_run(runs, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+
+    def visit(page):
+        yield page()
+        (runs / "deep").rename(tmp_path / "empty/deep")
+        yield page()
+
+    before, after = visited(monkeypatch, visit, tmp_path / "empty", "--baseline", "sam")
+    assert before["experiments"] == []
+    assert before["version"] not in (None, after["version"])
+    assert before["problems"][0].startswith(f"{tmp_path / 'empty'} has no runs: ")
+    assert (after["experiments"][0]["baseline"], after["problems"]) == ("SAM", [])
+
+
+def test_a_served_page_waits_for_its_baseline(runs, tmp_path, monkeypatch):
+    for seed in range(3):
+        (runs / f"deep/sam-{seed}").rename(tmp_path / f"sam-{seed}")
+
+    def visit(page):
+        yield page()
+        (tmp_path / "sam-1").rename(runs / "sam-1")
+        yield page()
+
+    before, after = visited(monkeypatch, visit, runs, "--baseline", "sam")
+    (problem,) = before["problems"]
+    assert problem.startswith("--baseline must be one of the methods of the runs (SGD; BSAM (2 passes)), got 'sam'. ")
+    assert before["experiments"][0]["baseline"] == "SGD"
+    assert (after["experiments"][0]["baseline"], after["problems"]) == ("SAM", [])
+
+
+def test_a_served_page_survives_that_its_runs_vanish(runs, tmp_path, monkeypatch):
+    def visit(page):
+        yield page()
+        runs.rename(tmp_path / "elsewhere")
+        yield page()
+        (tmp_path / "elsewhere").rename(runs)
+        yield page()
+
+    before, without, after = visited(monkeypatch, visit, runs)
+    assert (without["experiments"], without["problems"]) == ([], [f"{runs} does not exist."])
+    assert before["version"] != without["version"]
+    assert rows_of(after) == rows_of(before)
 
 
 def test_a_served_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ from scipy import stats
 from bsam.report import page, page_images
 from bsam.report.page import page_data, page_html, script_json, write_page
 from bsam.report.records import Record, Records, read_records
+from bsam.training.config import Run
 from page_runs import EVIL, METHODS, embedded, example_records, score_of, surface
 from pose_runs import write_predictions
 
@@ -199,7 +200,9 @@ def test_curves_are_means_with_bands(data):
     n = len(line["x"])
     np.testing.assert_allclose(np.subtract(band["y"][n - 1], line["y"][-1]), scores.std(ddof=1), rtol=1e-3)
     np.testing.assert_allclose(np.subtract(line["y"][-1], band["y"][n]), scores.std(ddof=1), rtol=1e-3)
-    assert len(traces(data, "loss")["GSAM"]["x"]) == 10, "an unfinished run is drawn as far as it is"
+    unfinished = traces(data, "loss")["GSAM, unfinished"]
+    assert (len(unfinished["x"]), unfinished["dotted"]) == (10, True), "an unfinished run is drawn as far as it is"
+    assert "GSAM" not in traces(data, "loss")
     assert traces(data, "memorised")["SGD"]["y"][-1] == pytest.approx(30)
 
 
@@ -213,6 +216,97 @@ def test_scores_against_cost_and_radius(data):
     assert lines["SAM"]["y"] == pytest.approx([80, 84])
     assert lines["SGD"]["y"] == pytest.approx([60, 60]), "the base optimizer is a horizontal line"
     assert lines[EVIL]["x"] == [0.2]
+
+
+def test_lines_of_radii_join_rows_that_differ_only_in_radii(tmp_path):
+    rows = {
+        "SAM": ("sam", {}, 0.05),
+        "SAM (sum)": ("sam", {"rho": 0.1, "rho_floor": 0.1}, 0.1),
+        "SAM, rho 0.2": ("sam", {"rho": 0.2}, 0.2),
+        "SAM (follow)": ("sam", {"rho": 0.1, "rho_floor": 0.05}, 0.1),
+        "SAM (follow), rho 0.2, rho_floor 0.1": ("sam", {"rho": 0.2, "rho_floor": 0.1}, 0.2),
+        "BSAM (2 passes)": ("bsam", {"passes": 2}, 0.1),
+        "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 1": (
+            *("bsam", {"passes": 2, "rho_max": 0.1, "rho_min": 0.1}),
+            0.2,
+        ),
+        "BSAM (2 passes), rho_max 0.05, rho_min 0.05, every 5": ("bsam", {"passes": 2, "every": 5}, 0.1),
+        "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5": (
+            *("bsam", {"passes": 2, "rho_max": 0.1, "rho_min": 0.1, "every": 5}),
+            0.2,
+        ),
+        "LookSAM": ("looksam", {}, 0.1),
+    }
+    about = {"state": "finished", "reason": None, "score": 80.0, "unit": "%", "higher_is_better": True}
+    runs = [
+        Record(title, tmp_path, "E", title, 0, radius=radius, settings=Run(method, arguments).settings(), **about)
+        for title, (method, arguments, radius) in rows.items()
+    ]
+    runs += [
+        Record(title, tmp_path, "E", title, 0, radius=r, **about) for title, r in (("X", 0.1), ("X, rho 0.2", 0.2))
+    ]
+    lines = traces(page_data(Records(tuple(runs), ())), "radius")
+    assert {name: line["x"] for name, line in lines.items()} == {
+        "SAM": [0.05, 0.1, 0.2],
+        "SAM (follow)": [0.1, 0.2],
+        "BSAM (2 passes)": [0.1, 0.2],
+        "BSAM (2 passes), every 5": [0.1, 0.2],
+        "LookSAM": [0.1],
+        "X": [0.1, 0.2],
+    }
+
+
+def test_one_epoch_is_a_marker(tmp_path):
+    data = page_data(example_records(tmp_path, epochs=1))
+    points = traces(data, "score")
+    assert {point["mode"] for point in points.values()} == {"markers"}
+    assert points["SAM"]["y"] == pytest.approx([80])
+    assert points["SAM"]["error_y"]["array"] == pytest.approx([np.std([79.25, 80, 80.75], ddof=1)])
+    assert figure(data, "score")["panels"][0]["layout"]["xaxis"]["tickvals"] == [1]
+    assert "bars of one standard deviation" in figure(data, "score")["caption"]
+
+
+def test_one_reading_of_the_probe_is_a_marker(records):
+    runs = tuple(dataclasses.replace(run, probe=run.probe[:1]) for run in records.runs)
+    assert {trace["mode"] for trace in traces(page_data(Records(runs, ())), "probe").values()} == {"markers"}
+
+
+def test_no_curves_if_only_the_last_epoch_was_kept(records):
+    last = [dataclasses.replace(run, epochs=run.epochs[-1:]) for run in records.runs if run.state == "finished"]
+    kept = page_data(Records(tuple(last), ()))["figures"]
+    assert "figure-0-cost" in kept
+    assert not {"figure-0-score", "figure-0-loss", "figure-0-memorised"} & kept.keys()
+    mixed = [first if first.seed == 0 else other for first, other in zip(records.runs, last, strict=False)]
+    assert len(traces(page_data(Records(tuple(mixed), ())), "score")["SAM"]["x"]) == 20
+
+
+def test_few_epochs_have_a_tick_each(tmp_path):
+    few, many = (page_data(example_records(tmp_path, epochs=n)) for n in (4, 20))
+    assert figure(few, "loss")["panels"][0]["layout"]["xaxis"]["tickvals"] == [1, 2, 3, 4]
+    assert "tickvals" not in figure(many, "loss")["panels"][0]["layout"]["xaxis"]
+
+
+def test_unfinished_seeds_have_lines_of_their_own(records):
+    sam = next(run for run in records.runs if run.method == "SAM")
+    unfinished = dataclasses.replace(sam, seed=5, state="unfinished", score=None, epochs=sam.epochs[:3])
+    waiting = dataclasses.replace(unfinished, seed=6, reason="not started", epochs=())
+    data = page_data(Records((*records.runs, unfinished, waiting), ()))
+    lines = traces(data, "score")
+    assert lines["SAM"]["x"][-1] == 20, "the mean is that of the finished seeds"
+    assert (lines["SAM, unfinished"]["x"], lines["SAM, unfinished"]["dotted"]) == ([1, 2, 3], True)
+    assert lines["SAM, unfinished"]["style"] == lines["SAM"]["style"]
+    assert "SAM, diverged" not in lines
+    assert "Each run that has not finished is a dotted line." in figure(data, "score")["caption"]
+
+
+def test_runs_that_have_not_started(records):
+    half = next(run for run in records.runs if run.name == "half")
+    waiting = dataclasses.replace(half, name="waiting", seed=1, reason="not started", epochs=())
+    (experiment,) = page_data(Records((*records.runs, waiting), ()))["experiments"]
+    (run,) = [run for run in experiment["runs"] if run["name"] == "waiting"]
+    assert (run["state"], run["reason"]) == ("not started", None)
+    row = experiment["rows"][-1]
+    assert (row["method"], row["unfinished"], row["not_started"]) == ("GSAM", 1, 1)
 
 
 def test_one_style_per_method_in_all_figures(data):
@@ -251,12 +345,22 @@ def test_landscapes_share_their_scale(data):
         assert drawn["levels"][-1] == pytest.approx(0.1 + 2 * 2.0), "twice the height of the flattest"
     z = np.array(surfaces["panels"][0]["data"][0]["z"])
     np.testing.assert_allclose(z, np.array(surface(1.0).loss).T, rtol=1e-4)
+    assert "on training samples with the labels used in training." in contours["caption"]
     steepest = np.array(surfaces["panels"][3]["data"][0]["z"])
     assert steepest.max() == pytest.approx(4.1), "cut off"
     height = np.array(contours["panels"][0]["data"][0]["z"])
     np.testing.assert_allclose(height, np.sqrt((z - 0.1) / 4), atol=1e-3)
     ranges = {tuple(panel["layout"]["scene"]["zaxis"]["range"]) for panel in surfaces["panels"]}
     assert ranges == {(0.1, 4.1)}
+
+
+def test_panels_name_the_seeds_that_differ(records):
+    first, *rest = records.runs
+    runs = (dataclasses.replace(first, seed=4), *(run for run in rest if run.method != "SGD"))
+    data = page_data(Records(runs, ()))
+    for name, title in (("eigenvalues", "max 20, mean 10.5"), ("contours", "loss 0.1"), ("surfaces", "loss 0.1")):
+        assert figure(data, name)["panels"][0]["title"] == f"SGD, seed 4: {title}"
+        assert figure(data, name)["panels"][1]["title"].startswith("SAM, seed 0: ")
 
 
 def test_predictions_of_classes(data):
@@ -298,8 +402,21 @@ def test_what_is_damaged_is_a_problem_of_the_page(records, tmp_path):
     data = page_data(Records((broken, *rest), ()))
     assert len(data["problems"]) == 3
     assert str(first.predictions) in data["problems"][2]
-    assert "the figure 'eigenvalues' is left out" in data["problems"][0]
+    where = f"check SGD-seed0 in {first.folder}."
+    assert data["problems"][0] == (
+        f"DigitsNet, digits 0: the figure 'eigenvalues' is left out (KeyError: 'values'): {where}"
+    )
+    assert data["problems"][1].endswith(where)
     assert [row["title"] for row in figure(data, "mistakes")["rows"]] == list(METHODS)[1:]
+
+
+def test_damaged_predictions_are_those_of_one_run(records):
+    damaged = next(run for run in records.runs if run.method == "SAM")
+    arrays = dict(np.load(damaged.predictions))
+    np.savez_compressed(damaged.predictions, **arrays | {"truth": np.array([7, 0, 1])})
+    (_, problem) = page_data(records)["problems"]
+    assert problem.startswith("DigitsNet, digits 0: the figure 'mistakes' is left out (IndexError: ")
+    assert problem.endswith(f": check SAM-seed0 in {damaged.folder}.")
 
 
 def test_no_runs_at_all():

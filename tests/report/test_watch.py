@@ -162,9 +162,11 @@ def test_runs_that_cannot_be_read_are_an_error_and_the_server_goes_on(server, me
     assert answer.status == 500
     assert body.startswith("The runs cannot be read: ")
     assert body.count("\n") == 0
+    assert answer.headers["Refresh"] == "5", "the browser tries again"
     metrics.write_text(content)
     clock[0] += 10
-    assert ask(server)[0].status == 200
+    answer, _ = ask(server)
+    assert (answer.status, answer.headers["Refresh"]) == (200, None)
 
 
 @pytest.mark.parametrize("ending", [socket.SHUT_RDWR, None], ids=["shut", "reset"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ def add(commands: Any) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     _check_flags(arguments)
+    if arguments.out is not None and arguments.out.is_dir():
+        raise BsamValueError(f"--out must be a file, got the folder {arguments.out}: use {arguments.out / OUT}")
     for path in arguments.runs:
         if not path.exists():
             raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
@@ -99,19 +102,29 @@ def _watch(arguments: argparse.Namespace) -> None:
 
 
 def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[dict[str, Any], Records]:
-    """Return the content of the page, and the runs; raise if there are none or if none has the baseline."""
+    """Return the content of the page, and the runs.
+
+    Raise if there are no runs or if none has the baseline; a served page, which has a version, says so and waits.
+    """
     from ..report.page import page_data
     from ..report.records import read_records
 
     records = read_records(arguments.runs)
-    if not records.runs and records.problems:
-        raise BsamValueError(records.problems[0].removesuffix("."))
-    if not records.runs and version is None:  # a served page waits for the first run
+    served = version is not None
+    if not records.runs and not served:
+        if records.problems:
+            raise BsamValueError(records.problems[0].removesuffix("."))
         paths = ", ".join(map(str, arguments.runs))
         raise BsamValueError(f"{paths}: all runs there are tuning runs, which the page does not show; add other runs")
     title = {} if arguments.title is None else {"title": arguments.title}
     if arguments.baseline is not None and records.runs:
-        _check_baseline(records, arguments.baseline)
+        try:
+            _check_baseline(records, arguments.baseline)
+        except BsamValueError as error:
+            if not served:
+                raise
+            waits = f"{error}. Until a run has it, the others are compared with the base optimizer."
+            records = replace(records, problems=(*records.problems, waits))
     return page_data(records, baseline=arguments.baseline, version=version, **title), records
 
 
@@ -128,9 +141,11 @@ def _check_baseline(records: Records, baseline: str) -> None:
 
 
 def _counts(records: Records) -> str:
+    from ..report.page import STATES, state_of
+
     experiments = len({run.experiment for run in records.runs})
-    states = Counter(run.state for run in records.runs)
-    listed = ", ".join(f"{states[state]} {state}" for state in ("finished", "diverged", "unfinished") if states[state])
+    states = Counter(map(state_of, records.runs))
+    listed = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     return f"{_number(len(records.runs), 'run')} in {_number(experiments, 'experiment')}: {listed}"
 
 

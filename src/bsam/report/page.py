@@ -29,7 +29,7 @@ from .statistics import paired
 from .verdicts import Verdict, baseline_row, baseline_verdicts, paper_verdicts
 
 TITLE = "Runs of bsam"
-FINISHED, DIVERGED = "finished", "diverged"
+FINISHED, DIVERGED, UNFINISHED, NOT_STARTED = STATES = ("finished", "diverged", "unfinished", "not started")
 
 
 def page_data(
@@ -125,7 +125,8 @@ def _row_info(method: str, runs: Sequence[Record], baseline: Sequence[Record]) -
         "method": method,
         **_statistics(list(scores.values())),
         "diverged": sum(run.state == DIVERGED for run in runs),
-        "unfinished": sum(run.state not in (FINISHED, DIVERGED) for run in runs),
+        "unfinished": sum(state_of(run) == UNFINISHED for run in runs),
+        "not_started": sum(state_of(run) == NOT_STARTED for run in runs),
         "difference": None if difference is None else asdict(difference),
         "published": _first(runs, "published"),
         "passes": _first(runs, "passes"),
@@ -154,8 +155,15 @@ def _first(runs: Sequence[Record], name: str) -> Any:
     return next((value for run in runs if (value := getattr(run, name)) not in (None, "")), None)
 
 
+def state_of(run: Record) -> str:
+    """Return the state that is shown: one of :data:`STATES`."""
+    return NOT_STARTED if run.state == UNFINISHED and not run.epochs else run.state
+
+
 def _run_info(run: Record) -> dict[str, Any]:
-    about = {name: getattr(run, name) for name in ("name", "method", "seed", "state", "reason", "score")}
+    about = {name: getattr(run, name) for name in ("name", "method", "seed", "score")}
+    state = state_of(run)
+    about |= {"state": state, "reason": None if state == NOT_STARTED else run.reason}
     return {**about, "epochs_done": len(run.epochs), "epochs": run.settings.get("epochs")}
 
 

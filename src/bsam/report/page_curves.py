@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,13 +18,16 @@ from .page_parts import (
     Figure,
     drawn_figures,
     figure_info,
+    line_mode,
     panel_info,
     rounded,
     thinned,
-    without_settings,
 )
 from .panels import seeds_text
+from .record_titles import all_arguments
+from .records import Record
 
+FEW = 10  # an axis of at most this many epochs has a tick at each of them
 SKIPPED = 0.2  # part of the epochs that the first view of a curve may cut off
 Value: TypeAlias = Callable[[Mapping[str, Any]], float | None]
 
@@ -58,36 +63,59 @@ def _score_curves(experiment: Experiment) -> Figure | None:
 
 
 def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Figure | None:
-    """Return mean and band over the seeds. Methods without a finished run show what their runs have reached."""
-    traces, counts, ends = [], [], []
+    """Return mean and band over the finished seeds, and a dotted line for each unfinished one.
+
+    Methods without a finished run also show the runs that diverged.
+    """
+    traces, counts, ends, shown = [], [], [], set[int]()
     for method in experiment.methods:
-        runs = experiment.finished(method) or experiment.of(method)
-        rows = [
-            [(m["epoch"], v) for m in run.epochs if (v := value(m)) is not None and math.isfinite(v)] for run in runs
-        ]
-        curves = [dict(row) for row in rows if row]
-        if not curves:
-            continue
-        epochs = sorted(set.intersection(*map(set, curves)) or max(map(set, curves), key=len))
-        points = [seed_statistics([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
-        counts.append(len(curves))
-        ends += points[int(SKIPPED * len(points)) :]
-        kept = thinned(len(epochs))
-        traces += _band(experiment, method, [epochs[i] for i in kept], [points[i] for i in kept])
+        finished = experiment.finished(method)
+        others = [run for run in experiment.of(method) if run.state == "unfinished" or not finished]
+        for runs, state in [(finished, None), *(([run], run.state) for run in others)]:
+            curves = [curve for run in runs if (curve := _curve(run, value))]
+            if not curves:
+                continue
+            common = set.intersection(*map(set, curves))
+            epochs = sorted(common if common else max(curves, key=len))
+            points = [seed_statistics([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
+            shown |= set(epochs)
+            ends += points[int(SKIPPED * len(points)) :]
+            kept = thinned(len(epochs))
+            lines = _band(experiment, method, [epochs[i] for i in kept], [points[i] for i in kept])
+            if state is None:
+                counts.append(len(curves))
+            else:
+                lines = [{**line, "method": f"{method}, {state}", "dotted": True} for line in lines]
+            traces += lines
     if not traces:
         return None
-    spread = ", bands of one standard deviation" if max(counts) > 1 else ""
     low, high = (f([p.mean + sign * (p.std or 0) for p in ends]) for f, sign in ((min, -1), (max, 1)))
     margin = 0.06 * (high - low) or 0.5
-    axis = {"range": [low - margin, high + margin]}
-    caption = f"{seeds_text(counts).capitalize()}{spread}. Double-click to see the whole range."
-    return figure_info(title, caption, [panel_info(traces, "epoch", label, yaxis=axis, hovermode="x unified")])
+    axes: dict[str, Any] = {"yaxis": {"range": [low - margin, high + margin]}}
+    if len(shown) <= FEW:
+        axes["xaxis"] = {"tickvals": sorted(shown)}
+    shape = "bands" if any("band" in trace for trace in traces) else "bars"
+    spread = f", {shape} of one standard deviation" if max(counts, default=1) > 1 else ""
+    caption = f"{seeds_text(counts).capitalize()}{spread}. " if counts else ""
+    if any("dotted" in trace for trace in traces):
+        caption += "Each run that has not finished is a dotted line. "
+    caption += "Double-click to see the whole range."
+    return figure_info(title, caption, [panel_info(traces, "epoch", label, hovermode="x unified", **axes)])
+
+
+def _curve(run: Record, value: Value) -> dict[int, float]:
+    """Return the finite values by epoch; none if only the last of several epochs was kept."""
+    if run.state == "finished" and len(run.epochs) == 1 and run.settings.get("epochs", 1) > 1:
+        return {}
+    return {m["epoch"]: v for m in run.epochs if (v := value(m)) is not None and math.isfinite(v)}
 
 
 def _band(
     experiment: Experiment, method: str, x: Sequence[float], points: Sequence[SeedStatistics]
 ) -> list[dict[str, Any]]:
     """Return the line of the mean, after a band of one standard deviation if there are several seeds."""
+    if len(points) == 1:
+        return [experiment.trace(method, mode=line_mode(points), x=list(x), **_markers(points))]
     line = experiment.trace(method, type="scatter", mode="lines", x=list(x), y=rounded([p.mean for p in points]))
     if all(point.std is None for point in points):
         return [line]
@@ -127,21 +155,40 @@ def _cost(experiment: Experiment) -> Figure | None:
     return figure_info("Score against cost", caption, [panel])
 
 
+def without_radii(row: str) -> str:
+    """Return the title of a row without its radii.
+
+    Example:
+        >>> without_radii("BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5")
+        'BSAM (2 passes), every 5'
+    """
+    return re.sub(r", rho\w* [^,]*", "", row)
+
+
+def _line_key(run: Record) -> str:
+    """Return a text that is equal for runs that differ only in their radii; SAM with a floor is another method."""
+    if "method" not in run.settings:  # a row of a CSV file
+        return without_radii(run.method)
+    values = all_arguments(run.settings["method"], run.settings["arguments"])
+    others = {name: value for name, value in values.items() if not name.startswith("rho")}
+    return json.dumps([run.settings["method"], others, values.get("rho_floor") is not None], sort_keys=True)
+
+
 def _radius(experiment: Experiment) -> Figure | None:
-    """Return a line per method, through its rows of different radii; base optimizers are horizontal lines."""
-    radii = {run.method: run.radius for run in experiment.runs if run.radius}
+    """Return a line through the rows that differ only in their radii; base optimizers are horizontal lines."""
+    rows = {run.method: run for run in experiment.runs if run.radius}
     points = _score_points(experiment)
     lines: dict[str, list[tuple[float, str]]] = {}
     for method in points:
-        if method in radii:
-            lines.setdefault(without_settings(method), []).append((radii[method], method))
+        if method in rows:
+            lines.setdefault(_line_key(rows[method]), []).append((rows[method].radius or 0.0, method))
     x = sorted({radius for line in lines.values() for radius, _ in line})
     if all(len(line) == 1 for line in lines.values()):
         return None
     traces = []
     for line in map(sorted, lines.values()):
-        first = line[0][1]
-        style = {"method": first if len(line) == 1 else without_settings(first), "style": experiment.styles[first]}
+        row = min((method for _, method in line), key=lambda method: (len(without_radii(method)), len(method)))
+        style = {"method": row if len(line) == 1 else without_radii(row), "style": experiment.styles[row]}
         marks = {"mode": "lines+markers", "hovertemplate": "total radius %{x}, %{y:.2f}"}
         traces.append({**style, **marks, "x": [r for r, _ in line], **_markers([points[m] for _, m in line])})
     bases = {run.method for run in experiment.runs if run.settings.get("method") == BASE} & points.keys()

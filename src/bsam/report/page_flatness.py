@@ -18,6 +18,7 @@ from .page_parts import (
     Figure,
     drawn_figures,
     figure_info,
+    line_mode,
     panel_info,
     rounded,
     seed_numbers,
@@ -70,7 +71,7 @@ def _probe(experiment: Experiment) -> Figure | None:
             steps, values_ = list(means), smooth(list(means.values()))
             kept = thinned(len(steps))
             points = {"x": [steps[i] for i in kept], "y": rounded([values_[i] for i in kept])}
-            traces.append(experiment.trace(method, type="scatter", mode="lines", **points))
+            traces.append(experiment.trace(method, type="scatter", mode=line_mode(kept), **points))
         panels.append(panel_info(traces, "step", label, hovermode="x unified"))
     caption = f"MaxS, MinS and BilS at each method's radii, and the cosine: running mean, {seeds_text(counts)}."
     return figure_info("Sharpness during training", caption, panels)
@@ -103,7 +104,7 @@ def _eigenvalues(experiment: Experiment) -> Figure | None:
     for method, count in counts.items():
         bars = experiment.trace(method, type="bar", x=middles, y=count.tolist(), width=float(bins[1] - bins[0]))
         n, largest, mean = len(values[method]), values[method].max(), values[method].mean()
-        title = f"{method}: max {largest:.3g}, mean {mean:.3g}"
+        title = f"{_panel_title(method, measured)}: max {largest:.3g}, mean {mean:.3g}"
         x, y = (
             {"range": [float(bins[0]), float(bins[-1])]},
             {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)},
@@ -134,13 +135,19 @@ def _density(experiment: Experiment) -> Figure | None:
     return figure_info("Density of all eigenvalues", _of_seeds(measured), [panel])
 
 
+def _panel_title(method: str, measured: Mapping[str, tuple[Record, Any]]) -> str:
+    """Return the title of a method's panel, with the seed if the panels have different ones."""
+    seeds = {run.seed for run, _ in measured.values()}
+    return f"{method}, seed {measured[method][0].seed}" if len(seeds) > 1 else method
+
+
 def _of_seeds(measured: Mapping[str, tuple[Record, Any]]) -> str:
     runs = [run for run, _ in measured.values()]
     samples = sorted(
         {run.flatness["samples"] for run in runs if run.flatness is not None and "samples" in run.flatness}
     )
-    on = f", measured on {' or '.join(f'{n:,}' for n in samples)} samples" if samples else ""
-    return f"Networks of {seed_numbers(runs)}{on}."
+    number = f"{' or '.join(f'{n:,}' for n in samples)} " if samples else ""
+    return f"Networks of {seed_numbers(runs)}, on {number}training samples with the labels used in training."
 
 
 def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray[Any], NDArray[Any]]]]:
@@ -179,7 +186,7 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
         z, colour = [rounded(row) for row in clipped], [[round(v, 3) for v in row] for row in height.tolist()]
         x = {"x": rounded(axis), "y": rounded(axis), "method": method, "style": experiment.styles[method]}
         centre = loss[len(axis) // 2, len(axis) // 2]
-        title = f"{method}: loss {centre:.3g}"
+        title = f"{_panel_title(method, lands)}: loss {centre:.3g}"
         if kind == "contours":
             panels.append(panel_info([{**x, "type": "contour", "z": colour, "text": z}], "", "", title))
         else:
@@ -196,7 +203,5 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
     title = "Loss around each network" + (", in 3-D" if kind == "surfaces" else "")
     turn = " Drag to turn them all." if kind == "surfaces" else ""
     cut = f" Losses above {ceiling:.3g} are cut off." if max(highest) > ceiling else ""
-    figure = figure_info(
-        title, f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}", panels, kind
-    )
-    return figure | {"levels": rounded(levels)}
+    caption = f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}"
+    return figure_info(title, caption, panels, kind) | {"levels": rounded(levels)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -52,12 +52,21 @@ def pictures_info(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]
             except BsamError as error:
                 problems.append(str(error))
     drawn: dict[str, Draw] = {
-        "classes": partial(_classes, predictions=predictions),
-        "mistakes": partial(_mistakes, predictions=predictions),
-        "skeletons": partial(_skeletons, predictions=predictions),
+        name: partial(_of_runs, draw=draw, predictions=predictions)
+        for name, draw in (("classes", _classes), ("mistakes", _mistakes), ("skeletons", _skeletons))
     }
     figures, more = drawn_figures(experiment, drawn)
     return figures, problems + more
+
+
+def _of_runs(
+    experiment: Experiment,
+    draw: Callable[[Experiment, Mapping[str, Predicted]], Figure | None],
+    predictions: Mapping[str, Predicted],
+) -> Figure | None:
+    """Return the figure of the predictions of the runs of an experiment."""
+    runs = set(map(id, experiment.runs))
+    return draw(experiment, {method: it for method, it in predictions.items() if id(it.run) in runs})
 
 
 def _read(run: Record) -> Predicted:

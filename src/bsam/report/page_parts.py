@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,15 +71,22 @@ def drawn_figures(experiment: Experiment, drawn: Mapping[str, Draw]) -> tuple[di
     """Return the figures of functions, and a sentence about each that meets numbers of an unknown form."""
     figures, problems = {}, []
     for name, draw in drawn.items():
-        try:
-            figure = draw(experiment)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            about = f"{type(error).__name__}: {error}"
-            problems.append(f"{experiment.title}: the figure {name!r} is left out, since a run is damaged ({about}).")
-            continue
-        if figure is not None:
+        figure, error = _drawn(draw, experiment)
+        if error:
+            alone = ((run, _drawn(draw, replace(experiment, runs=(run,)))[1]) for run in experiment.runs)
+            damaged = ", ".join(f"{run.name} in {run.folder}" for run, problem in alone if problem) or "its runs"
+            problems.append(f"{experiment.title}: the figure {name!r} is left out ({error}): check {damaged}.")
+        elif figure is not None:
             figures[name] = figure
     return figures, problems
+
+
+def _drawn(draw: Draw, experiment: Experiment) -> tuple[Figure | None, str]:
+    """Return a figure, and the error if there is one."""
+    try:
+        return draw(experiment), ""
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def figure_info(title: str, caption: str, panels: Sequence[Mapping[str, Any]], kind: str = "plotly") -> Figure:
@@ -96,6 +103,11 @@ def panel_info(data: Sequence[Mapping[str, Any]], x: str, y: str, title: str = "
 def rounded(values: Sequence[float | None] | NDArray[Any]) -> list[float | None]:
     """Return numbers with :data:`DIGITS` significant digits, and None for those that are not finite."""
     return [None if v is None or not math.isfinite(v) else float(f"{v:.{DIGITS}g}") for v in values]
+
+
+def line_mode(points: Sequence[Any]) -> str:
+    """Return the mode of a line: a single point needs a marker."""
+    return "lines" if len(points) > 1 else "markers"
 
 
 def thinned(n: int) -> list[int]:

@@ -126,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.send_header("Refresh", f"{SECONDS:g}")  # the browser tries again
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
         with contextlib.suppress(ConnectionError):  # the browser may have left

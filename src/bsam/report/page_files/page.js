@@ -30,7 +30,11 @@ function themeChanged() {
 
 // ---- numbers as text
 const minus = text => text.replace("-", "\u2212");
-const fixed = (value, digits) => minus(value.toFixed(digits));
+function fixed(value, digits) { // toFixed rounds an exact tie up; Python, which writes the verdicts, to the even digit
+  const text = value.toFixed(digits), tie = Math.abs(value) * 2 ** (digits + 1) % 2 === 1;
+  const odd = Number(text.at(-1)) % 2 === 1;
+  return minus(tie && odd ? (value - Math.sign(value) * 10 ** -(digits + 1)).toFixed(digits) : text);
+}
 const signed = (value, digits) => (value < 0 ? "" : "+") + fixed(value, digits);
 const short = value => minus(String(Number(value.toPrecision(4))));
 
@@ -40,11 +44,15 @@ function statistics(numbers, digits) {
   return fixed(numbers.mean, digits) + spread;
 }
 
-// ---- tables: a column has a title, `text` to show, `value` to sort by, and numbers for CSV
+// ---- tables: a column has a title, `text` to show, `value` to sort by, the `first` direction, and numbers for CSV
+const bestFirst = experiment => (experiment.higher_is_better ? -1 : 1);
+function digitsOf(experiment) {
+  const largest = Math.max(...experiment.rows.map(row => Math.abs(row.mean ?? 0)));
+  return largest >= 10 ? 2 : largest >= 1 ? 3 : 4;
+}
+
 function columnsOf(experiment) {
-  const rows = experiment.rows;
-  const largest = Math.max(...rows.map(row => Math.abs(row.mean ?? 0)));
-  const digits = largest >= 10 ? 2 : largest >= 1 ? 3 : 4;
+  const rows = experiment.rows, digits = digitsOf(experiment), first = bestFirst(experiment);
   const some = value => rows.some(row => value(row) !== null && value(row) !== undefined && value(row) !== "");
   const plain = (title, value, text = short, name = title) => ({
     title, value, text: row => (value(row) === null ? "" : text(value(row))), csv: {[name]: value},
@@ -56,16 +64,16 @@ function columnsOf(experiment) {
   const columns = [
     {title: "method", value: row => row.method, text: row => row.method, csv: {method: row => row.method}, head: true},
     {
-      title: experiment.unit, kind: "score", value: row => row.mean,
+      title: experiment.unit, kind: "score", first, value: row => row.mean,
       text: row => (row.n ? `${statistics(row, digits)} (${row.n})` : ""),
-      badges: row => [["diverged", row.diverged], ["unfinished", row.unfinished]].filter(([, n]) => n),
+      badges: row => [["diverged", row.diverged], ["unfinished", row.unfinished], ["not started", row.not_started]].filter(([, n]) => n),
       csv: {
         mean: row => row.mean, std: row => row.std, n: row => row.n, diverged: row => row.diverged,
-        unfinished: row => row.unfinished,
+        unfinished: row => row.unfinished, "not started": row => row.not_started,
       },
     },
     {
-      title: `difference to ${experiment.baseline}, 95 % interval (seeds)`, value: row => row.difference?.mean ?? null,
+      title: `difference to ${experiment.baseline}, 95 % interval (seeds)`, first, value: row => row.difference?.mean ?? null,
       text: row => {
         const d = row.difference;
         if (!d) return "";
@@ -120,7 +128,7 @@ function sortableTable(caption, columns, rows, rowClass = () => null) {
   const cell = (column, row) => {
     const attributes = {class: [column.kind, column.head || column.words ? "text" : "", column.long ? "long" : ""].join(" ").trim() || null};
     const badges = (column.badges?.(row) ?? []).flatMap(([state, n]) =>
-      [" ", node("span", {class: `badge ${state}`}, typeof n === "number" ? `${n} ${state}` : state)]);
+      [" ", node("span", {class: `badge ${state.replaceAll(" ", "-")}`}, typeof n === "number" ? `${n} ${state}` : state)]);
     const content = [column.text(row), ...badges, column.chart?.(row)];
     return column.head ? node("th", {scope: "row", ...attributes}, ...content) : node("td", attributes, ...content);
   };
@@ -130,7 +138,8 @@ function sortableTable(caption, columns, rows, rowClass = () => null) {
     const button = node("button", {type: "button"}, column.title);
     const head = node("th", {scope: "col", "aria-sort": "none", class: column.head || column.words ? "text" : null}, button);
     button.addEventListener("click", () => {
-      const direction = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      const sorted = {ascending: 1, descending: -1}[head.getAttribute("aria-sort")];
+      const direction = sorted ? -sorted : column.first ?? 1;
       for (const other of heads) other.setAttribute("aria-sort", "none");
       head.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
       shown = [...rows].sort((a, b) => compare(column.value(a), column.value(b), direction));
@@ -266,11 +275,11 @@ function verdictSection() {
         if (open.length) {
           const names = [...new Set(open.map(titleOf))];
           const listed = names.slice(0, 3).join("; ") + (names.length > 3 ? "; …" : "");
-          parts.push(node("details", {}, node("summary", {}, `${SIGNS.open} ${open.length} open: ${listed}`), cards(open)));
+          parts.push(node("details", {"data-fold": `open ${group} ${title}`}, node("summary", {}, `${SIGNS.open} ${open.length} open: ${listed}`), cards(open)));
         }
       }
     }
-    section.append(node("details", i ? {} : {open: ""},
+    section.append(node("details", {open: i ? null : "", "data-fold": `verdicts ${group}`},
       node("summary", {}, node("strong", {}, GROUPS[group] ?? group), ` (${tally(verdicts)})`), ...parts.filter(Boolean)));
   });
   return section;
@@ -289,6 +298,7 @@ const SHAPES = {
   "triangle-up": "M0-5L5 4H-5z", cross: "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M-5-3L-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0z",
   star: "M0-6L1.8-1.9 6-1.7 2.8 1.1 3.9 5.5 0 3-3.9 5.5-2.8 1.1-6-1.7-1.8-1.9z", "triangle-down": "M0 5L5-4H-5z", hourglass: "M-5-5H5L-5 5H5z",
 };
+const DOTTED = {dash: "dot", width: 1.2};
 const PATTERNS = {solid: "", dash: "6 3", longdash: "10 3", dashdot: "6 2 1 2", dot: "2 2"};
 const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
 const SCALE = VIRIDIS.map((colour, i) => [i / (VIRIDIS.length - 1), colour]);
@@ -320,7 +330,7 @@ function escaped(value, key = "") {
 }
 
 function styled(trace, hidden) {
-  const {method, style, band, ...rest} = escaped(trace);
+  const {method, style, band, dotted, ...rest} = escaped(trace);
   const colour = colourOf(style), n = style[1];
   const made = {...rest, name: plotText(method), showlegend: false, visible: !hidden.has(method)};
   if (trace.type === "contour") {
@@ -339,7 +349,7 @@ function styled(trace, hidden) {
   if (trace.type === "bar") return {...made, marker: {color: colour}, hovertemplate: "%{x:.3g}: %{y}<extra></extra>"};
   if (band) return {...made, line: {width: 0}, fillcolor: `${colour}2e`};
   return {
-    ...made, line: {color: colour, dash: DASHES[n % 5], width: 2},
+    ...made, line: {color: colour, ...(dotted ? DOTTED : {dash: DASHES[n % 5], width: 2})},
     marker: {color: colour, symbol: SYMBOLS[n % 9], size: 10, line: {color: isDark() && !printing ? "#14171b" : "#fff", width: 1}},
     ...(trace.error_y ? {error_y: {...trace.error_y, color: colour, thickness: 1.5, width: 4}} : {}),
   };
@@ -381,9 +391,10 @@ const configOf = kind => ({
   modeBarButtons: [BUTTONS[kind] ?? BUTTONS.other], toImageButtonOptions: {format: kind === "surfaces" ? "png" : "svg"},
 });
 
-function sample(style, mode) { // a line and a marker as in the plot
+function sample({style, mode = "", dotted}) { // a line and a marker as in the plot
   const colour = colourOf(style), n = style[1];
-  const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour, "stroke-width": 2, "stroke-dasharray": PATTERNS[DASHES[n % 5]] || null}) : null;
+  const {dash, width} = dotted ? DOTTED : {dash: DASHES[n % 5], width: 2};
+  const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour, "stroke-width": width, "stroke-dasharray": PATTERNS[dash] || null}) : null;
   const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 9]], fill: colour, transform: "translate(14 6)"}) : null;
   return node("svg", {width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true"}, line, marker);
 }
@@ -405,9 +416,9 @@ class PlotFigure {
 
   fillLegend() {
     const styles = new Map(this.info.panels.flatMap(panel => panel.data).map(trace => [trace.method, trace]));
-    this.legend.replaceChildren(...[...styles].map(([method, {style, mode}]) => node("button", {
+    this.legend.replaceChildren(...[...styles].map(([method, trace]) => node("button", {
       type: "button", "aria-pressed": String(!this.hidden.has(method)), on: {click: event => this.toggle(method, event.currentTarget)},
-    }, sample(style, mode ?? ""), method)));
+    }, sample(trace), method)));
   }
 
   toggle(method, button) {
@@ -509,11 +520,11 @@ function runList(experiment) {
     {title: "seed", value: run => run.seed, text: run => String(run.seed)},
     {title: "state", value: run => run.state, text: () => "", badges: run => [[run.state, run.state]], words: true},
     {title: "epochs", value: run => run.epochs_done, text: run => (run.epochs_done || run.epochs ? `${run.epochs_done}${run.epochs ? ` of ${run.epochs}` : ""}` : "")},
-    {title: "score", value: run => run.score, text: run => (run.score === null ? "" : short(run.score))},
+    {title: "score", first: bestFirst(experiment), value: run => run.score, text: run => (run.score === null ? "" : fixed(run.score, digitsOf(experiment)))},
     {title: "remark", value: run => run.reason, text: run => run.reason ?? "", words: true, long: true},
   ].filter((column, i) => i < 6 || experiment.runs.some(run => run.reason));
   const runs = [...experiment.runs].sort((a, b) => (a.state === "finished") - (b.state === "finished")); // others first
-  return node("details", {}, node("summary", {}, runCounts(runs)),
+  return node("details", {"data-fold": `runs ${experiment.title}`}, node("summary", {}, runCounts(runs)),
     sortableTable(`Runs: ${experiment.title}`, columns, runs).element);
 }
 
@@ -546,19 +557,22 @@ const hasPlotly = document.getElementById("plotly").textContent.trim() !== "";
 const allRuns = data.experiments.flatMap(experiment => experiment.runs);
 document.getElementById("about").textContent =
   `${plural(data.experiments.length, "experiment")}, ${allRuns.length ? runCounts(allRuns) : "no runs"}. Made on ${data.created}.`;
+if (data.version && !allRuns.length) {
+  main.append(node("p", {id: "waiting"}, "Waiting for the first run. The page shows it as soon as it is there."));
+}
 const problems = [...data.problems];
 if (!hasPlotly) problems.push("This page has no plots, because plotly was not installed when it was written.");
 if (problems.length) {
   const list = node("ul", {}, ...problems.map(problem => node("li", {}, problem)));
   main.append(node("div", {class: "problems", role: "note"}, problems.length > 8
-    ? node("details", {}, node("summary", {}, node("strong", {}, plural(problems.length, "problem"))), list)
+    ? node("details", {"data-fold": "problems"}, node("summary", {}, node("strong", {}, plural(problems.length, "problem"))), list)
     : node("div", {}, node("strong", {}, plural(problems.length, "problem")), list)));
 }
 if (data.verdicts.length) main.append(verdictSection());
 data.experiments.forEach((experiment, i) => main.append(experimentSection(experiment, i)));
 main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbers"),
   node("p", {}, "A score is that of the last epoch: mean ± sample standard deviation (number of seeds). Differences are paired over the seeds " +
-    "that both methods have; the 95 % interval is Student's t and says nothing about one seed. Diverged and unfinished runs do not count in means. " +
+    "that both methods have; the 95 % interval is Student's t and says nothing about one seed. Only finished runs count in means. " +
     "The largest eigenvalue of a table was computed after training; bsam flatness, whose numbers are in the figures, may use other samples. " +
     "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
 
@@ -568,7 +582,7 @@ const links = [
 ];
 const list = node("ol", {}, ...links.map(([id, title]) => node("li", {}, node("a", {href: `#${id}`}, title))));
 const wide = matchMedia("(min-width: 75rem)").matches;
-document.getElementById("contents").append(node("details", wide ? {open: ""} : {}, node("summary", {}, "Contents"), list));
+document.getElementById("contents").append(node("details", {open: wide ? "" : null, "data-fold": "contents"}, node("summary", {}, "Contents"), list));
 
 if (stored("bsam-theme")) root.dataset.theme = stored("bsam-theme");
 document.getElementById("theme").addEventListener("click", () => {
@@ -597,8 +611,17 @@ document.getElementById("print").addEventListener("click", async () => {
 // Load plotly.js when the browser has time, so that Ctrl+P finds it.
 if (hasPlotly) (window.requestIdleCallback ?? (callback => setTimeout(callback, 1000)))(() => plotly());
 
-// A served page loads itself again when the runs have changed.
+// A served page loads itself again when the runs have changed, with the same folds.
 if (data.version) {
+  const folds = () => [...document.querySelectorAll("details[data-fold]")];
+  try {
+    const kept = JSON.parse(sessionStorage.getItem("bsam-folds")) ?? {};
+    for (const details of folds()) details.open = kept[details.dataset.fold] ?? details.open;
+  } catch { /* not kept */ }
+  addEventListener("pagehide", () => {
+    const kept = Object.fromEntries(folds().map(details => [details.dataset.fold, details.open]));
+    try { sessionStorage.setItem("bsam-folds", JSON.stringify(kept)); } catch { /* not kept */ }
+  });
   setInterval(async () => {
     try {
       const answer = await (await fetch("version")).json();
