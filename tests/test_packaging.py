@@ -34,6 +34,7 @@ sys.modules["fcntl"] = None  # as on Windows
 del os.sched_getaffinity, signal.pthread_sigmask
 
 import importlib.metadata, torch, bsam
+assert not {"bsam.training", "bsam.cli"} & set(sys.modules)  # bsam.compare is loaded when it is used
 
 command = importlib.metadata.distribution("bsam").entry_points["bsam"].load()
 sys.argv = ["bsam", "list", "methods"]

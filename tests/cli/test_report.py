@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import statistics
 import sys
 import threading
@@ -18,7 +17,6 @@ from bsam.recipes.tuning import TUNING_SEED
 from bsam.report import watch
 from bsam.training.config import Run
 from fake_fit import FakeFit
-from processes import Command
 
 SCORES = {"base": [0.90, 0.92, 0.91], "sam": [0.93, 0.96, 0.94], "bsam": [0.95, 0.965, 0.97]}
 ARGUMENTS = {"bsam": {"passes": 2}}
@@ -309,12 +307,14 @@ def test_a_served_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_ctrl_c_ends_the_server(runs):
-    with Command("report", "--watch", runs, "--port", 0) as process:
-        url = re.search(r"http://\S+", process.stdout.readline())[0]
-        with urlopen(url) as page:
-            assert page.status == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 0
-        assert process.stdout.read() == "\nStopped serving the page.\n"
-        assert process.stderr.read() == ""
+def test_ctrl_c_ends_the_server(runs, monkeypatch, capsys):
+    def served(server):
+        assert b"<html" in server.page.html()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.PageServer, "serve_forever", served)
+    assert cli.main(["report", "--watch", str(runs), "--port", "0"]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"http://127.0.0.1:\d+", printed.out)
+    assert printed.out.endswith("\nStopped serving the page.\n")
+    assert printed.err == ""
