@@ -185,8 +185,9 @@ class Fixed(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("n", [10_000, 2_359_296])
-@pytest.mark.parametrize("remains", [1.0, 0.3, 0.1, 0.02, 1e-3, 0.0])
+@pytest.mark.parametrize(
+    ("remains", "n"), [*((share, 10_000) for share in (1.0, 0.1, 0.02, 1e-3, 0.0)), (0.3, 2_359_296), (0.02, 2_359_296)]
+)
 def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains, n, device):
     """In float32 against float64, with |g_min| down to nothing: g_min = 2 g - g_max is ``remains`` of g, rotated."""
     generator = torch.Generator().manual_seed(0)
