@@ -10,6 +10,7 @@ import torch
 
 import bsam
 from bsam.core.schedule import follow_lr
+from bsam.methods.bsam import extrapolated_norm
 from helpers import assert_close, flat, sgd
 
 
@@ -203,6 +204,16 @@ def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains, n, devi
     error = float((w.grad.cpu().double() - expected).norm() / expected.norm())
     assert error < min(2e-6 / remains**2 if remains else 1.0, 0.5)
     assert w.grad.cpu().double().norm() < 1.05 * (g + g_max).norm() + g_max.norm()
+
+
+@pytest.mark.parametrize("k", [0.0, 0.5, 1.0, 2.0, torch.tensor(0.7, dtype=torch.float64)], ids=str)
+def test_the_norm_of_the_extrapolation_follows_from_three_norms(k):
+    """As GPUs compute it; a CPU evaluates the norm itself."""
+    g, h = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = (g - k * h).norm()
+    torch.testing.assert_close(extrapolated_norm(g.norm(), (g + h).norm(), h.norm(), k), expected, rtol=1e-12, atol=0)
+    vanishing = extrapolated_norm(g.norm(), 2 * g.norm(), g.norm(), 1.0)  # g_min = g - g
+    assert 0 < vanishing < 1e-6 * g.norm()
 
 
 def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain):

@@ -156,14 +156,11 @@ def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray
     for run in reversed(experiment.runs):
         land = (run.flatness or {}).get("landscape")
         if land:
-            found[run.method] = run, (land["axis"], land["loss"])
+            found[run.method] = run, land["axis"], land["loss"]
         elif run.surface is not None:
-            found[run.method] = run, (run.surface.axis, run.surface.loss)
-    return {
-        method: (found[method][0], tuple(np.array(part, dtype=float) for part in found[method][1]))  # type: ignore[misc]
-        for method in experiment.methods
-        if method in found
-    }
+            found[run.method] = run, run.surface.axis, run.surface.loss
+    measured = ((method, *found[method]) for method in experiment.methods if method in found)
+    return {method: (run, (np.array(axis, float), np.array(loss, float))) for method, run, axis, loss in measured}
 
 
 def _landscape(experiment: Experiment, kind: str) -> Figure | None:

@@ -66,14 +66,16 @@ function columnsOf(experiment) {
     {
       title: experiment.unit, kind: "score", first, value: row => row.mean,
       text: row => (row.n ? `${statistics(row, digits)} (${row.n})` : ""),
-      badges: row => [["diverged", row.diverged], ["unfinished", row.unfinished], ["not started", row.not_started]].filter(([, n]) => n),
+      badges: row => [["diverged", row.diverged], ["unfinished", row.unfinished], ["not started",
+          row.not_started]].filter(([, n]) => n),
       csv: {
         mean: row => row.mean, std: row => row.std, n: row => row.n, diverged: row => row.diverged,
         unfinished: row => row.unfinished, "not started": row => row.not_started,
       },
     },
     {
-      title: `difference to ${experiment.baseline}, 95 % interval (seeds)`, first, value: row => row.difference?.mean ?? null,
+      title: `difference to ${experiment.baseline}, 95 % interval (seeds)`, first,
+          value: row => row.difference?.mean ?? null,
       text: row => {
         const d = row.difference;
         if (!d) return "";
@@ -92,7 +94,8 @@ function columnsOf(experiment) {
     plain("passes per step", row => row.passes),
     plain("seconds per epoch", row => row.seconds, value => short(Number(value.toPrecision(3)))),
     plain("total radius", row => row.radius),
-    {title: "radius chosen", value: row => row.chosen, text: row => row.chosen, csv: {chosen: row => row.chosen}, words: true},
+    {title: "radius chosen", value: row => row.chosen, text: row => row.chosen, csv: {chosen: row => row.chosen},
+        words: true},
   ];
   return columns.filter((column, i) => i < 2 || some(column.value));
 }
@@ -108,11 +111,13 @@ function intervalChart(rows) {
   return row => {
     const d = row.difference;
     if (!d) return null;
-    const zero = node("line", {x1: x(0), x2: x(0), y1: 0, y2: 16, stroke: "currentColor", "stroke-dasharray": "2 2", opacity: 0.6});
+    const zero = node("line", {x1: x(0), x2: x(0), y1: 0, y2: 16, stroke: "currentColor", "stroke-dasharray": "2 2",
+        opacity: 0.6});
     const bar = d.low === null ? null
       : node("line", {x1: x(d.low), x2: x(d.high), y1: 8, y2: 8, stroke: "currentColor", "stroke-width": 2});
     const dot = node("ellipse", {cx: x(d.mean), cy: 8, rx: 4.6, ry: 3.3, fill: "currentColor"});
-    return node("svg", {class: "interval", width: 72, height: 16, viewBox: "0 0 100 16", preserveAspectRatio: "none", "aria-hidden": "true"}, zero, bar, dot);
+    return node("svg", {class: "interval", width: 72, height: 16, viewBox: "0 0 100 16", preserveAspectRatio: "none",
+        "aria-hidden": "true"}, zero, bar, dot);
   };
 }
 
@@ -126,9 +131,11 @@ function sortableTable(caption, columns, rows, rowClass = () => null) {
   let shown = [...rows];
   const body = node("tbody");
   const cell = (column, row) => {
-    const attributes = {class: [column.kind, column.head || column.words ? "text" : "", column.long ? "long" : ""].join(" ").trim() || null};
+    const attributes = {class: [column.kind, column.head || column.words ? "text" : "",
+        column.long ? "long" : ""].join(" ").trim() || null};
     const badges = (column.badges?.(row) ?? []).flatMap(([state, n]) =>
-      [" ", node("span", {class: `badge ${state.replaceAll(" ", "-")}`}, typeof n === "number" ? `${n} ${state}` : state)]);
+      [" ", node("span", {class: `badge ${state.replaceAll(" ", "-")}`},
+          typeof n === "number" ? `${n} ${state}` : state)]);
     const content = [column.text(row), ...badges, column.chart?.(row)];
     return column.head ? node("th", {scope: "row", ...attributes}, ...content) : node("td", attributes, ...content);
   };
@@ -136,7 +143,8 @@ function sortableTable(caption, columns, rows, rowClass = () => null) {
     ...shown.map(row => node("tr", {class: rowClass(row)}, ...columns.map(column => cell(column, row)))));
   const heads = columns.map(column => {
     const button = node("button", {type: "button"}, column.title);
-    const head = node("th", {scope: "col", "aria-sort": "none", class: column.head || column.words ? "text" : null}, button);
+    const head = node("th", {scope: "col", "aria-sort": "none", class: column.head || column.words ? "text" : null},
+        button);
     button.addEventListener("click", () => {
       const sorted = {ascending: 1, descending: -1}[head.getAttribute("aria-sort")];
       const direction = sorted ? -sorted : column.first ?? 1;
@@ -156,7 +164,8 @@ function sortableTable(caption, columns, rows, rowClass = () => null) {
 // ---- copying a table, in the order that is shown
 const LATEX = {
   "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_", "{": "\\{", "}": "\\}",
-  "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "\u2212": "$-$", "ρ": "$\\rho$", "λ": "$\\lambda$",
+  "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "\u2212": "$-$", "ρ": "$\\rho$",
+      "λ": "$\\lambda$",
   "<": "$<$", ">": "$>$",
 };
 const latexText = text => text.replace(/[\\&%$#_{}~^±\u2212ρλ<>]/g, letter => LATEX[letter]);
@@ -177,7 +186,8 @@ const FORMATS = {
     });
     const layout = columns.map(column => (column.head || column.words ? "l" : "r")).join("");
     return [
-      `% ${experiment.title.replace(/\s+/g, " ")}; needs \\usepackage{booktabs}`, `\\begin{tabular}{${layout}}`, "  \\toprule",
+      `% ${experiment.title.replace(/\s+/g, " ")}; needs \\usepackage{booktabs}`, `\\begin{tabular}{${layout}}`,
+          "  \\toprule",
       line(columns.map(column => latexText(column.title))), "  \\midrule", ...rows().map(row => line(cells(row))),
       "  \\bottomrule", "\\end{tabular}", "",
     ].join("\n");
@@ -190,7 +200,8 @@ const FORMATS = {
   },
   CSV({columns, rows}) {
     const fields = columns.flatMap(column => Object.entries(column.csv));
-    const lines = [fields.map(([name]) => csvText(name)), ...rows().map(row => fields.map(([, value]) => csvText(value(row))))];
+    const lines = [fields.map(([name]) => csvText(name)), ...rows().map(row => fields.map(([,
+        value]) => csvText(value(row))))];
     return lines.map(line => line.join(",")).join("\r\n") + "\r\n";
   },
 };
@@ -223,7 +234,8 @@ function copyButtons(table, experiment) {
     type: "button", on: {click: async () =>
       say((await copy(format(table, experiment))) ? `Copied as ${name}` : "This browser does not allow copying")},
   }, name));
-  return node("div", {class: "tools no-print", role: "group", "aria-label": "Copy the table"}, node("span", {class: "small"}, "Copy as"), ...buttons);
+  return node("div", {class: "tools no-print", role: "group", "aria-label": "Copy the table"}, node("span",
+      {class: "small"}, "Copy as"), ...buttons);
 }
 
 function bestRow(experiment) {
@@ -235,13 +247,15 @@ function bestRow(experiment) {
 // ---- verdicts
 const SIGNS = {confirmed: "✓", "not confirmed": "✗", open: "?"};
 const titleOf = ({claim, experiment}) => (experiment ? claim.slice(0, -`: ${experiment}`.length) : claim);
-const seedsLeft = ({more_seeds: n}) => (n ? `about ${plural(n, "more seed")} would decide, if mean and spread stay` : "");
+const seedsLeft = ({more_seeds: n}) =>
+  (n ? `about ${plural(n, "more seed")} would decide, if mean and spread stay` : "");
 const MANY = 8; // with more verdicts, the open ones of an experiment are folded
 
 function card(verdict) {
   const more = seedsLeft(verdict);
   return node("article", {class: `card ${verdict.outcome.replaceAll(" ", "-")}`},
-    node("p", {class: "outcome"}, `${SIGNS[verdict.outcome] ?? ""} ${verdict.outcome}${verdict.at ? ` ${verdict.at}` : ""}`),
+    node("p", {class: "outcome"},
+        `${SIGNS[verdict.outcome] ?? ""} ${verdict.outcome}${verdict.at ? ` ${verdict.at}` : ""}`),
     node("h3", {}, titleOf(verdict)),
     node("p", {}, verdict.evidence),
     more ? node("p", {class: "muted"}, `${more[0].toUpperCase()}${more.slice(1)}.`) : null);
@@ -275,12 +289,14 @@ function verdictSection() {
         if (open.length) {
           const names = [...new Set(open.map(titleOf))];
           const listed = names.slice(0, 3).join("; ") + (names.length > 3 ? "; …" : "");
-          parts.push(node("details", {"data-fold": `open ${group} ${title}`}, node("summary", {}, `${SIGNS.open} ${open.length} open: ${listed}`), cards(open)));
+          parts.push(node("details", {"data-fold": `open ${group} ${title}`}, node("summary", {},
+              `${SIGNS.open} ${open.length} open: ${listed}`), cards(open)));
         }
       }
     }
     section.append(node("details", {open: i ? null : "", "data-fold": `verdicts ${group}`},
-      node("summary", {}, node("strong", {}, GROUPS[group] ?? group), ` (${tally(verdicts)})`), ...parts.filter(Boolean)));
+      node("summary", {}, node("strong", {}, GROUPS[group] ?? group), ` (${tally(verdicts)})`),
+          ...parts.filter(Boolean)));
   });
   return section;
 }
@@ -294,13 +310,17 @@ const COLOURS = {
 const DASHES = ["solid", "dash", "longdash", "dashdot", "dot"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "hourglass"];
 const SHAPES = {
-  circle: "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z", square: "M-4-4h8v8h-8z", diamond: "M0-5.5L5.5 0 0 5.5-5.5 0z",
-  "triangle-up": "M0-5L5 4H-5z", cross: "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M-5-3L-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0z",
-  star: "M0-6L1.8-1.9 6-1.7 2.8 1.1 3.9 5.5 0 3-3.9 5.5-2.8 1.1-6-1.7-1.8-1.9z", "triangle-down": "M0 5L5-4H-5z", hourglass: "M-5-5H5L-5 5H5z",
+  circle: "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0z", square: "M-4-4h8v8h-8z",
+      diamond: "M0-5.5L5.5 0 0 5.5-5.5 0z",
+  "triangle-up": "M0-5L5 4H-5z", cross: "M-2-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z",
+      x: "M-5-3L-3-5 0-2 3-5 5-3 2 0 5 3 3 5 0 2-3 5-5 3-2 0z",
+  star: "M0-6L1.8-1.9 6-1.7 2.8 1.1 3.9 5.5 0 3-3.9 5.5-2.8 1.1-6-1.7-1.8-1.9z", "triangle-down": "M0 5L5-4H-5z",
+      hourglass: "M-5-5H5L-5 5H5z",
 };
 const DOTTED = {dash: "dot", width: 1.2};
 const PATTERNS = {solid: "", dash: "6 3", longdash: "10 3", dashdot: "6 2 1 2", dot: "2 2"};
-const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
+const VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b",
+    "#fde725"];
 const SCALE = VIRIDIS.map((colour, i) => [i / (VIRIDIS.length - 1), colour]);
 const colourOf = style => COLOURS[isDark() && !printing ? "dark" : "light"][style[0] % 8];
 const figures = [];
@@ -324,8 +344,12 @@ function plotly() { // decompressed after the first paint, which it would delay
 const plotText = text => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 function escaped(value, key = "") {
   if (typeof value === "string") return ["name", "text", "ticktext"].includes(key) ? plotText(value) : value;
-  if (Array.isArray(value)) return typeof value[0] === "string" || Array.isArray(value[0]) ? value.map(item => escaped(item, key)) : value;
-  if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, escaped(item, name)]));
+  if (Array.isArray(value)) {
+    const hasText = typeof value[0] === "string" || Array.isArray(value[0]);
+    return hasText ? value.map(item => escaped(item, key)) : value;
+  }
+  if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, item]) => [name,
+      escaped(item, name)]));
   return value;
 }
 
@@ -350,7 +374,8 @@ function styled(trace, hidden) {
   if (band) return {...made, line: {width: 0}, fillcolor: `${colour}2e`};
   return {
     ...made, line: {color: colour, ...(dotted ? DOTTED : {dash: DASHES[n % 5], width: 2})},
-    marker: {color: colour, symbol: SYMBOLS[n % 9], size: 10, line: {color: isDark() && !printing ? "#14171b" : "#fff", width: 1}},
+    marker: {color: colour, symbol: SYMBOLS[n % 9], size: 10, line: {color: isDark() && !printing ? "#14171b" : "#fff",
+        width: 1}},
     ...(trace.error_y ? {error_y: {...trace.error_y, color: colour, thickness: 1.5, width: 4}} : {}),
   };
 }
@@ -369,13 +394,15 @@ function layoutOf(panel, kind, element) {
     hoverlabel: {bgcolor: isDarkNow ? "#1d2127" : "#fff", font: {color: text}, bordercolor: grid, namelength: 40},
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8b949e", activecolor: text},
     ...(COARSE ? {dragmode: false} : {}),
-    ...(printing ? {width: element.closest(".several")?.matches(".plotly") ? PAPER.panels : PAPER[kind], height: kind === "contours" ? 200 : 270} : {}),
+    ...(printing ? {width: element.closest(".several")?.matches(".plotly") ? PAPER.panels : PAPER[kind],
+        height: kind === "contours" ? 200 : 270} : {}),
   };
   if (kind === "surfaces") {
     const side = {title: {text: ""}, gridcolor: grid, zerolinecolor: grid, showbackground: false, nticks: 5};
     return {
       ...made, dragmode: "turntable", margin: {l: 0, r: 0, t: 0, b: 0},
-      scene: {xaxis: side, yaxis: side, zaxis: {...side, ...scene.zaxis}, aspectmode: "cube", camera: structuredClone(camera)},
+      scene: {xaxis: side, yaxis: side, zaxis: {...side, ...scene.zaxis}, aspectmode: "cube",
+          camera: structuredClone(camera)},
     };
   }
   if (kind === "contours") {
@@ -394,8 +421,10 @@ const configOf = kind => ({
 function sample({style, mode = "", dotted}) { // a line and a marker as in the plot
   const colour = colourOf(style), n = style[1];
   const {dash, width} = dotted ? DOTTED : {dash: DASHES[n % 5], width: 2};
-  const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour, "stroke-width": width, "stroke-dasharray": PATTERNS[dash] || null}) : null;
-  const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 9]], fill: colour, transform: "translate(14 6)"}) : null;
+  const line = mode.includes("lines") ? node("line", {x1: 0, x2: 28, y1: 6, y2: 6, stroke: colour,
+      "stroke-width": width, "stroke-dasharray": PATTERNS[dash] || null}) : null;
+  const marker = mode.includes("markers") ? node("path", {d: SHAPES[SYMBOLS[n % 9]], fill: colour,
+      transform: "translate(14 6)"}) : null;
   return node("svg", {width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true"}, line, marker);
 }
 
@@ -405,7 +434,8 @@ class PlotFigure {
     this.hidden = new Set();
     this.near = false;
     this.plots = info.panels.map(() => node("div", {class: "plot"}));
-    const panels = info.panels.map((panel, i) => node("div", {class: "panel"}, panel.title ? node("h4", {}, panel.title) : null, this.plots[i]));
+    const panels = info.panels.map((panel, i) => node("div", {class: "panel"}, panel.title ? node("h4", {},
+        panel.title) : null, this.plots[i]));
     this.legend = node("div", {class: "legend", role: "group", "aria-label": "Methods: show or hide"});
     this.element = node("figure", {class: [info.kind, info.panels.length > 1 ? "wide several" : ""].join(" ").trim()},
       node("h3", {}, info.title), info.levels ? scaleBar(info.levels) : null, node("div", {class: "panels"}, ...panels),
@@ -417,7 +447,8 @@ class PlotFigure {
   fillLegend() {
     const styles = new Map(this.info.panels.flatMap(panel => panel.data).map(trace => [trace.method, trace]));
     this.legend.replaceChildren(...[...styles].map(([method, trace]) => node("button", {
-      type: "button", "aria-pressed": String(!this.hidden.has(method)), on: {click: event => this.toggle(method, event.currentTarget)},
+      type: "button", "aria-pressed": String(!this.hidden.has(method)), on: {click: event => this.toggle(method,
+          event.currentTarget)},
     }, sample(trace), method)));
   }
 
@@ -441,7 +472,8 @@ class PlotFigure {
     const {info} = this, panel = info.panels[this.plots.indexOf(plot)];
     const traces = panel.data.map(trace => styled(trace, this.hidden));
     if (info.kind === "contours") {
-      traces.push({x: [0], y: [0], mode: "markers", marker: {symbol: "cross-thin", size: 11, line: {color: "#fff", width: 1.5}}, hoverinfo: "skip", showlegend: false});
+      traces.push({x: [0], y: [0], mode: "markers", marker: {symbol: "cross-thin", size: 11, line: {color: "#fff",
+          width: 1.5}}, hoverinfo: "skip", showlegend: false});
     }
     const first = !plot.drawn;
     plot.drawn = true;
@@ -485,7 +517,8 @@ class PlotFigure {
 
 function scaleBar(levels) {
   const ticks = [0, 3, 6, 9, 11].map(i => node("span", {}, short(levels[i])));
-  return node("div", {class: "scale"}, "loss", node("div", {class: "bar", style: `background: linear-gradient(to right, ${VIRIDIS.join(", ")})`}),
+  return node("div", {class: "scale"}, "loss", node("div", {class: "bar",
+      style: `background: linear-gradient(to right, ${VIRIDIS.join(", ")})`}),
     node("div", {class: "ticks"}, ...ticks));
 }
 
@@ -504,12 +537,14 @@ function imageFigure(info) {
       ...[["#202020", 0.035], [null, 0.016]].flatMap(([outline, width]) => item.lines.map(([colour, x1, y1, x2, y2]) =>
         node("line", {x1, y1, x2, y2, stroke: outline ?? colour, "stroke-width": width, "stroke-linecap": "round"}))));
     const source = item.src ?? info.pictures[item.picture];
-    const image = node("img", {src: source, alt: item.text ? `${item.text}; ${item.small}` : "", class: source.startsWith("data:image/png") ? "pixels" : null});
+    const image = node("img", {src: source, alt: item.text ? `${item.text}; ${item.small}` : "",
+        class: source.startsWith("data:image/png") ? "pixels" : null});
     return node("div", {class: "picture"}, node("div", {class: "frame"}, image, lines),
       item.text ? node("div", {}, item.text) : null, item.small ? node("div", {class: "muted"}, item.small) : null);
   };
   return node("figure", {class: "wide"}, node("h3", {}, info.title), node("figcaption", {}, info.caption),
-    ...info.rows.flatMap(row => [node("h4", {}, row.title), node("div", {class: "pictures"}, ...row.items.map(picture))]));
+    ...info.rows.flatMap(row => [node("h4", {}, row.title), node("div", {class: "pictures"},
+        ...row.items.map(picture))]));
 }
 
 // ---- experiments
@@ -519,8 +554,11 @@ function runList(experiment) {
     {title: "method", value: run => run.method, text: run => run.method, words: true},
     {title: "seed", value: run => run.seed, text: run => String(run.seed)},
     {title: "state", value: run => run.state, text: () => "", badges: run => [[run.state, run.state]], words: true},
-    {title: "epochs", value: run => run.epochs_done, text: run => (run.epochs_done || run.epochs ? `${run.epochs_done}${run.epochs ? ` of ${run.epochs}` : ""}` : "")},
-    {title: "score", first: bestFirst(experiment), value: run => run.score, text: run => (run.score === null ? "" : fixed(run.score, digitsOf(experiment)))},
+    {title: "epochs", value: run => run.epochs_done,
+        text: run =>
+          (run.epochs_done || run.epochs ? `${run.epochs_done}${run.epochs ? ` of ${run.epochs}` : ""}` : "")},
+    {title: "score", first: bestFirst(experiment), value: run => run.score,
+        text: run => (run.score === null ? "" : fixed(run.score, digitsOf(experiment)))},
     {title: "remark", value: run => run.reason, text: run => run.reason ?? "", words: true, long: true},
   ].filter((column, i) => i < 6 || experiment.runs.some(run => run.reason));
   const runs = [...experiment.runs].sort((a, b) => (a.state === "finished") - (b.state === "finished")); // others first
@@ -530,13 +568,15 @@ function runList(experiment) {
 
 function runCounts(runs) {
   const states = [...new Set(runs.map(run => run.state))];
-  return `${plural(runs.length, "run")}: ${states.map(state => `${runs.filter(run => run.state === state).length} ${state}`).join(", ")}`;
+  const counts = states.map(state => `${runs.filter(run => run.state === state).length} ${state}`);
+  return `${plural(runs.length, "run")}: ${counts.join(", ")}`;
 }
 
 function experimentSection(experiment, number) {
   const section = node("section", {id: `experiment-${number}`}, node("h2", {}, experiment.title));
   const best = bestRow(experiment);
-  const table = sortableTable(experiment.title, columnsOf(experiment), experiment.rows, row => (row === best ? "best" : null));
+  const table = sortableTable(experiment.title, columnsOf(experiment), experiment.rows,
+      row => (row === best ? "best" : null));
   section.append(table.element, copyButtons(table, experiment), runList(experiment));
   const infos = experiment.figures.map(id => data.figures[id]);
   const grid = node("div", {class: "figures"});
@@ -556,7 +596,8 @@ function experimentSection(experiment, number) {
 const hasPlotly = document.getElementById("plotly").textContent.trim() !== "";
 const allRuns = data.experiments.flatMap(experiment => experiment.runs);
 document.getElementById("about").textContent =
-  `${plural(data.experiments.length, "experiment")}, ${allRuns.length ? runCounts(allRuns) : "no runs"}. Made on ${data.created}.`;
+  `${plural(data.experiments.length, "experiment")}, ${allRuns.length ? runCounts(allRuns) : "no runs"}. ` +
+  `Made on ${data.created}.`;
 if (data.version && !allRuns.length) {
   main.append(node("p", {id: "waiting"}, "Waiting for the first run. The page shows it as soon as it is there."));
 }
@@ -565,24 +606,29 @@ if (!hasPlotly) problems.push("This page has no plots, because plotly was not in
 if (problems.length) {
   const list = node("ul", {}, ...problems.map(problem => node("li", {}, problem)));
   main.append(node("div", {class: "problems", role: "note"}, problems.length > 8
-    ? node("details", {"data-fold": "problems"}, node("summary", {}, node("strong", {}, plural(problems.length, "problem"))), list)
+    ? node("details", {"data-fold": "problems"}, node("summary", {}, node("strong", {}, plural(problems.length,
+        "problem"))), list)
     : node("div", {}, node("strong", {}, plural(problems.length, "problem")), list)));
 }
 if (data.verdicts.length) main.append(verdictSection());
 data.experiments.forEach((experiment, i) => main.append(experimentSection(experiment, i)));
 main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbers"),
-  node("p", {}, "A score is that of the last epoch: mean ± sample standard deviation (number of seeds). Differences are paired over the seeds " +
-    "that both methods have; the 95 % interval is Student's t and says nothing about one seed. Only finished runs count in means. " +
-    "The largest eigenvalue of a table was computed after training; bsam flatness, whose numbers are in the figures, may use other samples. " +
+  node("p", {}, "A score is that of the last epoch: mean ± sample standard deviation (number of seeds). " +
+    "Differences are paired over the seeds that both methods have; the 95 % interval is Student's t and says nothing " +
+    "about one seed. Only finished runs count in means. The largest eigenvalue of a table was computed after " +
+    "training; " +
+    "bsam flatness, whose numbers are in the figures, may use other samples. " +
     "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
 
 const links = [
   ...(data.verdicts.length ? [["verdicts", "Verdicts"]] : []),
-  ...data.experiments.map((experiment, i) => [`experiment-${i}`, experiment.title]), ["notes", "How to read the numbers"],
+  ...data.experiments.map((experiment, i) => [`experiment-${i}`, experiment.title]), ["notes",
+      "How to read the numbers"],
 ];
 const list = node("ol", {}, ...links.map(([id, title]) => node("li", {}, node("a", {href: `#${id}`}, title))));
 const wide = matchMedia("(min-width: 75rem)").matches;
-document.getElementById("contents").append(node("details", {open: wide ? "" : null, "data-fold": "contents"}, node("summary", {}, "Contents"), list));
+document.getElementById("contents").append(node("details", {open: wide ? "" : null, "data-fold": "contents"},
+    node("summary", {}, "Contents"), list));
 
 if (stored("bsam-theme")) root.dataset.theme = stored("bsam-theme");
 document.getElementById("theme").addEventListener("click", () => {
