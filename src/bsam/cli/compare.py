@@ -26,10 +26,10 @@ from .run_flags import add_run_flags, settings_of
 
 DESCRIPTION = """\
 Train a network with several methods and several seeds, and say which methods are better than the first one, by how
-much, whether that is more than chance, and at which cost. Takes the settings of `bsam train`, except the method and its
-arguments, which are those of `bsam run`. Writes a directory for each run, table.md, results.json and report.html to
---out. If it is interrupted, the same command continues; with more --seeds or --methods, only the new runs are
-trained."""
+much, whether that is more than chance, and at what cost. Takes the settings of `bsam train`, except the method, its
+arguments, the seed and the evaluation split; methods have the names and arguments that `bsam run` uses. Writes a
+directory for each run, table.md, results.json and report.html to --out. If it is interrupted, the same command
+continues; with more --seeds or --methods, only the new runs are trained."""
 SEEDS = 3
 # compare sets them itself: radii are tuned on the split "holdout", and the final runs are evaluated on the test set
 LEFT_OUT = ("method", "arguments", "seed", "eval_split")
@@ -112,17 +112,17 @@ def compare(
     Args:
         data: a data set from ``bsam list data``, ``folder:PATH`` or ``MODULE:FUNCTION``.
         model: a network from ``bsam list models``, or ``timm:NAME``; None takes that of the weights or the data set.
-        methods: at least two names of ``bsam.recipes.variants()``, or ``"base"``.
+        methods: at least two of ``"base"`` and the names in ``bsam.recipes.variants()``.
         seeds: the number of seeds.
         tune: whether to choose each method's radius first, on held-out training samples.
         out: the folder for the results; None is ``runs/compare-MODEL-DATA``, with ``-tuned`` at the end if ``tune``.
         baseline: the method that the others are compared with; None takes the first one.
-        jobs: the number of runs to train at a time on this machine. Several are trained in other processes, so a script
-            needs ``if __name__ == "__main__":`` around its code, as for ``multiprocessing``.
+        jobs: the number of runs to train at a time on this machine. If it is above 1, other processes
+            train them, so a script needs ``if __name__ == "__main__":`` around its code, as for ``multiprocessing``.
         device: the device; None uses a GPU if there is one.
         data_dir: the folder with the files of the data set and of the weights.
         cache_dir: the folder for decoded images; None is next to the image files.
-        checkpoint_every: the fewest seconds between two checkpoints of a run.
+        checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
         settings: further settings of :class:`bsam.training.config.Run` for all runs.
 
     Raises:

@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
     flag = command.add_argument
     flag("recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own", metavar="RECIPE")
     scales = "; ".join(f"{scale.name} ({scale.about})" for scale in SCALES.values())
-    flag("--scale", help=f"{scales} (default: smoke, or demo for the recipe demo)".replace("%", "%%"), metavar="SCALE")
+    flag("--scale", help=f"{scales} (default: smoke, or demo for the demo recipe)".replace("%", "%%"), metavar="SCALE")
     seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS}"
     flag("--seeds", type=int, help=f"{seeds} (default: 1, or {RECIPES['demo'].seeds} for demo)", metavar="N")
     only = "train only {}; the table shows all finished runs"
@@ -63,8 +63,8 @@ def add(commands: Any) -> None:
     )
     flag("--tune", action="store_true", help=tune)
     files = (
-        "files from tools/convert_weights.py. The recipe transfer trains the networks of these files instead of "
-        "downloading weights; pose needs a file for resnet50 at the scales short and paper"
+        "files from tools/convert_weights.py. The transfer recipe trains the networks of these files instead of "
+        "downloading weights; the pose recipe needs a file for resnet50 at the scales short and paper"
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     flag(
@@ -249,7 +249,9 @@ def _executor(
             raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
         return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
     if arguments.gpus_per_run is not None:
-        raise BsamValueError("--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds their number")
+        raise BsamValueError(
+            "--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds the number of GPUs"
+        )
     is_default = arguments.jobs is None
     jobs = default_slots(arguments.device, unfinished, scale.workers) if is_default else arguments.jobs
     if jobs == 1:

@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of runs trained at the same time. Callers submit no more than this before one has ended."""
+        """The number of runs trained at the same time. Callers submit a run only while fewer are unfinished."""
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Schedule a run. The callbacks are called only if it trains in this process. If the future raises
@@ -130,7 +130,7 @@ def default_slots(device: str | None, unfinished: int, on_cpu: int = 1) -> int:
 
     Args:
         device: as for :class:`LocalProcesses`.
-        unfinished: the number of runs left to train; GPUs get no more than these.
+        unfinished: the number of runs left to train, which limits the result on GPUs.
         on_cpu: the number for a CPU.
     """
     devices = _devices(device)

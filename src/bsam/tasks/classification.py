@@ -35,7 +35,7 @@ from .task import Measure, TaskBatch, holdout_mask
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
 LARGE_IMAGE = 64  # the side, in pixels, above which images are evaluated in smaller batches
 LARGE_IMAGE_BATCH = 64
-CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; with large images, one batch of them
+CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; fewer if the first batch is smaller
 MEMORISED_SAMPLES = 5000  # flipped labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
@@ -94,8 +94,8 @@ class Classification(PretrainedTask):
             eval_split = split
         else:
             raise BsamValueError(
-                f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for image "
-                "files, folders train, val and test)"
+                f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for "
+                "image files, a folder val next to train and test)"
             )
         self.classes, self.samples = data.classes, len(labelled)
         self._original_splits = train, eval_split
@@ -216,7 +216,7 @@ class Classification(PretrainedTask):
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
         pixels = predicted.pop("inputs") * std + mean
-        if self._eval_split.x.is_floating_point() and len(pixels):  # of any range; bytes are between 0 and 1 here
+        if self._eval_split.x.is_floating_point() and len(pixels):  # floats have any range; bytes are in [0, 1] here
             pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
         predicted["pixels"] = (255 * pixels).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
         names = np.array(self.inputs.class_names or [str(number) for number in range(self.classes)])
@@ -233,8 +233,8 @@ class Classification(PretrainedTask):
         return digest.hexdigest()
 
     def notes(self) -> Mapping[str, Any]:
-        """Return ``flipped``, the indices of the flipped labels in the whole training set; for image files ``data``,
-        the split and the files that were left out; for classes with names ``inputs``, how images become inputs; and
+        """Return ``flipped``, the indices of the flipped labels in the whole training set; ``data``, how image files
+        were split and which were left out; ``inputs``, how images become inputs (only if the classes have names); and
         ``weights``, where the initial weights came from.
         """
         notes: dict[str, Any] = {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
@@ -247,7 +247,7 @@ class Classification(PretrainedTask):
 
 
 def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
-    """Return torch's ``label_smoothing``, which includes the true class, from the probability of the other classes.
+    """Convert the probability of the other classes to torch's ``label_smoothing``, which is spread over all classes.
 
     Example:
         >>> torch_s = torch_label_smoothing(0.1, num_classes=10)

@@ -22,7 +22,7 @@ MAX_SEED = 2**63 - 1  # numpy accepts larger seeds, torch does not
 
 
 def setting(default: T, help: str, check: Check) -> T:
-    """Declare a dataclass field with its default, its help text, and a check of values that are not None."""
+    """Declare a dataclass field with a default, a help text, and a check, which skips None if that is the default."""
     return field(default=default, metadata={"help": help, "check": check})
 
 
@@ -124,7 +124,7 @@ class TaskSettings:
     )
     image_size: int | None = setting(
         None,
-        "the side to resize images to, in pixels; default: that of the network's pretraining, if it has one",
+        "the side to resize images to, in pixels; default: the size that the network was pretrained with, if any",
         check_count,
     )
     skip_corrupt: bool = setting(
@@ -151,7 +151,8 @@ class TaskSettings:
     eval_split: Split = setting(
         "test",
         "the data to evaluate on. holdout is a tenth of the training samples, which are then not used for training; "
-        "with --label-noise, their labels are flipped, too. Choose settings on validation or holdout, not on test",
+        "with --label-noise, some of their labels are flipped, too. Choose settings on validation or holdout, not on "
+        "test",
         one_of(Split),
     )
     seed: int = setting(
@@ -168,11 +169,12 @@ class TaskSettings:
                 item.metadata["check"](item.name, value)
         if self.init is not None and self.weights is not None:
             raise BsamValueError("init and weights both set the initial weights: leave one of them out")
-        for name in ("head_lr", "layer_decay"):
+        only_last = "to train only the last layers, set freeze_backbone"
+        for name, advice in (("head_lr", "leave it out to use lr"), ("layer_decay", only_last)):
             if getattr(self, name) == 0:
-                raise BsamValueError(f"{name} must be above 0; to train only the last layers, set freeze_backbone")
+                raise BsamValueError(f"{name} must be above 0, got 0: {advice}")
         if self.freeze_backbone and self.layer_decay != 1:
             raise BsamValueError(
-                f"freeze_backbone trains only the last layers, where layer_decay has no effect; got "
-                f"{self.layer_decay}: leave one of them out"
+                f"freeze_backbone trains only the last layers, where layer_decay ({self.layer_decay}) has no effect: "
+                "leave one of them out"
             )

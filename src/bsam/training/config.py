@@ -44,9 +44,10 @@ def _check_surface(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Run(ClassificationSettings, PoseSettings):
-    """Settings of one training run, including those of the tasks. The defaults are the paper's for CIFAR-10.
+    """Settings of one training run, including those of the tasks. The defaults are the paper's for CIFAR-10, except
+    the network (digits_net) and the data (digits).
 
-    Equal settings give equal numbers on the same machine. The method ``"base"`` is the base optimizer alone;
+    On the same CPU, equal settings give equal numbers. The method ``"base"`` is the base optimizer alone;
     ``"sgd"`` is another name for it when the base is SGD. ``bsam train --help`` explains each setting.
 
     Example:
@@ -88,10 +89,9 @@ class Run(ClassificationSettings, PoseSettings):
     )
     capture: bool = setting(
         True,
-        "capture the step in a CUDA graph, if possible: on one GPU, with methods whose steps are of one or two kinds. "
-        "After 20 steps in fp32, the weights differ from those of eager training by less than 0.5 % of the distance "
-        "they have moved; by less than 2 % with asam, gam, msam or Adam, which amplify rounding errors, and by up to "
-        "7 % with bsam and Adam",
+        "capture the step in a CUDA graph, if possible: on one GPU, with most methods. After 20 steps in fp32, the "
+        "weights differ from those of eager training by less than 0.5 % of the distance they have moved; by less than "
+        "2 % with asam, gam, msam or Adam, which amplify rounding errors, and by up to 7 % with bsam and Adam",
         check_flag,
     )
     probe: int | None = setting(

@@ -23,7 +23,7 @@ from .run_writer import CHECKPOINT_EVERY, RunWriter
 from .steps import side_stream
 from .trainer import Trainer
 
-CURVATURE_SAMPLES = 256  # training samples, balanced over the classes; few, because Hessian products are expensive
+CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive
 
 
 class Diverged(BsamRuntimeError):
@@ -49,8 +49,8 @@ def fit(
 
     With a folder, the metrics are saved after every epoch, and the state every ``checkpoint_every`` seconds. If the run
     is interrupted, the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
-    for bit on a CPU). A non-finite loss raises :class:`bsam.training.loop.Diverged`; without a folder, training
-    continues with NaN metrics.
+    for bit on a CPU). A non-finite loss raises :class:`bsam.training.loop.Diverged`, but only with a folder; without
+    one, training continues with NaN metrics.
 
     With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
     and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
@@ -62,12 +62,12 @@ def fit(
         data_dir: the folder with the data, if it is read from files.
         cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
-        task: the task; None takes the run's from :data:`bsam.tasks.TASKS`.
+        task: the task; None looks up ``run.task`` in :data:`bsam.tasks.TASKS`.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
-        checkpoint_every: the fewest seconds between two checkpoints, which are written after an epoch; 0 writes one
-            after every epoch. The last epoch always has one.
-        at_start: called before the first epoch of this call with the trainer and the number of epochs already done.
+        checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
+            Checkpoints are written only at the end of an epoch, and always after the last one.
+        at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         report: called after the last epoch, if there is a folder, with the run and the result of
             :meth:`Task.predictions <bsam.training.Task.predictions>`. Returns files to write, by name; TensorBoard
@@ -119,7 +119,7 @@ def fit(
 
 
 def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:
-    """Return the message for a run that diverged. If only the last step did, only the evaluation loss shows it."""
+    """Return the message for a run that diverged; ``name`` is an evaluation loss if only the last step diverged."""
     kept = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
     loss = name.replace("train_", "training_").replace("_", " ")
     return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"

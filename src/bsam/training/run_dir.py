@@ -103,13 +103,13 @@ class RunDir:
 
     ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` the
     machines that trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
-    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state to resume from, after the last epoch or an earlier
-    one, ``curvature.json`` the eigenvalue and the loss surface of the trained network, ``model.safetensors`` its
-    weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
-    ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``, ``pose.json``,
-    ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``, ``confusion.png``
-    and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which ``bsam run``
-    appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
+    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which
+    training resumes, ``curvature.json`` the largest eigenvalue and the loss surface of the trained network,
+    ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
+    classification ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
+    ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
+    ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
+    ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
