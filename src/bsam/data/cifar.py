@@ -174,7 +174,7 @@ def cifar100(folder: str | Path) -> Dataset:
 
 
 def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
-    """Read CIFAR-10, CIFAR-100 or a data set in their layout, from binary files if there are any."""
+    """Read CIFAR-10, CIFAR-100 or a data set in their layout, preferably from binary files."""
     directory, is_binary = _find(layout, Path(folder))
     sets = []
     for files in (layout.train, (layout.test,)):
@@ -193,7 +193,7 @@ def has_cifar(layout: Cifar, folder: Path) -> bool:
 
 
 def _candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[str]]]:
-    """Yield the directories that may hold the files, whether those would be binary, and which are missing."""
+    """Yield each directory that may hold the files, whether it would hold binary files, and which are missing."""
     for name, suffix in ((layout.binary, ".bin"), (layout.python, "")):
         files = [file.name + suffix for file in (*layout.train, layout.test)]
         for directory in (folder / name, folder):
@@ -232,7 +232,7 @@ def _read_pickle(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.
     if _sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
         raise BsamRuntimeError(
             f"{path} is not the published file of {layout.title} (its SHA-256 differs), and other pickles are not "
-            f"loaded; unpack {layout.source.url} again"
+            f"loaded; unpack {layout.source.url} instead"
         )
     entries = pickle.loads(content, encoding="latin1")
     return np.concatenate([np.array(entries[layout.label_key], np.uint8)[:, None], entries["data"]], axis=1)

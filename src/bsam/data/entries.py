@@ -32,7 +32,7 @@ class DatasetEntry(ABC):
     name: str
     title: str
     classes: int | None
-    #: why there is nothing to download, for the message "NAME ...", such as "digits comes with scikit-learn"
+    #: why there is nothing to download; follows the name, as in "digits comes with scikit-learn"
     provided: ClassVar[str] = NO_DOWNLOAD
 
     @abstractmethod
@@ -85,8 +85,8 @@ class KnownData(DatasetEntry):
         classes: number of classes, or of joints; None means one class per folder.
         augmentation: default augmentation, one of :data:`bsam.data.augment.AUGMENTATIONS`, or for persons one of
             :data:`bsam.data.pose.augment.POSE_AUGMENTATIONS`.
-        model: default network, one of :data:`bsam.models.MODELS`; None if there is none, so that ``--model`` or a file
-            of weights must name it.
+        model: default network, one of :data:`bsam.models.MODELS`; None means that ``--model`` or a file of weights
+            must name it.
     """
 
     augmentation: str

@@ -95,7 +95,10 @@ def _checked_files(files: ImageFiles) -> ImageFiles:
             continue
         labels = _indices(f"{name} labels", part.labels, len(files.class_names))
         if len(labels) != len(part.names) or not labels:
-            raise BsamValueError(f"{name} must have one label per file, got {len(labels)} for {len(part.names)} files")
+            raise BsamValueError(
+                f"{name} must have at least one file, and one label per file; got {len(part.names)} files and "
+                f"{len(labels)} labels"
+            )
         sets[name] = LabelledFiles(tuple(map(str, part.names)), labels)
     if len(files.class_names) < 2:
         raise BsamValueError(f"class_names must have at least 2 entries, got {files.class_names!r}")

@@ -107,7 +107,7 @@ class Seen:
                     self._frozen[p] = _state(p)
 
     def note(self, module: nn.Module) -> None:
-        """Record a module and its children before its forward pass: calls inside a compiled module are not seen."""
+        """Record a module before its forward pass, and its submodules, whose calls are not seen if it is compiled."""
         if module in self.modules:
             return
         self.modules[module] = None
@@ -209,7 +209,7 @@ def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
         return [str(error)], []
     except StopIteration:
         return ["the closure takes a batch from an iterator, which has ended: take the batch before the step"], []
-    except RuntimeError as error:  # from a closure that runs backward itself
+    except RuntimeError as error:  # a closure that runs backward itself fails before GraphCheck can raise
         if "backward through the graph a second time" not in str(error):
             raise
         return [
@@ -220,7 +220,7 @@ def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
     if not (math.isfinite(first) and math.isfinite(second)):
         return [f"the loss is not finite ({first:g}): look for NaN or inf in the batch and in the weights"], []
     gap = _distance(g, g_again)
-    if abs(first - second) <= LOSS_RTOL * abs(first) and not gap > GRADIENT_RTOL:  # NaN: the loss scale is too large
+    if abs(first - second) <= LOSS_RTOL * abs(first) and not gap > GRADIENT_RTOL:  # NaN if the loss scale overflows
         return [], []
     return [], [
         f"two evaluations of the closure at the same weights give the losses {first:.6g} and {second:.6g}, and "

@@ -34,7 +34,7 @@ class InputQuantizer(nn.Module):
         super().__init__()
         self.bits = bits
         self.qmin, self.qmax = code_range(bits, signed=False)
-        self._checked = False  # whether known to be initialized; reading the tensors synchronizes
+        self._checked = False  # caches `initialized`, which reads tensors and so waits for the GPU
 
     @property
     @abstractmethod
@@ -149,9 +149,10 @@ class LearnedInputQuantizer(InputQuantizer):
     r"""Learns the scale as a parameter (LSQ).
 
     The gradient scale is :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values per sample. The first batch sets the zero
-    point from the range of its values, and the scale to :math:`2\, \mathrm{mean}|x| / \sqrt{q_{\max}}`, as in the
-    paper, or to the scale of that range if it is smaller. The zero point then stays fixed. With ``torch.distributed``,
-    the first batch is that of all ranks, and all must run it. The absolute value of the scale is used.
+    point from the range of its values. It sets the scale to :math:`2\, \mathrm{mean}|x| / \sqrt{q_{\max}}`, as in the
+    LSQ paper, or to the scale that covers this range, whichever is smaller. The zero point then stays fixed. With
+    ``torch.distributed``, the first batch covers all ranks, and all of them must run it. If training makes the scale
+    negative, its absolute value is used.
     """
 
     zero_point: Tensor

@@ -30,8 +30,8 @@ def quantize(
     """Return a copy of a network whose convolutions and linear layers fake-quantize their weights and inputs.
 
     Weights are quantized symmetrically with one scale per output channel, inputs affinely with one scale and zero
-    point. Everything else stays in floating point. The trained parameters are the latent floating-point weights, under
-    the names of the float network.
+    point. Everything else stays in floating point. Training updates latent floating-point weights, which have the same
+    names as in the float network.
 
     Args:
         model: the float network, which is not changed.
@@ -41,8 +41,8 @@ def quantize(
             first batch in training mode. With ``"minmax"``, they come from the range of the weights and from moving
             averages of the range of the inputs.
         first_last_bits: number of bits of weights and inputs in the first and the last layer, in the order of
-            ``model.modules()``. These layers lose the most accuracy and hold few of the weights; LSQ and most papers on
-            4 bits and fewer keep them at 8. None treats them like the others.
+            ``model.modules()``. Quantizing these layers costs the most accuracy, and they hold few of the weights; LSQ
+            and most papers on 4 bits and fewer keep them at 8. None treats them like the others.
         fold_batch_norm: whether to fold batch norm with its running statistics into the preceding convolution, as
             inference engines do. Fine-tuning then runs without batch norm.
 
@@ -80,7 +80,7 @@ def quantize(
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Raise unless the model has layers to quantize and none that cannot be quantized."""
+    """Raise if the model has no layers to quantize, or any that cannot be quantized."""
     modules = {name or "the model": module for name, module in model.named_modules()}
     for name, module in modules.items():
         kind = type(module)
@@ -127,7 +127,7 @@ def parameter_groups(model: nn.Module, *, perturb_scales: bool = False, **settin
     """Return parameter groups of a quantized network for the base optimizer: weights, then learned scales.
 
     A sharpness-aware step perturbs the latent weights but not the scales, unless ``perturb_scales`` is set. Either way
-    the gradients of the scales count in the gradient norm, of which they are a small part. With ``scheme="minmax"``
+    the gradients of the scales count towards the gradient norm, but are a small part of it. With ``scheme="minmax"``
     there are no learned scales and no second group.
 
     Args:
@@ -163,11 +163,11 @@ def freeze_scales(model: nn.Module) -> None:
         H = M\, \nabla^2 L(\hat w)\, M,
 
     with the quantized weights :math:`\hat w` and a diagonal matrix :math:`M` that is 0 for latent weights whose codes
-    are clipped and 1 for the others. In :math:`L`, quantized layer inputs change with the inputs, except where they are
-    clipped. This is the curvature that training sees, and it is symmetric. The gradient with respect to learned scales
-    is not the derivative of any function, and its derivative is not symmetric, so ``HessianOperator`` raises an error
-    if scales are trainable. Sharpness and landscapes need no second derivative: they evaluate the quantized loss at
-    displaced latent weights, and displace trainable scales too.
+    are clipped and 1 for the others. In :math:`L`, quantizing a layer input has the derivative 1, or 0 where the input
+    is clipped. This is the curvature that training sees, and it is symmetric. The gradient with respect to learned
+    scales is not the derivative of any function, and its derivative is not symmetric, so ``HessianOperator`` raises an
+    error if scales are trainable. Sharpness and landscapes need no second derivative: they evaluate the quantized loss
+    at displaced latent weights, and displace trainable scales too.
 
     Args:
         model: a network from :func:`quantize`. With ``scheme="minmax"`` there is nothing to freeze.

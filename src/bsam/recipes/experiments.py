@@ -183,8 +183,8 @@ class Recipe:
 def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
     """Return the runs with another seed.
 
-    A run that starts from another one of them (``init``) then starts from that one with the new seed. Other
-    initial runs stay.
+    If ``init`` of a run names another of these runs, it then names that run with the new seed. Other values of ``init``
+    stay as they are.
 
     Args:
         runs: the runs, with any seed.

@@ -21,7 +21,7 @@ from ..training.run_dir import NETWORK, RunDir, run_dir_name
 from .variants import variant_of
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
-IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to them
+IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def find_models(
     Args:
         paths: the paths of files or of run directories.
         loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
-        images: for run directories: the number of training samples to measure on, at most all; None takes 1000.
+        images: for run directories: number of training samples to measure on (all if fewer); None means 1000.
         data_dir: for run directories: the folder of the data, if it is read from files.
         cache_dir: for run directories: the folder for decoded image files.
     """
@@ -127,8 +127,8 @@ def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
 def load_run(folder: Path, images: int, device: torch.device, **data_folders: Path) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
 
-    The samples are not augmented and have the labels used in training; they are balanced over the classes, for pose
-    evenly spaced. The scales of a quantized network are fixed.
+    The samples are not augmented and have the labels used in training; they are balanced over the classes, or, for
+    pose, evenly spaced in the training data. The scales of a quantized network are fixed.
     """
     run = RunDir(folder).run()
     task = TASKS[run.task](run, device, **data_folders)

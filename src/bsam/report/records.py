@@ -57,7 +57,7 @@ def read_records(paths: Sequence[Path]) -> Records:
 
 
 def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
-    """Return the records of runs, by experiment, row and seed, and a sentence about each run without a score."""
+    """Return the records of runs, by experiment, row and seed, and a problem for each run that is left out."""
     trials = [source for source in sources if is_trial(source.run)]
     folders = {source.folder for source in sources}
     names = {folder: tuned_settings([trial.run for trial in trials if trial.folder == folder]) for folder in folders}
@@ -78,9 +78,10 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
         }
         # results.json lists all runs of a recipe, even methods that nobody asked for
         group = [source for candidate, source in zip(keys, listed, strict=True) if candidate in begun]
+        # base has no radius to tune; without other tuned settings, its trials only train float networks to quantize
         tuned = [
             (source.folder, candidate_key(source.run, names[source.folder])) in chosen
-            and (source.run.method != BASE or bool(names[source.folder]))  # a float network to quantize is not tuned
+            and (source.run.method != BASE or bool(names[source.folder]))
             for source in group
         ]
         varied = sorted({name for source in group for name in names[source.folder]})
@@ -102,7 +103,7 @@ def _record(source: Source, experiment: str, row: str, tuned: bool, alone: Colle
     reason: str | None = f"epoch {len(source.epochs)} of {run.epochs}"
     if source.last is not None:
         if not is_number(source.last.get(metric := measure.metric(run.eval_split))):
-            raise BsamValueError(f"its last epoch must have a number {metric}, got {source.last.get(metric)!r}")
+            raise BsamValueError(f"{metric} of its last epoch must be a number, got {source.last.get(metric)!r}")
         state, reason, score = "finished", None, measure.shown(source.last, run.eval_split)
     elif source.diverged is not None:
         state, reason = "diverged", source.diverged
@@ -142,15 +143,15 @@ def _place(record: Record) -> tuple[int, float, str, int]:
 
 
 def _trained_alone(sources: Sequence[Source]) -> set[Path]:
-    """Return the runs that surely shared no device with another one of these while they trained."""
+    """Return the runs that certainly shared no device with any other of these runs during training."""
     spans = [(source.path, source.span) for source in sources if source.span is not None]
     return {path for path, span in spans if not any(path != other and span.overlaps(their) for other, their in spans)}
 
 
 def _beside(ours: Sequence[Record], rows: Sequence[Record], problems: list[str]) -> list[Record]:
-    """Return rows of a CSV file with the titles and units of our experiments, and its name on rows that we have, too.
+    """Return the rows of a CSV file with our titles and units, adding the file name to methods that we also ran.
 
-    Our titles may be longer than those in the file, since settings that separate equal titles are added.
+    Our titles may be longer than those in the file, because we add settings to tell equal titles apart.
     """
     units = {record.experiment: record.unit for record in ours}
     taken = {(record.experiment, record.method) for record in ours}
@@ -178,7 +179,7 @@ def _beside(ours: Sequence[Record], rows: Sequence[Record], problems: list[str])
 
 
 def _without_duplicates(records: Sequence[Record], problems: list[str]) -> list[Record]:
-    """Return one record for each seed of a row: a finished one if there is one, with the most data, or the first."""
+    """Return one record for each seed of a row, preferably a finished one, then the one with the most data."""
     best: dict[tuple[str, str, int], Record] = {}
     for record in records:
         key = record.experiment, record.method, record.seed

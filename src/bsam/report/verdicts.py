@@ -19,7 +19,7 @@ MATCHED_RADII, TUNED_RADII = "at matched radii", "at tuned radii"
 
 
 def paper_verdicts(records: Records) -> list[Verdict]:
-    """Return a verdict on each claim of the paper on which there are runs.
+    """Return a verdict on each claim of the paper for which there are runs.
 
     The claims are: a method has a better score than another one where the paper's table says so, and BSAM's networks
     have a smaller largest eigenvalue than others. At the paper's radii, BSAM is compared with SAM at the same rho; at
@@ -149,7 +149,7 @@ class _PaperExperiment:
         return comparison.verdict(self._claim(better, worse), at, gap, more)
 
     def _variants(self, theirs: Sequence[Record], at: str) -> str:
-        """Return the differences of the other variants of BSAM as a sentence."""
+        """Return a sentence with the differences between the other variants of BSAM and ``theirs``."""
         texts = []
         for name in BSAMS[1:]:
             ours = values_by_seed(self._row(name, at), lambda record: record.score)
@@ -161,7 +161,7 @@ class _PaperExperiment:
 
 
 def _title(name: str) -> str:
-    """Return the name of a method in claims: the paper has one BSAM."""
+    """Return the name of a method in claims, where Algorithm 1 is just BSAM, as in the paper."""
     if name == "bsam":
         return "BSAM"
     return variants()[name].title if name in variants() else name.capitalize()
@@ -173,7 +173,7 @@ def _samples(record: Record) -> int | None:
 
 
 def _eigenvalue(record: Record, samples: int | None) -> float | None:
-    """Return the largest eigenvalue that ``bsam flatness`` computed on so many samples; None: that of training."""
+    """Return the largest eigenvalue from ``bsam flatness`` on ``samples`` samples, or from training if that is None."""
     if samples is None:
         return record.top_eigenvalue
     return record.flatness["eigenvalues"]["maximum"] if record.flatness and _samples(record) == samples else None
