@@ -98,6 +98,19 @@ def test_a_combination_is_evaluated_in_the_first_scratch_term(three):
     assert all(torch.equal(x, y) for x, y in zip(u.tensors(), tensors(0), strict=True))
 
 
+def test_kept_memory_holds_intermediate_results_only(three):
+    (u, v, _), (a, b, _) = three
+    store, kept = tensors(5), tensors(6)
+    scratch = Vector(store, u.layout, scratch=True)
+    (term,) = scratch.terms
+    term.move_to(u.layout.split(kept))
+    total = (scratch + u).evaluate_()
+    torch.testing.assert_close(flat(kept), flat(tensors(5)) + a)
+    out = u.layout.join((2 * total + v).materialize_())
+    torch.testing.assert_close(flat(out), 2 * (flat(tensors(5)) + a) + b)
+    torch.testing.assert_close(flat(kept), flat(tensors(5)) + a)
+
+
 @pytest.mark.parametrize("gap", [1.0, 1e-1, 1e-2, 1e-3, 0.0])
 def test_the_norm_of_a_difference_keeps_its_digits(gap):
     """Inner products alone would lose them in single precision if the vectors are nearly equal."""

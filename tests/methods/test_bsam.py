@@ -10,7 +10,6 @@ import torch
 
 import bsam
 from bsam.core.schedule import follow_lr
-from bsam.methods.bsam import extrapolated_norm
 from helpers import assert_close, flat, sgd
 
 
@@ -168,7 +167,7 @@ def test_every_cannot_start_from_the_point_downhill(plain):
         bsam.BSAM(sgd(plain.model.parameters()), plain.model, every=2, start_from_min=True)
 
 
-# Two passes: |g_min| from three norms.
+# Two passes.
 
 
 class Fixed(torch.autograd.Function):
@@ -206,16 +205,6 @@ def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains, n, devi
     assert w.grad.cpu().double().norm() < 1.05 * (g + g_max).norm() + g_max.norm()
 
 
-@pytest.mark.parametrize("k", [0.0, 0.5, 1.0, 2.0, torch.tensor(0.7, dtype=torch.float64)], ids=str)
-def test_the_norm_of_the_extrapolation_follows_from_three_norms(k):
-    """As GPUs compute it; a CPU evaluates the norm itself."""
-    g, h = torch.randn(2, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    expected = (g - k * h).norm()
-    torch.testing.assert_close(extrapolated_norm(g.norm(), (g + h).norm(), h.norm(), k), expected, rtol=1e-12, atol=0)
-    vanishing = extrapolated_norm(g.norm(), 2 * g.norm(), g.norm(), 1.0)  # g_min = g - g
-    assert 0 < vanishing < 1e-6 * g.norm()
-
-
 def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain):
     """Its gradient changes as the others move: with two passes the error falls with the square of the radii."""
     first, *others = plain.model.children()
@@ -232,6 +221,27 @@ def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain):
             optimizer.zero_grad()
     large, small = (float((directions[rho, 2] - directions[rho, 3]).norm()) for rho in (0.02, 0.01))
     assert large / small == pytest.approx(4, rel=0.15)
+
+
+def test_two_passes_with_another_ratio_of_radii_in_each_group(plain):
+    first, *others = plain.model.children()
+    radii = [(0.1, 0.05), (0.04, 0.06)]
+    modules = [[first], others]
+    groups = [
+        {"params": [p for m in ms for p in m.parameters()], "rho_max": a, "rho_min": b}
+        for ms, (a, b) in zip(modules, radii, strict=True)
+    ]
+    params, w = list(plain.model.parameters()), plain.weights()
+    ratios = [a_b for ms, a_b in zip(modules, radii, strict=True) for m in ms for _ in m.parameters()]
+    g = torch.autograd.grad(plain.loss(), params)
+    moved = [p + a * t / flat(g).norm() for p, t, (a, _) in zip(w, g, ratios, strict=True)]
+    torch.nn.utils.vector_to_parameters(flat(moved), params)
+    g_max = torch.autograd.grad(plain.loss(), params)
+    torch.nn.utils.vector_to_parameters(flat(w), params)
+    g_min = flat([x - b / a * (y - x) for x, y, (a, b) in zip(g, g_max, ratios, strict=True)])
+    expected = flat(g) + flat(g_max) - flat(g_max).norm() / g_min.norm() * g_min
+    bsam.BSAM(sgd(groups), plain.model, passes=2).backward(plain.loss)
+    torch.testing.assert_close(flat(p.grad for p in params), expected)
 
 
 def test_state_dicts_between_different_every(plain):

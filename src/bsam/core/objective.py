@@ -225,11 +225,11 @@ class Objective:
         return self._remember_first_loss(loss), gradient
 
     def evaluated(self, v: Vector) -> Vector:
-        """Return a combination of gradients as a single term, written over the first of them that may be overwritten.
+        """Return a combination of gradients as a single term, written over the first of them: do not use it again.
 
-        Do not use that gradient again. If an observer reads the gradients, the result is in new memory.
+        If an observer reads the gradients, the result is in new memory.
         """
-        return Vector(v.tensors(), v.layout, scratch=True) if self.keep_evaluations else v.evaluate_()
+        return v.evaluate_(copy=self.keep_evaluations)
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""

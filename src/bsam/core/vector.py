@@ -42,12 +42,16 @@ def ratio(a: Scalar, b: Scalar) -> Scalar:
 
 
 class Term:
-    """The stored entries of one term; with ``scratch``, evaluating a combination may overwrite them."""
+    """The stored entries of one term.
 
-    __slots__ = ("_norm", "buckets", "scratch")
+    With ``scratch``, evaluating a combination may overwrite them. Memory that is ``kept`` between steps must never
+    become ``p.grad``.
+    """
 
-    def __init__(self, buckets: BucketedTensors, scratch: bool) -> None:
-        self.buckets, self.scratch = buckets, scratch
+    __slots__ = ("_norm", "buckets", "kept", "scratch")
+
+    def __init__(self, buckets: BucketedTensors, scratch: bool, kept: bool = False) -> None:
+        self.buckets, self.scratch, self.kept = buckets, scratch, kept
         self._norm: Tensor | None = None
 
     def norm(self, layout: Layout) -> Tensor:
@@ -57,10 +61,10 @@ class Term:
         return self._norm
 
     def move_to(self, buckets: BucketedTensors) -> None:
-        """Copy the entries to memory that is kept between steps, and so must never become ``p.grad``."""
+        """Copy the entries to memory that is kept between steps."""
         for source, target in zip(self.buckets, buckets, strict=True):
             torch._foreach_copy_(target, source)
-        self.buckets, self.scratch = buckets, False
+        self.buckets, self.kept = buckets, True
 
 
 class Vector:
@@ -230,20 +234,27 @@ class Vector:
 
     @torch.no_grad()
     def materialize_(self) -> BucketedTensors:
-        """Return the entries, written over the first scratch term; in new memory if there is none."""
-        target = next((term for term in self.terms if term.scratch), None)
-        if target is None:
-            return self._evaluated(copy=True)
+        """Return the entries, written over the first scratch term that is not kept; else in new memory."""
+        target = next((term for term in self.terms if term.scratch and not term.kept), None)
+        return self._evaluated(copy=True) if target is None else self._written_over(target)
+
+    @torch.no_grad()
+    def evaluate_(self, *, copy: bool = False) -> Vector:
+        """Return this vector as a single term, written over the first scratch term, which must not be used again.
+
+        With ``copy`` it is in new memory, but later results are the same bit for bit.
+        """
+        target = next(term for term in self.terms if term.scratch)
+        buckets = self._evaluated(copy=True) if copy else self._written_over(target)
+        return self._with({Term(buckets, True, target.kept): 1.0})
+
+    def _written_over(self, target: Term) -> BucketedTensors:
         rest = self._with({term: c for term, c in self.terms.items() if term is not target})
         for k in range(len(self.layout.buckets)):
             scale_(target.buckets[k], self._coefficient(self.terms[target], k))
             rest.add_to(target.buckets, k)
         target._norm = None
         return target.buckets
-
-    def evaluate_(self) -> Vector:
-        """Return this vector as a single term, from :meth:`materialize_`; do not use the overwritten term again."""
-        return self._with({Term(self.materialize_(), True): 1.0})
 
     @torch.no_grad()
     def _evaluated(self, *, copy: bool = False) -> BucketedTensors:

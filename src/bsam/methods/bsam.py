@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number, check_radius
 from ..common.errors import BsamValueError
-from ..common.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
@@ -170,15 +168,19 @@ class BSAM(SharpnessAware):
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
 
     def extrapolated(self, L: Objective, g: Vector, g_max: Vector) -> Vector:
-        """Return the direction with ``g_min = g - k h``, where ``h = g_max - g`` and ``k = rho_min / rho_max``."""
-        k, norm_max = self.ratio_of_radii(), g_max.norm()
-        h = L.evaluated(g_max - g)
-        if isinstance(k, PerGroup) or norm_max.is_cpu:  # the CPU can check whether digits are lost
-            norm_min = (g - k * h).norm()
-        else:
-            norm_min = extrapolated_norm(g.norm(), norm_max, h.norm(), k)
-        r = ratio(norm_max, norm_min)
-        return (2 - r) * g + map_scalars(lambda k: 1 + r * k, k) * h  # = g + g_max - r * g_min
+        """Return the direction with ``g_min = g - k (g_max - g)``, where ``k = rho_min / rho_max``.
+
+        This is ``(1 + k) u`` with ``u = g - share * g_max`` and ``share = k / (1 + k)``, which can be computed in the
+        memory of ``g``: then ``g = u + share * g_max``.
+        """
+        k = self.ratio_of_radii()
+        share = map_scalars(lambda k: k / (1 + k), k)
+        u = g - share * g_max
+        g_is_needed = self.every > 1 or self.start_from_min
+        u = self.vector(u.tensors()) if g_is_needed else L.evaluated(u)
+        # if k is one number, the factor 1 + k cancels in r * g_min
+        g_min = map_scalars(lambda k: 1 + k, k) * u if isinstance(k, PerGroup) else u
+        return u + share * g_max + g_max - ratio(g_max.norm(), g_min.norm()) * g_min
 
     def ratio_of_radii(self) -> Coefficient:
         """Return ``rho_min / rho_max``: one number if it is the same in all groups that are perturbed.
@@ -190,14 +192,3 @@ class BSAM(SharpnessAware):
         perturbed = [k for k, group in groups if group.get(PERTURB, True)]
         alike = bool(perturbed) and all(isinstance(k, float) and k == perturbed[0] for k in perturbed)
         return perturbed[0] if alike else ratios
-
-
-def extrapolated_norm(g: Tensor, g_max: Tensor, h: Tensor, k: Scalar) -> Tensor:
-    """Return ``|g - k h|`` from the norms of ``g``, ``g_max = g + h`` and ``h``, without the vector itself.
-
-    Its square is ``(1 + k) |g|^2 - k |g_max|^2 + k (1 + k) |h|^2``. If these terms nearly cancel, only rounding errors
-    are left. A lower bound on the norm then keeps ``r g_min``, with ``r = |g_max| / |g_min|``, from being longer than
-    ``g_max``.
-    """
-    plus, minus = (1 + k) * (g**2 + k * h**2), k * g_max**2
-    return (plus - minus).maximum(16 * torch.finfo(g.dtype).eps * (plus + minus)).sqrt()
