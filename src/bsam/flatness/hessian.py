@@ -22,7 +22,7 @@ from .preserve import temporarily
 from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
 from .second_derivatives import Substitutes
 
-NEGLIGIBLE = 1e-2  # of a product's norm: tolerances are relative to a parameter's part of the product plus this share
+NEGLIGIBLE = 1e-2  # tolerances are relative to the norm of a parameter's part, plus this share of the whole norm
 
 
 class HessianOperator:
@@ -47,7 +47,7 @@ class HessianOperator:
             positions.
         dtype: the precision to compute in, on a copy of the model (and of the loss, if it is a module); None uses both
             as they are. Floating-point tensors in the batches are cast, also inside tuples, lists and dicts.
-            ``loss_fn`` must then not read weights from the original model, for a penalty for example.
+            ``loss_fn`` must then not read weights from the original model, such as for a penalty.
         differentiation: ``"forward"`` (forward over reverse mode, faster on a GPU) or ``"reverse"`` (reverse over
             reverse); None means forward on a GPU and reverse elsewhere. The first product in forward mode is compared
             with one in reverse mode. If they differ, or an operation has no forward derivative, reverse mode is used;
@@ -207,15 +207,16 @@ class HessianOperator:
         """Record the part of the products that does not depend on the vector, for use inside the block.
 
         Products then cost about two gradient passes instead of three to five. The recording is dropped on exit. Do not
-        change the model, the loss or the data inside the block. Batches that cannot be recorded (branches on the data,
-        random numbers, weights that are not read from the model's parameters) are computed as usual, and the returned
-        object says why. Each recorded batch is checked against a plain product with one vector. Nested blocks share the
-        outer recording.
+        change the model, the loss or the data inside the block. The first batch that cannot be recorded (branches on
+        the data, random numbers, a penalty on the weights in the loss) and all later ones are computed as usual, and
+        the returned object says why. Each recorded batch is checked against a plain product with one vector. Nested
+        blocks share the outer recording.
 
         Args:
             max_bytes: memory for the recording; a ResNet-8 takes about 2 MB per CIFAR image. Recording takes seconds
                 for each batch shape and, briefly, the memory of two plain products. None allows a quarter of the GPU's
-                memory, or 3 GB on a CPU, and records nothing if samples times weights are below 5,000,000.
+                memory (at most half of what is free), or 3 GB on a CPU, and two batch shapes; it records nothing if
+                samples times weights are below 5,000,000.
 
         Example:
             >>> model = nn.Linear(2, 1, bias=False)

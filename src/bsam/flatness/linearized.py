@@ -29,10 +29,10 @@ class Recorder:
     """Makes functions ``v -> H v`` for batches, with everything that does not depend on ``v`` computed once and stored.
 
     The derivative of the gradient along ``v`` is traced as a graph, once for each batch shape. The part that does not
-    depend on ``v`` is run once for each batch; the rest (six convolutions for the gradient's three) is run for each
-    ``v``. ``torch.func.linearize`` does the same, but traces again for each batch: in one run on two CPU cores it took
-    3.2 to 4.3 s per batch of 128 images in a ResNet-8, while this class took 5.0 and 5.3 s for one batch (two runs) and
-    7.0 s for four, comparisons included.
+    depend on ``v`` is run once for each batch; the rest (six convolutions where a gradient takes three) is run for each
+    ``v``. ``torch.func.linearize`` does the same, but traces again for each batch. With a ResNet-8, batches of 128
+    images and two CPU cores, it took 3.2 to 4.3 s per batch in one run. This class took 5.0 and 5.3 s for one batch in
+    two runs, and 7.0 s for four batches, including the comparisons with plain products.
 
     Args:
         dataset_loss: the network and its loss.
@@ -46,10 +46,10 @@ class Recorder:
         self._weights = [self._constants.pop(name) for name in self._names]
 
     def shape(self, x: Any, y: Any) -> Any:
-        """Return the key under which the graphs of a batch are stored; raise unless it consists of dense tensors."""
+        """Return the key under which the graphs of a batch are stored; raise unless it has only dense tensors."""
         leaves, structure = tree_flatten((x, y))
         if not all(isinstance(leaf, Tensor) and leaf.layout == torch.strided for leaf in leaves):
-            raise CannotRecord("inputs and targets are not dense tensors, or lists and dicts of them")
+            raise CannotRecord("inputs and targets must be dense tensors, or lists and dicts of them")
         return structure, tuple((t.shape, t.stride(), t.dtype) for t in leaves)
 
     def linearized(self, x: Any, y: Any) -> tuple[BatchProduct, int]:
@@ -73,13 +73,13 @@ class Recorder:
         inputs = self._inputs(x, y)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # raised inside torch, when it loads its formulas
-                product(*inputs, v)  # tracing may crash where this raises
+                warnings.simplefilter("ignore", DeprecationWarning)  # raised when torch loads its derivative formulas
+                product(*inputs, v)  # raises an error in cases where tracing may crash
                 graph = make_fx(product)(*inputs, v)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # any type: model and loss run on tensors they were not written for
-            if "KeyboardInterrupt" in str(error):  # torch's formulas turn it into another error
+            if "KeyboardInterrupt" in str(error):  # torch may turn it into another error
                 raise KeyboardInterrupt from error
             raise CannotRecord(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         self._check_constants(graph)
@@ -96,7 +96,7 @@ class Recorder:
         constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
         model_storages = self._storages((*self._weights, *self._constants.values()))
         if any(not t._is_zerotensor() and t.untyped_storage().data_ptr() in model_storages for t in constants):
-            raise CannotRecord("the loss or the network reads weights other than through its parameters (a penalty?)")
+            raise CannotRecord("the loss (a penalty?) or the network reads weights directly, not as parameters")
 
     @staticmethod
     def _storages(values: Any) -> dict[int, int]:
@@ -106,7 +106,7 @@ class Recorder:
 
 
 def _in_place(graph: fx.GraphModule, inputs: list[Tensor], products_close: ProductsClose) -> fx.GraphModule:
-    """Rewrite operations in place with torch's pass, if the product stays the same."""
+    """Replace operations by in-place ones with torch's ``reinplace``, unless that changes the product."""
     expected = graph(*inputs)
     try:
         rewritten = reinplace(copy.deepcopy(graph), *inputs)

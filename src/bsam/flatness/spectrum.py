@@ -27,7 +27,7 @@ class Eigenvalues:
     """Some eigenvalues, in descending order.
 
     ``residuals`` are ``|H y - value y|`` for unit vectors ``y``, computed with one product each. ``converged`` is True
-    if each is at most ``tol * |value|``, or 10 machine epsilons (at least 1e-10) times the largest ``|value|``.
+    if each is at most ``tol * |value|``, or 10 machine epsilons (at least 1e-10) times ``|H|``.
     """
 
     values: Array
@@ -59,9 +59,9 @@ def top_eigenvalues(
     :math:`\max(10\, \epsilon, 10^{-10})\, |H|`, whichever is larger, with the machine epsilon :math:`\epsilon`. So
     eigenvalues much smaller than the largest one have fewer correct digits than ``tol`` asks for, especially in
     float32. One start vector finds only one copy of a multiple eigenvalue, so when all pairs have converged, the search
-    continues from a random vector orthogonal to them until it finds nothing new; if it runs out of products before
-    that, ``converged`` is False. Memory: about ``1.5 * k`` vectors (``k + 21`` for small ``k``), and ``k``
-    more at the end if ``vectors`` is True.
+    continues from a random vector orthogonal to them until it finds nothing new. If it runs out of products before
+    that, copies may be missing even if ``converged`` is True. Memory: about ``1.5 * k`` vectors (``k + 21`` for small
+    ``k``), and ``k`` more at the end if ``vectors`` is True.
 
     Args:
         H: the operator.

@@ -49,10 +49,10 @@ class SharpnessAwareMixin(_Base):
     copies of the batch's lists, tuples and dicts, with the same objects in them; changing a tensor of the batch in
     place raises an error.
 
-    With ``automatic_optimization = False`` the mixin only lets ``self.optimizers().step()`` step on the direction that
-    ``backward`` prepared, and with other optimizers it changes nothing. In automatic optimization it raises an error
-    for methods whose first pass is not at ``w`` (MSAM) or which choose samples (ESAM, K-SAM), for ``m_sharpness``, and
-    for strategies other than a single device and DDP.
+    With ``automatic_optimization = False``, the only effect of the mixin is that ``self.optimizers().step()`` steps on
+    the direction that ``backward`` prepared; with other optimizers, it has no effect. In automatic optimization, it
+    raises an error for methods whose first pass is not at ``w`` (MSAM) or which choose samples (ESAM, K-SAM), for
+    ``m_sharpness``, and for strategies other than a single device and DDP.
 
     Example::
 
@@ -213,7 +213,7 @@ def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
     """Let ``optimizer.step(closure)`` call the closure, which calls ``backward``, and then take the step.
 
     If nothing was prepared, the step raises an error, except with ``skips`` and if ``training_step`` returned None.
-    Only ``step`` of the object is replaced, as schedulers do: the Trainer's hooks and scaler see the optimizer itself.
+    This replaces only the object's ``step``, as schedulers do: the Trainer's hooks and scaler see the optimizer itself.
     """
     step = optimizer.step
 

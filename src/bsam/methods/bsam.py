@@ -41,10 +41,10 @@ class BSAM(SharpnessAware):
         lr_max: the learning rate at which the radius downhill is largest. None means, for each group, the largest
             learning rate so far, but at least the peak known in advance: ``max_lr`` or ``initial_lr``, which torch's
             schedulers store in the group, or else the learning rate when the optimizer was built. The radius then
-            rises during a warm-up to that rate. With other schedules (``LambdaLR``, ``CyclicLR``), set ``lr_max``.
-            ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups store ``lr_max`` as
-            ``sharpness_lr_max`` and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers have a setting
-            called ``lr_max``, too.
+            rises during a warm-up to that rate. Set ``lr_max`` if the rate can exceed this peak, as with ``LambdaLR``
+            and ``CyclicLR``. ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups
+            store ``lr_max`` as ``sharpness_lr_max`` and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers
+            have a setting called ``lr_max``, too.
         lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
             the radii (our extension, not in the paper).
@@ -54,8 +54,9 @@ class BSAM(SharpnessAware):
             passes per step on average.
         start_from_min: step from ``w - rho_min g/|g|`` instead of ``w``, as the authors' released code does.
         side_by_side: in a step that is captured in a CUDA graph on one GPU, compute ``g_max`` and ``g_min`` at the same
-            time, on two streams. This needs memory for a second copy of the parameters and for the second pass. Without
-            a ``GradScaler``; views of parameters or buffers made outside the closure do not see the perturbed values.
+            time, on two streams. This needs memory for a second copy of the parameters and for the second pass. It has
+            no effect with a ``GradScaler``. Views of parameters or buffers made outside the closure do not see the
+            perturbed values.
         adaptive: measure both radii in ASAM's metric, which scales with the weights: ``T^2 g / |T g|`` instead of
             ``g / |g|`` (our extension, not in the paper).
         eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
@@ -81,8 +82,8 @@ class BSAM(SharpnessAware):
         arXiv:2409.13173, Algorithm 1.
 
     Differences from the paper:
-        With the default arguments, none except two special cases: if :math:`|g_{\min}| = 0`, the ratio is 0, and the
-        radius downhill stays between its minimum and maximum when the learning rate leaves ``lr_min`` to ``lr_max``.
+        With the default arguments, none except two special cases: the ratio is 0 if :math:`|g_{\min}| = 0`, and the
+        radius downhill stays at its minimum or maximum if the learning rate is below ``lr_min`` or above ``lr_max``.
         ``passes=2``, ``every`` and ``adaptive=True`` are our extensions. The authors' released code steps from
         :math:`w - \rho_{\min}\, g / |g|`, as ``start_from_min=True`` does, and has :math:`\rho_{\min} = 0` in its
         first step.
@@ -185,7 +186,7 @@ class BSAM(SharpnessAware):
     def ratio_of_radii(self) -> Coefficient:
         """Return ``rho_min / rho_max``: one number if it is the same in all groups that are perturbed.
 
-        It then holds for the other groups, too: their gradients change as the perturbed groups move.
+        It then applies to the other groups, too: their gradients change only because the perturbed groups move.
         """
         ratios = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max"))
         groups = zip(ratios, self.param_groups, strict=True) if isinstance(ratios, PerGroup) else ()

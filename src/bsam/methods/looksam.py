@@ -94,5 +94,5 @@ def sam_gradient(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
 
 
 def reused(g: Vector, g_v: Vector, alpha: float) -> Vector:
-    """Return the gradient plus the orthogonal part ``g_v``, scaled to the gradient's length."""
+    """Return the gradient plus the orthogonal part ``g_v``, scaled to ``alpha`` times the gradient's length."""
     return g + alpha * g.norm() / (g_v.norm() + TINY) * g_v

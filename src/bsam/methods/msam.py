@@ -80,7 +80,7 @@ class MSAM(SharpnessAware):
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         if not group.get("momentum") and not group.get("betas", (0,))[0]:
             raise BsamValueError(
-                "MSAM perturbs along the momentum of base, which has none: use SGD with momentum=0.9, or Adam(W)"
+                "MSAM perturbs against the momentum of base, but base has none: use SGD with momentum=0.9, or Adam(W)"
             )
         return super().completed(group)
 

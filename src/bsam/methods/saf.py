@@ -131,7 +131,7 @@ class SAF(Distillation):
         _, samples, classes = self.table.shape
         if logits.shape[1:] != (classes,):
             raise BsamValueError(
-                f"outputs must have the shape (samples, {classes}), got {tuple(logits.shape)}: set classes= to the "
+                f"outputs must have the shape (batch, {classes}), got {tuple(logits.shape)}: set classes= to the "
                 "number of logits per sample"
             )
         check_indices("indices", indices, len(logits), samples)
