@@ -18,7 +18,7 @@ OUT, PORT = Path("report.html"), 8000
 DESCRIPTION = """\
 Write one HTML file with the tables, interactive figures and verdicts of runs; it needs no network. RUNS are run
 directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders like those
-in results/, and CSV files with results of others, with the columns experiment, method, seed and score. A higher score
+in results/, and CSV files with other results, with the columns experiment, method, seed and score. A higher score
 must be better: write an error as a negative number. Runs that diverged or are not finished are shown as such, and files
 that cannot be read are listed on the page."""
 

@@ -74,8 +74,8 @@ def add_checkpoint_flag(command: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=float,
         default=CHECKPOINT_EVERY,
-        help="fewest seconds between two checkpoints of a run, which are written after an epoch; 0 writes one after "
-        f"every epoch (default: {CHECKPOINT_EVERY:g})",
+        help="minimum time between two checkpoints of a run, in seconds; they are written after an epoch, with 0 after "
+        f"every one (default: {CHECKPOINT_EVERY:g})",
         metavar="SECONDS",
     )
 

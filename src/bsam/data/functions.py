@@ -83,7 +83,7 @@ def _checked_arrays(data: Dataset) -> Dataset:
         raise BsamValueError(f"classes is {data.classes}, but there are {checked.classes} class_names")
     channels = checked.train.x.shape[1]
     if {len(data.mean), len(data.std)} - {1, channels}:
-        raise BsamValueError(f"mean and std must have one number for each of the {channels} channels")
+        raise BsamValueError(f"mean and std must be one number, or one for each of the {channels} channels")
     sets = {"train": checked.train, "validation": checked.validation, "test": checked.test}
     return replace(data, class_names=checked.class_names, **sets)  # type: ignore[arg-type]
 

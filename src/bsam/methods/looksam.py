@@ -54,7 +54,7 @@ class LookSAM(SharpnessAware):
     """
 
     title, reference, arxiv = "LookSAM", "Liu et al., CVPR 2022", "2203.02714"
-    purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k steps."
+    purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k - 1 steps."
     passes: float = 1.2
     memory = "4, 1 kept"
     capturable = True

@@ -52,7 +52,7 @@ class RunWriter(RunDir):
             with another run or with other files raises a BsamError and is not changed. None writes nothing.
         run: the settings.
         context: the processes of the run; only the first one writes.
-        checkpoint_every: the fewest seconds between two checkpoints.
+        checkpoint_every: the minimum time between two checkpoints, in seconds.
     """
 
     def __init__(
