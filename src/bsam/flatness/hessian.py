@@ -22,7 +22,7 @@ from .preserve import temporarily
 from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
 from .second_derivatives import Substitutes
 
-NEGLIGIBLE = 1e-2  # tolerances are relative to the norm of a parameter's part, plus this share of the whole norm
+NEGLIGIBLE = 1e-2  # products are compared per parameter; the tolerance includes this share of the product's norm
 
 
 class HessianOperator:

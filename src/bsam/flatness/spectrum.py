@@ -130,7 +130,7 @@ def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, repor
 
 
 def _ranked(theta: Tensor, which: str) -> Tensor:
-    """Return the indices of the Ritz values ``theta``, which are in ascending order, with the most wanted first."""
+    """Return the indices of the Ritz values from the most to the least wanted; ``theta`` must be ascending."""
     if which == "magnitude":
         return theta.abs().argsort(descending=True)
     descending = torch.arange(len(theta)).flip(0)

@@ -212,7 +212,7 @@ def _other_first_pass(optimizer: SharpnessAware) -> str:
 def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
     """Let ``optimizer.step(closure)`` call the closure, which calls ``backward``, and then take the step.
 
-    If nothing was prepared, the step raises an error, except with ``skips`` and if ``training_step`` returned None.
+    If nothing was prepared, the step raises an error, unless ``skips`` is True or ``training_step`` returned None.
     This replaces only the object's ``step``, as schedulers do: the Trainer's hooks and scaler see the optimizer itself.
     """
     step = optimizer.step

@@ -38,13 +38,13 @@ class BSAM(SharpnessAware):
         rho_max: the radius uphill.
         rho_min: the maximum of the radius downhill.
         rho_min_floor: the minimum of the radius downhill; if equal to ``rho_min``, the radius is fixed.
-        lr_max: the learning rate at which the radius downhill is largest. None means, for each group, the largest
-            learning rate so far, but at least the peak known in advance: ``max_lr`` or ``initial_lr``, which torch's
-            schedulers store in the group, or else the learning rate when the optimizer was built. The radius then
-            rises during a warm-up to that rate. Set ``lr_max`` if the rate can exceed this peak, as with ``LambdaLR``
-            and ``CyclicLR``. ``lr_scale``, timm's layer-wise decay, does not lower the radius. The parameter groups
-            store ``lr_max`` as ``sharpness_lr_max`` and ``lr_min`` as ``sharpness_lr_min``, since some base optimizers
-            have a setting called ``lr_max``, too.
+        lr_max: the learning rate at which the radius downhill is largest. None means the group's largest learning
+            rate so far, but at least its known peak. The peak is ``max_lr`` or else ``initial_lr``, which torch's
+            schedulers store in the group; without them, it is the learning rate when the optimizer was built. The
+            radius then rises during a warm-up to the peak. Set ``lr_max`` if the rate can exceed the peak, as with
+            ``LambdaLR`` and ``CyclicLR``. ``lr_scale``, timm's layer-wise decay, does not lower the radius. The
+            parameter groups store ``lr_max`` as ``sharpness_lr_max`` and ``lr_min`` as ``sharpness_lr_min``, since some
+            base optimizers have a setting called ``lr_max``, too.
         lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
             the radii (our extension, not in the paper).
@@ -171,15 +171,15 @@ class BSAM(SharpnessAware):
     def extrapolated(self, L: Objective, g: Vector, g_max: Vector) -> Vector:
         """Return the direction with ``g_min = g - k (g_max - g)``, where ``k = rho_min / rho_max``.
 
-        This is ``(1 + k) u`` with ``u = g - share * g_max`` and ``share = k / (1 + k)``, which can be computed in the
-        memory of ``g``: then ``g = u + share * g_max``.
+        It uses ``g_min = (1 + k) u`` with ``u = g - share * g_max`` and ``share = k / (1 + k)``. To save memory, ``u``
+        may overwrite ``g``, which is recovered as ``u + share * g_max``.
         """
         k = self.ratio_of_radii()
         share = map_scalars(lambda k: k / (1 + k), k)
         u = g - share * g_max
         g_is_needed = self.every > 1 or self.start_from_min
         u = self.vector(u.tensors()) if g_is_needed else L.evaluated(u)
-        # if k is one number, the factor 1 + k cancels in r * g_min
+        # if k is one number, the factor 1 + k cancels in ratio * g_min
         g_min = map_scalars(lambda k: 1 + k, k) * u if isinstance(k, PerGroup) else u
         return u + share * g_max + g_max - ratio(g_max.norm(), g_min.norm()) * g_min
 

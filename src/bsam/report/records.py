@@ -78,7 +78,7 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
         }
         # results.json lists all runs of a recipe, even methods that nobody asked for
         group = [source for candidate, source in zip(keys, listed, strict=True) if candidate in begun]
-        # base has no radius to tune; without other tuned settings, its trials only train float networks to quantize
+        # base has no radius: if nothing else is tuned, its trials only provide the float networks for the other trials
         tuned = [
             (source.folder, candidate_key(source.run, names[source.folder])) in chosen
             and (source.run.method != BASE or bool(names[source.folder]))
