@@ -139,7 +139,7 @@ def test_transfer_and_pose_of_our_runs(verdicts):
     assert verdicts[f"SAM better than SGD: tf_efficientnet_lite0, {pet}", PAPER].outcome == "confirmed"
     assert verdicts[f"SAM better than BSAM: ResNet-50, {pet}", PAPER].outcome == "confirmed"  # as the paper's numbers
     pose = "SimCC, ResNet-50, LSP Extended, pretrained, 30 epochs"
-    assert "The paper's data is MPII" in verdicts[f"BSAM better than SAM: {pose}", OURS].evidence
+    assert "The paper uses MPII" in verdicts[f"BSAM better than SAM: {pose}", OURS].evidence
     assert not [claim for claim, at in verdicts if at == PAPER and pose in claim]  # the paper does not state them
     assert verdicts[f"BSAM better than SAM: {pose}", MATCHED].outcome == "open"
     assert verdicts["SAM better than SGD: ResNet-18, CIFAR-10, 4 bits, 12 epochs", PAPER].outcome == "not confirmed"

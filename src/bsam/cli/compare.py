@@ -71,7 +71,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Recipe, list[Run], str]:
     refuse_torchrun(COMPARE)
     settings = settings_of(arguments)
     if settings.get("init") is not None:
-        settings["init"] = str(Path(settings["init"]).expanduser().resolve())  # a relative one would be a run in --out
+        settings["init"] = str(Path(settings["init"]).expanduser().resolve())  # relative paths are looked up in --out
     compared = compared_runs(arguments.methods, settings)
     first = next(iter(compared.values()))
     if arguments.baseline is not None:

@@ -92,7 +92,7 @@ def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
         metavar="FOLDER",
     )
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    first = "first download CIFAR and Fashion-MNIST into --data-dir, if they are not there yet"
+    first = "first download the CIFAR and Fashion-MNIST data that the runs need into --data-dir, if it is not there yet"
     flag("--download", action="store_true", help=first)
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     add_checkpoint_flag(command)

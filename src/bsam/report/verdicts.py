@@ -86,7 +86,7 @@ class _PaperExperiment:
         self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
         if first.task == "pose" and not self.numbers:
             mean = {key[1]: number for key, number in POSE.numbers.items() if key[2] == "pck"}
-            self.numbers, self.note = mean, " The paper's data is MPII, and it does not state its radii."
+            self.numbers, self.note = mean, " The paper uses MPII and does not state its radii."
         elif note := self.numbers["bsam"].note:
             self.note = f" {note[0].upper()}{note[1:]}."
         self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
@@ -168,7 +168,7 @@ def _title(name: str) -> str:
 
 
 def _samples(record: Record) -> int | None:
-    """Return on how many samples ``bsam flatness`` measured a network; None if it did not."""
+    """Return the number of samples that ``bsam flatness`` measured a network on; None if it did not measure it."""
     return None if record.flatness is None else record.flatness["samples"]
 
 

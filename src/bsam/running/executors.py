@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """The number of runs trained at the same time. Callers submit a run only while fewer are unfinished."""
+        """The number of runs trained at the same time. Callers must not have more unfinished runs than this."""
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Schedule a run. The callbacks are called only if it trains in this process. If the future raises

@@ -133,7 +133,7 @@ class Classification(PretrainedTask):
         return messages
 
     def _check_classes(self, init: Path) -> None:
-        """Raise if the initial run is known to have learned other classes."""
+        """Raise if the classes of the initial run have other names, or if only one of the two has names."""
         file, ours = init.with_name("inputs.json"), self.inputs.class_names
         theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
         if theirs != ours:
@@ -216,7 +216,7 @@ class Classification(PretrainedTask):
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
         pixels = predicted.pop("inputs") * std + mean
-        if self._eval_split.x.is_floating_point() and len(pixels):  # floats have any range; bytes are in [0, 1] here
+        if self._eval_split.x.is_floating_point() and len(pixels):  # bytes were scaled to [0, 1], floats were not
             pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
         predicted["pixels"] = (255 * pixels).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
         names = np.array(self.inputs.class_names or [str(number) for number in range(self.classes)])

@@ -22,7 +22,7 @@ MAX_SEED = 2**63 - 1  # numpy accepts larger seeds, torch does not
 
 
 def setting(default: T, help: str, check: Check) -> T:
-    """Declare a dataclass field with a default, a help text, and a check, which skips None if that is the default."""
+    """Declare a dataclass field with a default, a help text and a check; a default of None is not checked."""
     return field(default=default, metadata={"help": help, "check": check})
 
 

@@ -99,7 +99,7 @@ class Run(ClassificationSettings, PoseSettings):
     )
     radius: float | None = setting(
         None,
-        "measure the sharpness of the training set at this radius after every epoch; default: never",
+        "measure the sharpness on the training set at this radius after every epoch; default: never",
         check_radius,
     )
     curvature: bool = setting(False, "compute the largest eigenvalue of the Hessian after the last epoch", check_flag)
@@ -137,8 +137,8 @@ class Run(ClassificationSettings, PoseSettings):
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
         if self.probe is not None and (self.method == BASE or METHODS[self.method].is_loss):
             raise BsamValueError(
-                f"probe needs a sharpness-aware optimizer, and {self.method} is not one. Leave probe out, or probe the "
-                "base optimizer as sam with rho=0"
+                f"probe needs a sharpness-aware optimizer, and {self.method} is not one. Leave probe out; to probe "
+                "the base optimizer alone, use sam with rho=0"
             )
 
     def settings(self) -> dict[str, Any]:
