@@ -7,6 +7,7 @@ from the measured parts unless --epochs is 200. Importing this script is not cou
 
     python benchmarks/whole_run.py                  # on CUDA: SGD, ResNet-18, bf16, compiled, captured
     python benchmarks/whole_run.py --epochs 200     # no extrapolation
+    python benchmarks/whole_run.py --method bsam    # a method with its default arguments
     python benchmarks/whole_run.py --evaluation     # also the time of an evaluation, by batch size, eager and compiled
 """
 
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 import machine
+from bsam.methods import METHODS
 from bsam.models import MODELS
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
@@ -205,6 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--model", choices=models, metavar="MODEL", help="default: resnet18 on CUDA, resnet8 on the CPU"
     )
+    parser.add_argument("--method", choices=["sgd", *METHODS], default="sgd", metavar="METHOD", help="default: sgd")
     parser.add_argument("--epochs", type=int, default=20, help="number of epochs, at least 2 (default 20)")
     parser.add_argument("--steps", type=int, help="steps per epoch (default: 390 on CUDA, 4 on the CPU)")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, fp32 on the CPU")
@@ -225,7 +228,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = machine.pick_device(parser, args.device)
     on_cuda = device.type == "cuda"
     run = Run(
-        "sgd",
+        args.method,
         model=args.model or ("resnet18" if on_cuda else "resnet8"),
         data="cifar10",
         batch=BATCH,

@@ -38,18 +38,20 @@ class Tiny(nn.Sequential):
         super().__init__(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10))
 
 
-@pytest.mark.parametrize(("every", "checkpoints"), [("60", 1), ("0", 3)])
-def test_results(every, checkpoints, whole_run, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("method", "every", "checkpoints"), [("sgd", "60", 1), ("sam", "0", 3)])
+def test_results(method, every, checkpoints, whole_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("bsam.tasks.classification.build_network", lambda *_: Tiny())
     monkeypatch.setattr(whole_run, "SIZES", (100, 256))
     before = Trainer.evaluate, RunWriter.save
     flags = ["--device", "cpu", "--epochs", "3", "--steps", "2", "--evaluation", "--checkpoint-every", every]
+    flags += ["--method", method]
     whole_run.main([*flags, "--folder", str(tmp_path), "--out", str(tmp_path / "new" / "whole_run.json")])
     assert (Trainer.evaluate, RunWriter.save) == before
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
     content = json.loads((tmp_path / "new" / "whole_run.json").read_text())
     assert {"date", "device", "machine", "versions"} <= set(content)
     result = content["result"]
+    assert result["method"] == {"sgd": "base", "sam": "sam"}[method]
     expected = {"n": 3, "steps": 2, "eval_samples": 256, "compile": False, "checkpoints": checkpoints}
     assert {name: result[name] for name in expected} == expected
     after = result["after_the_first_epoch"]

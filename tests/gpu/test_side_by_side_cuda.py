@@ -12,7 +12,8 @@ from bsam.data.examples import Dataset, Examples
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
-from bsam.training.steps import side_stream
+from bsam.training.steps import CapturedSteps, side_stream
+from bsam.training.train_step import TrainStep
 from bsam.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -74,10 +75,17 @@ class Recorder:
         return self.loss(self.model, *self.data)
 
 
-def started(side_by_side, **options):
+def started(side_by_side, *, groups=False, **options):
     torch.manual_seed(0)
     model = Network().cuda()
-    base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    params = list(model.parameters())
+    if groups:
+        params = [
+            {"params": params[:2], "perturb": False},
+            {"params": params[2:4], "rho_max": 0.1},
+            {"params": params[4:]},
+        ]
+    base = torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3)
     options = {"rho_max": 0.2, "rho_min": 0.1, **options}
     return model, bsam.BSAM(base, model, side_by_side=side_by_side, **options)
 
@@ -114,7 +122,11 @@ def trained(side_by_side, loss, steps=6, **options):
 
 
 @pytest.mark.parametrize("loss", [whole, by_micro_batches])
-@pytest.mark.parametrize("options", [{}, {"start_from_min": True}, {"adaptive": True}, {"same_draws": False}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"start_from_min": True}, {"adaptive": True}, {"same_draws": False}, {"groups": True}],
+    ids=str,
+)
 def test_side_by_side_equals_in_turn(loss, options):
     together, streams = trained(True, loss, **options)
     in_turn, one_stream = trained(False, loss, **options)
@@ -142,6 +154,25 @@ def test_an_error_in_the_second_pass_leaves_the_memory_as_it_was():
         assert torch.equal(t, before), name
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_all_kinds_of_steps_draw_as_plain_steps_do(first):
+    """With ``every``, two graphs share the generators, whichever is captured first."""
+
+    def losses(captured):
+        model, optimizer = started(False, passes=2, every=2)
+        for group in optimizer.param_groups:
+            group["steps_taken"] = first
+        step = TrainStep(model, optimizer)
+        take_step = CapturedSteps(step) if captured else step.step
+        x, y = batch()
+        return torch.stack([take_step(x, y, torch.arange(48, device="cuda")).clone() for _ in range(16)])
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        replayed, plain = losses(True), losses(False)
+    torch.cuda.synchronize()
+    torch.testing.assert_close(replayed, plain, rtol=1e-3, atol=1e-4)
+
+
 def noise():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=generator)
@@ -154,18 +185,21 @@ def by_bsam_train(messages, **settings):
     run = Run("bsam", data="cifar10", model="resnet8", batch=64, epochs=2, label_smoothing=0.1, **settings)
     with side_stream(device):
         task = Classification(run, device, data=noise())
-        trainer = Trainer(run, task, DistributedContext(device), messages.append)
+        trainer, streams = Trainer(run, task, DistributedContext(device), messages.append), set()
+        if not run.compile:
+            trainer.network.register_forward_pre_hook(lambda *_: streams.add(torch.cuda.current_stream()))
         losses = [trainer.train_epoch(number)["train_loss"] for number in range(2)]
-    return losses, [t.clone() for t in trainer.network.state_dict().values()], trainer.optimizer
+    return losses, [t.clone() for t in trainer.network.state_dict().values()], trainer.optimizer, streams
 
 
 @pytest.mark.filterwarnings("default")  # importing inductor warns
 @pytest.mark.parametrize("compiled", [False, True])
 def test_bsam_train_runs_side_by_side_and_says_so(compiled):
     messages, quiet = [], []
-    losses, tensors, optimizer = by_bsam_train(messages, compile=compiled)
-    expected, reference, _ = by_bsam_train(quiet, compile=compiled, arguments={"side_by_side": False})
+    losses, tensors, optimizer, streams = by_bsam_train(messages, compile=compiled)
+    expected, reference, _, one = by_bsam_train(quiet, compile=compiled, arguments={"side_by_side": False})
     assert optimizer.side_by_side
+    assert (len(streams), len(one)) == ((0, 0) if compiled else (2, 1))
     assert [m for m in messages if "side by side" in m]
     assert not [m for m in quiet if "side by side" in m]
     assert losses == pytest.approx(expected, rel=1e-6)
@@ -176,6 +210,7 @@ def test_bsam_train_runs_side_by_side_and_says_so(compiled):
 def test_without_memory_the_passes_run_in_turn(monkeypatch):
     messages = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (-torch.cuda.memory_reserved(), 0))
-    *_, optimizer = by_bsam_train(messages)
+    *_, optimizer, streams = by_bsam_train(messages)
     assert not optimizer.side_by_side
+    assert len(streams) == 1
     assert [m for m in messages if "in turn" in m]
