@@ -29,11 +29,10 @@ class Recorder:
     """Makes functions ``v -> H v`` for batches, with everything that does not depend on ``v`` computed once and stored.
 
     The derivative of the gradient along ``v`` is traced as a graph, once for each batch shape. The part that does not
-    depend on ``v`` is run once for each batch; the rest is run for each ``v`` (per layer, six
-    convolutions instead of the three of a gradient). ``torch.func.linearize`` does the same, but traces again for each
-    batch. With a ResNet-8, batches of 128 images and two CPU cores, it took 3.2 to 4.3 s per batch in one run. This
-    class took 5.0 and 5.3 s for one batch in two runs, and 7.0 s for four batches, including the comparisons with plain
-    products.
+    depend on ``v`` is run once for each batch; the rest is run for each ``v``, with six convolutions per convolutional
+    layer (a gradient takes three). ``torch.func.linearize`` does the same, but traces again for each batch. With
+    a ResNet-8, batches of 128 images and two CPU cores, it took 3.2 to 4.3 s per batch in one run. This class took 5.0
+    and 5.3 s for one batch in two runs, and 7.0 s for four batches, including the comparisons with plain products.
 
     Args:
         dataset_loss: the network and its loss.
@@ -98,7 +97,7 @@ class Recorder:
         model_storages = self._storages((*self._weights, *self._constants.values()))
         if any(not t._is_zerotensor() and t.untyped_storage().data_ptr() in model_storages for t in constants):
             raise CannotRecord(
-                "the loss reads the model's weights (a penalty?), or the network reads them other than as parameters"
+                "the loss reads the model's weights (a penalty?), or the network bypasses its parameters to read them"
             )
 
     @staticmethod

@@ -40,8 +40,8 @@ class BSAM(SharpnessAware):
         rho_min_floor: the minimum of the radius downhill; if equal to ``rho_min``, the radius is fixed.
         lr_max: the learning rate at which the radius downhill is largest. None means the group's largest learning
             rate so far, but at least its known peak. The peak is ``max_lr`` or else ``initial_lr``, which torch's
-            schedulers store in the group; without them, it is the learning rate when the optimizer was built. The
-            radius then rises during a warm-up to the peak. Set ``lr_max`` if the rate can exceed the peak, as with
+            schedulers store in the group; without them, it is the learning rate when the optimizer was built. During a
+            warm-up to the peak, the radius rises, too. Set ``lr_max`` if the rate can exceed the peak, as with
             ``LambdaLR`` and ``CyclicLR``. ``lr_scale``, timm's layer-wise decay, does not lower the radius. The
             parameter groups store ``lr_max`` as ``sharpness_lr_max`` and ``lr_min`` as ``sharpness_lr_min``, since some
             base optimizers have a setting called ``lr_max``, too.

@@ -21,10 +21,10 @@ MATCHED_RADII, TUNED_RADII = "at matched radii", "at tuned radii"
 def paper_verdicts(records: Records) -> list[Verdict]:
     """Return a verdict on each claim of the paper for which there are runs.
 
-    The claims are: a method has a better score than another one where the paper's table says so, and BSAM's networks
-    have a smaller largest eigenvalue than others. At the paper's radii, BSAM is compared with SAM at the same rho; at
-    matched radii, with SAM at rho_max + rho_min, fixed or falling as BSAM's total radius does; at tuned radii, each
-    method has the radius that was best on held-out samples.
+    The claims are the order of the base optimizer, SAM and BSAM in the paper's table, and that the largest eigenvalue
+    is smaller for BSAM than for the others. At the paper's radii, BSAM is compared with SAM at the same rho; at matched
+    radii, with SAM at rho_max + rho_min, fixed or falling as BSAM's total radius does; at tuned radii, each method has
+    the radius that was best on held-out samples.
     """
     verdicts = []
     for title, group in group_by(records.runs, lambda record: record.experiment).items():
@@ -111,8 +111,8 @@ class _PaperExperiment:
                     better, worse = (name if method == "sam" else method for method in pair)
                     matched.append(self._score_verdict(better, worse, MATCHED_RADII))
                 if at_paper is not None and not any((*matched, tuned)):
-                    claim, evidence = self._claim(*pair), "No runs of SAM at BSAM's total radius, and none are tuned."
-                    matched = [Verdict(claim, MATCHED_RADII, OPEN, evidence, None)]
+                    evidence = "No runs of SAM at BSAM's total radius, nor of both methods at tuned radii."
+                    matched = [Verdict(self._claim(*pair), MATCHED_RADII, OPEN, evidence, None)]
             verdicts += [at_paper, *matched, tuned]
         return [verdict for verdict in verdicts if verdict is not None]
 
