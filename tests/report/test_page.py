@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from plotly.offline import get_plotlyjs
 from scipy import stats
 
 from bsam.report import page, page_images
@@ -164,6 +163,8 @@ def test_numbers_that_are_not_finite_become_null():
 
 
 def test_plotly_is_embedded_whole(records, tmp_path):
+    from plotly.offline import get_plotlyjs
+
     write_page(tmp_path / "page.html", page_data(records))
     html = (tmp_path / "page.html").read_bytes()
     encoded = html.split(b'id="plotly">')[1].split(b"</script>")[0]
