@@ -49,6 +49,16 @@ def epochs() -> list[str]:
     ]
 
 
+def whole_runs() -> list[str]:
+    lines = []
+    for title, name in (("SGD", "whole_run_cuda"), ("BSAM", "whole_run_bsam_cuda")):
+        r = stored(name)["result"]
+        start = r["start_seconds"] - r["first_epoch_seconds"] - r["first_evaluation_seconds"]
+        each = [f"{r[f'{part}_seconds']['median']:.3f}" for part in ("training", "evaluation", "metrics", "checkpoint")]
+        lines.append(row(title, *each, f"{start:.1f}", f"{r['ratio_of_200_epochs']:.2f}", r["n"]))
+    return lines
+
+
 def products() -> list[str]:
     return [
         row(d["model"], d["images"], kind, *(f"{d[key]['ratio']['median']:.2f}" for key in ("product", inside)))
@@ -92,4 +102,4 @@ def many_runs() -> list[str]:
     ]
 
 
-TABLES = (step_times, method_costs, epochs, products, eigenvalues, image_files, quantized, many_runs)
+TABLES = (step_times, method_costs, epochs, whole_runs, products, eigenvalues, image_files, quantized, many_runs)

@@ -267,3 +267,14 @@ def test_bsam_every_fifth_step():
     assert f"with three passes gains {whole[0]:.1f} and {whole[1]:.1f}" in page
     assert f"{gains['looksam-alpha0.5'][0] - every[0]:.1f} points above it on CIFAR-10" in page
     assert f"SAM at 0.1 is {gains['sam'][0] - every[0]:.1f} points above it" in page
+
+
+def test_the_table_of_unfinished_runs():
+    rows = {}
+    for path in ROOT.glob("results/unfinished-*/*.jsonl"):
+        metrics = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        assert metrics[-1]["lr"] < 5e-5
+        rows[f"| `{path.parent.name}` | {len(metrics)} of 200 | {last(path.stem, path.parent):.2f} |"] = metrics[-1]
+    assert len(rows) == 3
+    assert all(row in PAGES["docs/results.md"] for row in rows)
+    assert {f"{row['train_loss']:.2f}" for row in rows.values() if "memorised" in row} == {"2.30"}
