@@ -49,6 +49,31 @@ def test_closures(problem, name):
     assert same(before, problem.weights())
 
 
+METHODS = {  # what direction does, the class of the error, and a word of the message
+    "returns nothing": (lambda method, g: None, TypeError, "None"),
+    "returns tensors": (lambda method, g: g.tensors(), TypeError, "list"),
+    "remembers a vector": (lambda method, g: method.remember("old", g), ValueError, "vectors"),
+    "remembers a number": (lambda method, g: method.remember("vector", 1.0), ValueError, "numbers"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_mistakes_of_methods(problem, name):
+    does, error, word = METHODS[name]
+
+    class Wrong(bsam.SharpnessAware):
+        vectors, numbers = ("vector",), ("number",)
+
+        def direction(self, L):
+            return does(self, L.grad())
+
+    optimizer, before = Wrong(sgd(problem.model.parameters()), problem.model, {}), problem.weights()
+    with pytest.raises(error, match=word):
+        optimizer.backward(problem.loss)
+    assert all(p.grad is None for p in problem.model.parameters())
+    assert same(before, problem.weights())
+
+
 @pytest.mark.parametrize("call", ["backward", "check"])
 def test_a_loss_is_no_closure(problem, call):
     optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)

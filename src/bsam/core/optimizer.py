@@ -222,6 +222,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         Values computed under DDP's ``no_sync`` are ignored: they differ between ranks, which could then diverge.
         """
+        kind = "vectors" if isinstance(value, Vector) else "numbers"
+        if name not in getattr(self, kind):
+            raise BsamValueError(f"{name!r} must be listed in {type(self).__name__}.{kind}, so that it is saved")
         if not self.ranks.under_no_sync:
             self._method_state.remember(name, value, self._weights)
 
@@ -262,8 +265,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             observers = [observer for observer in self.observers if observer.due(self.t)]
             L.keep_evaluations = bool(observers)
             with calls_seen(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
-                d = L.scaled(self.direction(L))
+                d = self.direction(L)
             self._check_batch_norm = False
+            if not isinstance(d, Vector):
+                raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
+            d = L.scaled(d)
             if L.overflowed():  # the scaler will skip this step
                 self._step_state.offset, observers = None, []
             with L.extra_evaluations():
