@@ -97,7 +97,8 @@ class Recorder:
         model_storages = self._storages((*self._weights, *self._constants.values()))
         if any(not t._is_zerotensor() and t.untyped_storage().data_ptr() in model_storages for t in constants):
             raise CannotRecord(
-                "the loss reads the model's weights (a penalty?), or the network bypasses its parameters to read them"
+                "the loss reads the model's weights (a penalty?), or the network reads them through references other "
+                "than its parameters"
             )
 
     @staticmethod
