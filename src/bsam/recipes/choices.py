@@ -37,7 +37,7 @@ class Choice:
 
     Args:
         run: the run before tuning.
-        candidates: the settings to choose from, as fields of :class:`Run` by name; empty if nothing is chosen.
+        candidates: the settings to choose from, as fields of :class:`Run` by name; empty if there is nothing to choose.
         trials: the state of each candidate's tuning run.
     """
 

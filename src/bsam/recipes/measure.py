@@ -75,7 +75,7 @@ class FlatnessSettings:
         check_mode(self.mode, self.micro_batch)
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes, low=0)
-        check_count("seed", self.seed, low=0, high=MAX_SEED)  # torch accepts no larger seed
+        check_count("seed", self.seed, low=0, high=MAX_SEED)  # as for runs
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class ComparedMethod:
         difference: the scores minus those of the baseline over the shared seeds: mean and 95 % interval; None for the
             baseline and without shared seeds.
         more_seeds: how many more seeds would decide whether the difference is more than chance, if its mean and spread
-            stay; None if it is decided or cannot be estimated.
+            stay the same; None if it is decided or cannot be estimated.
         diverged: the number of runs that diverged.
         unfinished: the number of runs that are not finished.
         radius: the total radius: rho, or rho_max + rho_min; None if the method has none.
@@ -63,9 +63,9 @@ class ComparedMethod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the difference is more than chance, that is, its 95 % interval excludes 0 and has a length.
+        """Whether the difference is more than chance, that is, its 95 % interval excludes 0 and is not a single point.
 
-        Accuracies are multiples of one sample, so two seeds may have equal differences, whose spread is not 0.
+        Accuracies change in steps of one sample, so a few seeds may have equal differences by coincidence.
         """
         d = self.difference
         return d is not None and d.low is not None and d.high is not None and not d.is_point and d.low * d.high > 0
@@ -160,7 +160,7 @@ def compare_states(
     scores = {
         title: {state.run.seed: score_of(state) for state in group if state.finished} for title, group in groups.items()
     }
-    # all at once: an epoch counts only if no other run was trained at that time
+    # read together, because a run is timed only if none of the others may have shared its device
     records = read_records([state.path for state in states if state.epochs]).runs
     seconds = {record.folder: record.seconds for record in records if record.seconds is not None}
     rows = []

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network: its numbers as JSON, and the page that shows them."""
+"""The report as one HTML file that works offline: its numbers as JSON, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def page_data(
 
     Args:
         records: the runs.
-        baseline: the method that others are compared with: a row of a table, or a name such as ``"sam"``. None takes
-            the base optimizer of each experiment, and so do experiments without this method.
+        baseline: the method that others are compared with: a row of a table, or a name such as ``"sam"``. If None, and
+            in experiments without this method, the baseline is the base optimizer.
         title: the title of the page.
-        version: for a page that is served: it loads itself again when ``version`` on the server has another value.
+        version: a served page reloads itself when the server's version is no longer this one; None for a file.
     """
     groups: dict[str, list[Record]] = {}
     for record in records.runs:
@@ -90,7 +90,7 @@ def _in_order(runs: Sequence[Record]) -> list[str]:
 def _styles(methods: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the style of each method on the whole page: the number of its colour, and that of its dashes and marker.
 
-    Rows that differ only in settings, which follow a comma, share the colour.
+    Rows that differ only in settings (the part after the comma) share a colour.
     """
     groups: dict[str, list[str]] = {}
     for method in methods:

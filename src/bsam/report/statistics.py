@@ -60,7 +60,7 @@ def within(t: float, df: int) -> float:
 
 @cache
 def t_quantile(level: float, df: int) -> float:
-    """Return the t whose absolute value Student's t does not exceed with probability ``level``."""
+    """Return the ``t`` for which ``within(t, df)`` is ``level``."""
     low, high = 0.0, 1.0
     while within(high, df) < level:
         high *= 2
@@ -94,7 +94,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float], level: float 
 
 
 def pooled_std(samples: Sequence[Sequence[float]]) -> tuple[float, int] | None:
-    """Return the pooled standard deviation of samples and its degrees of freedom; None if all have one value."""
+    """Return the pooled standard deviation of samples and its degrees of freedom; None if no sample has two values."""
     several = [values for values in samples if len(values) > 1]
     if not several:
         return None
@@ -110,7 +110,8 @@ def seeds_needed(d: Difference, spread: float | None = None) -> int | None:
         spread: the standard deviation of single differences; needed for a difference of one seed.
 
     Returns:
-        None if the interval excludes 0, if the mean is 0, without a spread, or above 1,000 seeds in total.
+        None if the interval already excludes 0, the mean is 0, the spread is unknown, or more than 1,000 seeds in total
+        would be needed.
     """
     if d.is_point:
         return None

@@ -167,8 +167,8 @@ class Pose(PretrainedTask):
         """Return the joints that the network finds in some images of the evaluation set.
 
         Returns:
-            ``pixels`` (n, side, side, 3) of the inputs, as bytes; and in these pixels ``found`` (n, J, 2), the
-            predicted joints, and ``truth`` (n, J, 3).
+            ``pixels`` (n, side, side, 3), the inputs as bytes; ``found`` (n, J, 2), the predicted joints; and ``truth``
+            (n, J, 3), the labelled ones. Both are in pixels of the inputs.
         """
         rows = torch.arange(len(self._test))[:: _step(len(self._test), SHOWN)][:SHOWN]
         where, inputs = rows.to(self.device), self.inputs
@@ -180,7 +180,7 @@ class Pose(PretrainedTask):
         return {name: t.cpu().numpy() for name, t in (("pixels", pixels), ("found", predicted), ("truth", y))}
 
     def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield inputs of the network, the joints in their pixels, and the maps from these to pixels of the images."""
+        """Yield network inputs, the joints in pixels of the inputs, and the maps from there to pixels of the images."""
         rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
         for images, index in zip(self._read(self._test_x, rows), rows, strict=True):
             where = index.to(self.device)

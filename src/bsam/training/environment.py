@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def is_bf16_emulated(device: torch.device) -> bool:
-    """Return whether the device lacks bf16 instructions, which makes bf16 many times slower than fp32."""
+    """Return whether the device is a CPU without bf16 instructions, where bf16 is many times slower than fp32."""
     if device.type != "cpu":
         return False
     return not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -152,7 +152,7 @@ class RunWriter(RunDir):
                 self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
             if self._events is not None:
                 self._events.add(epochs[-1])
-            self._write_metrics(epochs, readings, sync=due)  # without a checkpoint, this epoch is repeated anyway
+            self._write_metrics(epochs, readings, sync=due)  # without a checkpoint, a resumed run repeats the epoch
         self._context.barrier()
 
     def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
@@ -178,7 +178,7 @@ class RunWriter(RunDir):
 
         Args:
             network: the trained network.
-            curvature: the eigenvalue and the loss surface.
+            curvature: the largest eigenvalue and the loss surface.
             predictions: arrays of the task, by name.
             files: further files, by name; TensorBoard shows the PNG files.
         """

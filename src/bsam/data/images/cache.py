@@ -101,7 +101,7 @@ def decode_files(
     Args:
         folder: all names are relative to it.
         names: file names, which may repeat.
-        decoding: one for all files, or one crop for each name, all of the same size.
+        decoding: a ``Resize`` for all files, or a ``Crop`` for each name, all of the same size.
         cache_dir: see :func:`load_images`.
         progress: see :func:`load_images`.
         skip_corrupt: return zeros for files that cannot be decoded instead of raising an error.
@@ -138,7 +138,7 @@ def decode_files(
 
 
 def sha256(content: bytes) -> str:
-    """Return the digest of a file's content."""
+    """Return the SHA-256 of the content, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

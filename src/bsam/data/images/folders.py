@@ -12,7 +12,7 @@ from ...common.errors import BsamValueError
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # hidden files that Windows creates
-LAYOUT = "it must have one folder of images per class, or folders train and test (or val) with such class folders"
+LAYOUT = "a data set needs one folder of images per class, or folders train and test (or val) with such class folders"
 
 
 @dataclass(frozen=True)
