@@ -216,7 +216,7 @@ def test_one_seed_decides_only_above_what_other_rows_allow(sign):
         (verdict, *_) = verdicts_on([*made(A=A, C=C), record("B", 0, 90 + sign * factor * limit)])[::-1]
         assert (verdict.claim, verdict.outcome) == ("B better than A: E", outcome)
         assert (
-            f"more than {limit:.2f} points (twice the 95 % range by the spread over seeds of 2 rows)"
+            f"more than {limit:.2f} points (twice the 95 % range, from the spread over seeds of 2 rows)"
             in verdict.evidence
         )
         assert (verdict.more_seeds is None) == (outcome != "open")
@@ -227,7 +227,7 @@ def test_one_seed_uses_other_experiments_if_its_own_has_too_few_seeds():
     network = {"settings": {"model": "resnet18"}}
     same = [replace(run, **network) for run in [*ours, *other]]
     (verdict,) = verdicts_on(same)
-    limit = f"{one_seed_limit([90.0, 91.0], C):.2f} points (twice the 95 % range by the spread over seeds of"
+    limit = f"{one_seed_limit([90.0, 91.0], C):.2f} points (twice the 95 % range, from the spread over seeds of"
     assert f"{limit} 2 rows of this and other ResNet-18 experiments)" in verdict.evidence
     far = [record("D", seed, 100.0 * seed, experiment="G", unit="bits", **network) for seed in range(3)]
     assert verdicts_on([*same, *far])[0] == verdict

@@ -15,7 +15,7 @@ from .statistics import LEVEL, Difference, paired, pooled_std, seeds_needed, t_q
 Value: TypeAlias = Callable[[Record], float | None]
 
 CONFIRMED, NOT_CONFIRMED, OPEN = "confirmed", "not confirmed", "open"
-MIN_DF = 5  # degrees of freedom that a spread should have: below, Student's t is several times as wide
+MIN_DF = 5  # degrees of freedom that a spread should have; Student's 95 % factor is 2.6 with 5 and 12.7 with 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Comparison:
     digits: int = 2
 
     def verdict(self, claim: str, at: str, gap: float | None = None, more: str = "") -> Verdict | None:
-        """Return the verdict; None if one side has no runs that ended.
+        """Return the verdict; None if a side has no finished runs and no run of either side diverged.
 
         Args:
             claim: the claim in words.
@@ -105,14 +105,15 @@ class Comparison:
             if d.low > 0 or d.high < 0:
                 return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, "", None
             if gap is not None and d.half_width < gap / 2:
-                return NOT_CONFIRMED, " The interval contains 0 and would show half of the published difference.", None
+                note = " The interval contains 0 and is narrow enough to detect half of the published difference."
+                return NOT_CONFIRMED, note, None
             return OPEN, "", seeds_needed(d)
         spread = self._spread()
         if spread is None:
             return OPEN, " One seed decides nothing, and no comparable row has several.", None
         std, df, rows = spread
         limit = 2 * t_quantile(LEVEL, df) * math.sqrt(2) * std
-        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range by the spread over seeds of {rows})"
+        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range, from the spread over seeds of {rows})"
         if abs(d.mean) > limit:
             return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, f" One seed, but more than {chance}.", None
         return OPEN, f" With one seed, only more than {chance} would count.", seeds_needed(d, math.sqrt(2) * std)

@@ -22,7 +22,7 @@ from ..training.run_dir import RunDir, RunState
 from .panels import MAX_COLUMNS, grouped, panel_title, panels, save, typeset
 
 LEVELS = 12
-STEEPNESS = 2.0  # levels and colours follow this power of the height, to resolve the bottom
+STEEPNESS = 2.0  # the height of level n grows with n to this power, to resolve the bottom; colours follow the levels
 NEAR = 0.1
 ROW = 480  # pixels of the interactive page, for each row of surfaces
 # plotly has no shared camera: copy each rotation of a surface to the others, while it happens and when it ends
@@ -100,7 +100,7 @@ def recipe_landscapes_info(recipe: Recipe, states: Sequence[RunState]) -> list[L
 def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
     """Draw contours of the loss around each model; a group shares its levels."""
     drawn, groups = panels(infos, 3.4, 3.7)
-    # the constrained layout cuts off titles, because axes with equal scales are less high than their cells
+    # the constrained layout cuts off titles, because axes with equal scales do not fill the height of their cells
     drawn.set_layout_engine("compressed", w_pad=0.1, h_pad=0.1)
     for group in groups:
         draw_contours(drawn, group)

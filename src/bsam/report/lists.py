@@ -28,7 +28,7 @@ class Listing:
 
 def methods_info() -> list[tuple[str, ...]]:
     """Return a row per method, SGD first; a dash if it needs nothing."""
-    sgd = ("sgd", "SGD", "-", "1", "0", "-", "The base optimizer alone; `base` if --base is not SGD.", "-")
+    sgd = ("sgd", "SGD", "-", "1", "0", "-", "SGD alone; `base` is the optimizer of --base alone.", "-")
     return [
         sgd,
         *(

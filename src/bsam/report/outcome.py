@@ -31,7 +31,7 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
         readings: the rows of :meth:`bsam.training.run_dir.RunDir.probe`.
     """
     first = readings[0]
-    # with two extra passes, the probe chose the point uphill, not the method: ASAM's rho, for example, is no distance
+    # two extra passes: the method did not visit the probe's point uphill (ASAM's rho, for example, is no distance)
     if not _begins_at_random(run) or first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:
         return None
     ratio = first["g_max_norm"] / first["g_norm"]

@@ -28,7 +28,7 @@ from .record_titles import all_arguments
 from .records import Record
 
 FEW = 10  # an axis of at most this many epochs has a tick at each of them
-SKIPPED = 0.2  # part of the epochs that the first view of a curve may cut off
+SKIPPED = 0.2  # share of the epochs, from the first on, that may be outside the initial vertical range
 Value: TypeAlias = Callable[[Mapping[str, Any]], float | None]
 
 

@@ -109,7 +109,7 @@ def _eigenvalues(experiment: Experiment) -> Figure | None:
             {"range": [float(bins[0]), float(bins[-1])]},
             {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)},
         )
-        panels.append(panel_info([bars], "eigenvalue", f"of the top {n}", title, xaxis=x, yaxis=y, bargap=0))
+        panels.append(panel_info([bars], "eigenvalue", f"how many of the top {n}", title, xaxis=x, yaxis=y, bargap=0))
     return figure_info("Largest eigenvalues of the Hessian", _of_seeds(measured), panels, "panels")
 
 
@@ -166,7 +166,7 @@ def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray
 def _landscape(experiment: Experiment, kind: str) -> Figure | None:
     """Return contours or surfaces on one scale, from the lowest loss to twice the height of the flattest network.
 
-    A steep network would leave few levels for the others without this end.
+    Without this limit, a steep network would leave few levels for the others.
     """
     lands = dict(list(_landscapes(experiment).items())[:MAX_SURFACES])
     finite = [loss[np.isfinite(loss)] for _, (_, loss) in lands.values()]

@@ -64,7 +64,7 @@ def _of_runs(
     draw: Callable[[Experiment, Mapping[str, Predicted]], Figure | None],
     predictions: Mapping[str, Predicted],
 ) -> Figure | None:
-    """Return the figure of the predictions of the runs of an experiment."""
+    """Draw only the predictions whose run belongs to the experiment."""
     runs = set(map(id, experiment.runs))
     return draw(experiment, {method: it for method, it in predictions.items() if id(it.run) in runs})
 
@@ -112,7 +112,7 @@ def _mistakes(_: Experiment, predictions: Mapping[str, Predicted]) -> Figure | N
             for pixels, truth, found, confidence in zip(arrays["pixels"][:MISTAKES], *columns, strict=True)
         ]
         rows.append({"title": method, "items": items})
-    caption = f"What the networks of {_seeds(predictions)} predict, with its probability, and the true class."
+    caption = f"Predicted class with its probability, and true class; networks of {_seeds(predictions)}."
     return {"title": "Most confident mistakes", "caption": caption, "kind": "images", "rows": rows}
 
 

@@ -1,7 +1,7 @@
 """Parts of the page's figures: traces of plotly.js with the style of their method, panels, rounding.
 
 A figure has panels, each a plot of its own, so that a phone shows them below each other. A trace has the name of its
-method and the numbers of its style; the page adds colours, which depend on its theme, dashes, markers and a legend.
+method and the numbers of its style; the page adds dashes, markers, a legend, and colours that suit its theme.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Experiment:
         title: its title.
         methods: the rows of its table, in order.
         runs: the runs.
-        styles: the numbers of colour and dashes of each method of the page.
+        styles: for each method on the page, the index of its colour, and the index of its dashes and marker.
     """
 
     title: str
@@ -68,7 +68,7 @@ def seed_numbers(runs: Sequence[Record]) -> str:
 
 
 def drawn_figures(experiment: Experiment, drawn: Mapping[str, Draw]) -> tuple[dict[str, Figure], list[str]]:
-    """Return the figures of functions, and a sentence about each that meets numbers of an unknown form."""
+    """Return the figures that the functions draw, and a sentence about each that fails on damaged numbers."""
     figures, problems = {}, []
     for name, draw in drawn.items():
         figure, error = _drawn(draw, experiment)
