@@ -274,7 +274,10 @@ def test_diverged_runs_are_told():
     assert (verdict.outcome, verdict.evidence) == ("not confirmed", "B diverged with 2 of 2 seeds.")
     (verdict,) = verdicts_on([*made(A=A), *failed], "B")
     assert (verdict.outcome, verdict.evidence) == ("open", "B diverged with 2 of 2 seeds.")
-    assert verdicts_on([*made(A=A), record("B", 0, None, state="unfinished")]) == []
+    unfinished = record("B", 0, None, state="unfinished")
+    assert verdicts_on([*made(A=A), unfinished]) == []
+    (verdict,) = verdicts_on([*made(A=A), record("A", 3, None, state="diverged"), unfinished])
+    assert (verdict.outcome, verdict.evidence) == ("open", "A diverged with 1 of 4 seeds.")
 
 
 def test_every_row_of_every_experiment_with_the_baseline():

@@ -62,9 +62,11 @@ class Comparison:
             more: what to add to the evidence.
         """
         ours, theirs = (values_by_seed(runs, self.value) for runs in (self.ours, self.theirs))
-        failed = _failed(self.ours, self.our_title) + _failed(self.theirs, self.their_title)
+        we_failed = _failed(self.ours, self.our_title)
+        failed = we_failed + _failed(self.theirs, self.their_title)
         if not ours or not theirs:
-            return Verdict(claim, at, NOT_CONFIRMED if theirs else OPEN, failed.strip(), None) if failed else None
+            outcome = NOT_CONFIRMED if we_failed and theirs else OPEN
+            return Verdict(claim, at, outcome, failed.strip(), None) if failed else None
         titles = f"{self._text(ours, self.our_title)}, {self._text(theirs, self.their_title)}"
         difference = paired(ours, theirs)
         if difference is None:
