@@ -82,7 +82,7 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
 
 
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
-    """Download the files of a data set from its authors' site, unless :func:`load` already finds them in any layout.
+    """Download the files of a data set from its authors' site, unless :func:`load` would already find them.
 
     Args:
         name: one of :data:`DATASETS`.
@@ -97,7 +97,9 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
 
 
 def check_data(names: Iterable[str], folder: Path | None) -> None:
-    """Raise if data sets are read from files and these are not in the folder; the files themselves are not read.
+    """Raise if a data set needs the folder and it is missing or lacks files that could be downloaded into it.
+
+    The files are not read.
 
     Args:
         names: names of data sets.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..common.errors import BsamTypeError, BsamValueError
 
 Array: TypeAlias = NDArray[np.generic] | Tensor
-CHUNK = 1024  # images whose mean is computed at a time, in float64
+CHUNK = 1024  # images that are converted to float64 at a time, for the mean and the variance
 
 
 def as_images(name: str, images: Array) -> Tensor:
@@ -79,7 +79,9 @@ def count_classes(y: Tensor) -> int:
 
 
 def mean_and_std(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the standard deviation of each channel, of bytes divided by 255; 1 for a constant channel.
+    """Return the mean and the standard deviation of each channel, after dividing bytes by 255.
+
+    The standard deviation of a constant channel is returned as 1.
 
     Example:
         >>> mean_and_std(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))

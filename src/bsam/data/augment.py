@@ -19,10 +19,10 @@ _STREAM = 0xA46  # makes these random numbers independent of others that are dra
 class Augment:
     """Zero padding and a random crop, a random flip, normalisation, and a hole of zeros (Cutout).
 
-    Each image has one row of the draws: the row and column of the padded image where the crop begins, the step from one
-    pixel to the next down and to the right (1, or -1 for a mirrored image), and the top left corner of the hole, which
-    lies outside the image if there is no hole. Values stay on the device and shapes do not depend on them, so a call
-    can be captured in a CUDA graph after a first call outside it.
+    :meth:`draws` returns six numbers for each image: the row and the column of the padded image where the crop begins,
+    the steps between its rows (1) and between its columns (1, or -1 for a mirrored image), and the row and the column
+    of the hole's top left corner, which lies outside the image if there is no hole. Values stay on the device and
+    shapes do not depend on them, so a call can be captured in a CUDA graph after a first call outside it.
 
     Args:
         pad: width of the border of zeros that is added before the image is cropped to its original size; 0: no crop.

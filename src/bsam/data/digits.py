@@ -12,7 +12,7 @@ TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; the others for pre
 
 
 def digits(seed: int = 0) -> Dataset:
-    """Return 1797 images of 8 x 8 pixels, split by class into 640 training, 400 validation and 757 test images.
+    """Return 1797 images of 8 x 8 pixels in a stratified split: 640 training, 400 validation and 757 test images.
 
     Pixels are normalised with the mean and the standard deviation of the training images.
 

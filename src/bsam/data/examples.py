@@ -59,7 +59,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training, validation and test images; pixels stay bytes until ``bsam.data.augment`` normalises a batch.
+    """Training, validation and test images, as bytes or float32; ``bsam.data.augment`` normalises each batch.
 
     :meth:`from_arrays` makes one from arrays.
 
@@ -73,7 +73,8 @@ class Dataset:
         std: standard deviation of the training pixels per channel, in the same unit.
         class_names: in the order of the labels, if known.
         split: description of how the images were split into training and test sets, if there was a choice.
-        digest: SHA-256 of the pixels, the labels and their order, if known; the images then stay in host memory.
+        digest: SHA-256 of the pixels, the labels and their order, for images from image files; training keeps those in
+            host memory. Otherwise None.
     """
 
     name: str

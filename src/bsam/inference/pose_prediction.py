@@ -31,7 +31,7 @@ class FoundJoints:
 
     Args:
         path: path of the file.
-        joints: (J, 2), x and y of each joint; they may lie outside the image if the box does.
+        joints: (J, 2), x and y of each joint; they may lie outside the image, if the crop extends beyond it.
         box: left, top, right and bottom of the person.
         skeleton: names of the joints.
     """

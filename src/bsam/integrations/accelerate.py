@@ -59,7 +59,7 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
             raise BsamRuntimeError("the closure called backward: let it only return the loss")
         return (over_steps(loss) for loss in result) if isinstance(result, Iterator) else over_steps(result)
 
-    def over_steps(loss: Any) -> Any:  # the method raises an error for anything else
+    def over_steps(loss: Any) -> Any:  # if it is not a tensor, method.backward raises an error
         return loss / steps if isinstance(loss, Tensor) else loss
 
     return method.backward(divided, scaler=accelerator.scaler) * steps

@@ -125,10 +125,10 @@ def test_mpii(tmp_path):
     files = read_mpii(tmp_path)
     assert files.images == tuple(f"images/{name}.jpg" for name in ("one", "several", "two", "two"))
     assert files.left_out == (
-        "images/several.jpg has a person without labelled joint",
-        "images/several.jpg has a person without labelled centre",
-        "images/several.jpg has a person without labelled centre, scale",
-        "images/several.jpg has a person without labelled head",
+        "images/several.jpg has a person with no labelled joint",
+        "images/several.jpg has a person with no labelled centre",
+        "images/several.jpg has a person with no labelled centre, scale",
+        "images/several.jpg has a person with no labelled head",
     )
     want = np.zeros((16, 3))
     want[9], want[0], want[10] = (200.5, 30, 1), (10, 300, 1), (50, 60, 1)

@@ -41,7 +41,7 @@ def check_box(box: Sequence[float]) -> Box:
 
 
 def rounded(numbers: Iterable[float]) -> str:
-    """Return the text of a box, or of other numbers, rounded.
+    """Format a box, or other numbers, with six significant digits.
 
     Example:
         >>> rounded((-0.5, 10.123456789, 1e9, 40))
@@ -153,14 +153,14 @@ def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None)
 
 @contextlib.contextmanager
 def ignored_warnings() -> Iterator[None]:
-    """Ignore Pillow's warnings about damaged metadata and transparency, which are not used."""
+    """Ignore all warnings, such as Pillow's about damaged metadata and transparency."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> NDArray[np.uint8]:
-    """Decode as :func:`decode_bytes` does; several threads may share one block of :func:`ignored_warnings`."""
+    """Decode without ignoring warnings, for threads that share one block of :func:`ignored_warnings`."""
     require_package("PIL", "images")
     from PIL import Image, UnidentifiedImageError
 

@@ -39,7 +39,7 @@ def read_flowers102(folder: str | Path) -> ImageFiles:
 
     Args:
         folder: holds ``jpg/``, ``imagelabels.mat`` and ``setid.mat``; or folders ``train``, ``valid`` and ``test`` with
-            class folders, which is not the official split.
+            class folders, which may not be the official split.
     """
     folder = Path(folder)
     if not (folder / "setid.mat").exists() and (folder / "train").is_dir():
@@ -116,6 +116,6 @@ def check_files(folder: Path, names: Sequence[str], existing: Collection[str]) -
 
 
 def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
-    """Return the files with classes numbered from 1 as labels from 0; raise if a file is missing."""
+    """Return the files and their labels, which are the class numbers minus 1; raise if a file is missing."""
     check_files(folder, names, [name for name in names if (folder / name).is_file()])
     return LabelledFiles(tuple(names), tuple(int(number) - 1 for number in numbers))

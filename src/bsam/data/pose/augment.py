@@ -83,8 +83,8 @@ class PoseAugment:
             draws: (n, 3), the rows of these images; None: the centre.
 
         Returns:
-            float32 images in the channels_last memory format; the joints in their pixels, with the label 0 also for
-            joints that lie outside; and the maps from their pixels to pixels of the images.
+            The network's inputs, float32 in the channels_last memory format; the joints in pixels of the inputs, with
+            those outside marked as not labelled; and the maps from pixels of the inputs to pixels of the images.
         """
         if draws is None:
             draws = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64, device=x.device).expand(len(x), 3)

@@ -31,7 +31,7 @@ class PersonFiles:
     Args:
         name: name of the data set.
         folder: all image names are relative to it.
-        images: one name for each of n persons, with ``/``; several persons may be in one image.
+        images: file names, one for each of n persons, with ``/`` as the separator; several persons may share an image.
         boxes: (n, 4): left, top, right and bottom of each person.
         joints: (n, J, 3): x, y and 1 if the joint is labelled, else 0. The coordinates of joints that are not labelled
             are ignored.
@@ -71,10 +71,9 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     """List the persons of LSP Extended (Johnson and Everingham, 2011): one in each of 10,000 images, 14 joints.
 
     The data set has no test set: here, a tenth of the images, drawn with a fixed seed, is the test set. The file's
-    third row, "visible", says whether a joint is labelled: where it is 0, both coordinates are 0 or negative in the
-    whole file. A box encloses the labelled joints, plus 5 % of its longer side on each of its four sides; the boxes of
-    the test set, too, come from the labels. Images without labelled joints, or with all of them in one place, are left
-    out.
+    third row, "visible", says whether a joint is labelled: wherever it is 0, neither coordinate is positive. A box
+    encloses the labelled joints, plus 5 % of its longer side on each of its four sides; the boxes of the test set, too,
+    come from the labels. Images without labelled joints, or with all of them in one place, are left out.
 
     Args:
         folder: holds ``joints.mat`` and ``images/im00001.jpg`` and so on.
@@ -121,7 +120,7 @@ def read_mpii(folder: str | Path) -> PersonFiles:
             rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
             parts = {"joint": points, "centre": centre, "scale": scale, "head": len(rectangle) == 4}
             if lacking := [part for part, content in parts.items() if not content]:
-                left_out.append(f"images/{image.image.name} has a person without labelled {', '.join(lacking)}")
+                left_out.append(f"images/{image.image.name} has a person with no labelled {', '.join(lacking)}")
                 continue
             table = np.zeros((len(MPII.joints), 3))
             for point in points:
@@ -139,7 +138,7 @@ def read_mpii(folder: str | Path) -> PersonFiles:
 
 
 def joint_boxes(joints: Floats, margin: float) -> Floats:
-    """Return the boxes (n, 4) of the labelled joints, larger by ``margin`` times the longer side on each side.
+    """Return the boxes (n, 4) of the labelled joints, with a border of ``margin`` times the longer side all around.
 
     Example:
         >>> joint_boxes(

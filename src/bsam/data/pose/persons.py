@@ -128,8 +128,8 @@ def load_persons(
             error.
 
     Returns:
-        The data set, whose crops are mapped into memory (a set from which persons were left out is a copy in memory),
-        and one sentence for each person who was left out, beginning with ``files.left_out``.
+        The data set, with memory-mapped crops (or a copy in memory, if ``skip_corrupt`` left out persons), and a
+        sentence for each person left out: ``files.left_out``, then those that ``skip_corrupt`` left out.
     """
     order = np.concatenate([files.train, files.test])  # each set is then a slice of the cache, without a copy
     names = [files.images[person] for person in order]

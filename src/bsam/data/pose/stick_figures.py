@@ -24,9 +24,9 @@ COLOURS, GREY = {"right": (220, 60, 40), "left": (50, 90, 230)}, (190, 190, 190)
 def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     """Draw ``n`` figures to train on and ``n // 4`` to test on, with the joints of LSP.
 
-    Pose, size, position, colours and background vary. The figures face the viewer: their right arm and leg, which start
-    on the left of the image, are red, the left ones blue. (In a mirrored image, left and right joints are exchanged:
-    their positions still tell left from right, but their colours do not.)
+    Pose, position, line width, colours and background vary. The figures face the viewer: their right arm and leg, which
+    start on the left of the image, are red, the left ones blue. (Mirroring an image exchanges its left and right joints
+    but not their colours, so with mirrored images, colours no longer tell left from right.)
 
     Args:
         n: number of training figures.
