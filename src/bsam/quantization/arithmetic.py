@@ -68,6 +68,6 @@ def integer_output(layer: nn.Module, codes: Codes, x: Tensor) -> Tensor:
     qmin, qmax = code_range(codes.activation_bits, signed=False)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         q = quantize_codes(x, codes.input_scale, codes.input_zero_point, qmin, qmax) - codes.input_zero_point
-        sums = product(layer, q.to(dtype), codes.weight.to(dtype), None).round_()  # fast convolution algorithms round
+        sums = product(layer, q.to(dtype), codes.weight.to(dtype), None).round_()  # FFT and Winograd are inexact
         out = sums * (codes.input_scale * codes.weight_scale).view(dims)
         return (out if codes.bias is None else out + codes.bias.view(dims)).to(x.dtype)

@@ -96,10 +96,10 @@ def fake_quantize(
     return _FakeQuantize.apply(x, scale, zero_point, qmin, qmax, grad_scale)
 
 
-# torch._fake_quantize_learnable_per_tensor_affine reads scale and zero point on the host and clamps the zero point to
-# the codes.
+# We do not use torch._fake_quantize_learnable_per_tensor_affine: it reads scale and zero point on the host, and clamps
+# the zero point to the range of the codes.
 class _FakeQuantize(torch.autograd.Function):
-    no_second_derivative: ClassVar = {  # read by bsam.flatness: inputs without second derivative, and its error message
+    no_second_derivative: ClassVar = {  # for bsam.flatness: error messages, by the index of the input
         1: "learned scales have no second derivative: call bsam.quantization.freeze_scales(model), on a copy if the "
         "network is still being trained"
     }

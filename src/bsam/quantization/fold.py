@@ -63,7 +63,8 @@ def fold_batch_norm(model: nn.Module) -> None:
         if times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:
             continue
         fused = fuse_conv_bn_eval(conv.eval(), norm.eval()).train(model.training)
-        if fused.bias is not None:  # for the type checker; a new bias is created frozen
+        if fused.bias is not None:  # always true; the type checker needs it
+            # if the convolution had no bias, fuse_conv_bn_eval adds one that does not require grad
             fused.bias.requires_grad_(conv.weight.requires_grad)
         new[conv] = fused
         new[norm] = nn.Identity().train(model.training)

@@ -56,9 +56,9 @@ class OnnxNetwork(nn.Module):
     """The network in an ONNX file, run with onnxruntime on the CPU; a module without parameters.
 
     It takes and returns tensors on any device, without gradient. onnxruntime runs with its default settings (all
-    optimizations) and as many threads as torch. For files from :func:`export_onnx` the optimizations keep the values:
-    layers are computed in floating point from the values of the codes, and biases are not rounded. The outputs differ
-    from those of the integer network by floating-point rounding, and by a whole step where that changes a code.
+    optimizations) and as many threads as torch. With files from :func:`export_onnx`, the optimized
+    network still computes layers in floating point, on dequantized values, and does not round biases. Its values differ
+    from those of the integer network by floating-point rounding, or by a whole step where that changes a code.
 
     Needs the extra ``onnx``.
 
@@ -149,7 +149,7 @@ def _traced(model: nn.Module, x: Tensor) -> bytes:
     example = torch.zeros(2, *x.shape[1:], dtype=x.dtype)  # a batch size of 1 would become a constant
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the exporter's, about its implementation
+            warnings.simplefilter("ignore")  # the exporter warns about its own internals
             program: Any = torch.onnx.export(
                 model,
                 (example,),
@@ -162,7 +162,7 @@ def _traced(model: nn.Module, x: Tensor) -> bytes:
                 verbose=False,
             )
             _narrow(program.model.graph)
-            program.optimize()  # afterwards, as it merges equal tensors, such as UINT4 and UINT8 zero points
+            program.optimize()  # after _narrow, as it merges equal tensors, including zero points of different types
             _keep_activations(program.model.graph)
     except Exception as error:  # the model's code may raise anything on symbolic values
         raise BsamValueError(
@@ -190,9 +190,9 @@ def _narrow(graph: Any) -> None:
 
 
 def _keep_activations(graph: Any) -> None:
-    """Insert a Min before each UINT4 QuantizeLinear; it changes no code, but prevents wrong optimizations.
+    """Insert a Min before each UINT4 QuantizeLinear; it leaves the codes unchanged, but prevents wrong optimizations.
 
-    Without it, onnxruntime 1.31 drops a Relu before the node for every zero point, which is right only for 0. It also
+    Without it, onnxruntime 1.31 drops a Relu before the node, which is wrong unless the zero point is 0. It also
     moves quantization across a MaxPool or into a convolution with 8-bit weights, where it has no 4-bit operation, and
     then fails to load the file. A Clip instead of the Min fails to load too.
     """

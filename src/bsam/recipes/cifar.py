@@ -26,7 +26,7 @@ def classification(scale: Scale | str) -> list[Run]:
 
 
 def rho_min_study(scale: Scale | str) -> list[Run]:
-    """Return BSAM with rho_min from small to large and the default rho_max."""
+    """Return BSAM with rho_min from small to large and the data set's usual rho_max."""
     scale = scale_of(scale)
     return [
         scale.run(variants()[name], MAIN, data, arguments={"rho_min": rho_min})
@@ -60,7 +60,7 @@ def sharpness_curves(scale: Scale | str) -> list[Run]:
 
 
 def gradient_conflict(scale: Scale | str) -> list[Run]:
-    """Return runs with a probe under three schedules of rho_min: the cosine of g and g_min over the steps."""
+    """Return runs under three schedules of rho_min, with a probe, which records the cosine of g and g_min."""
     scale = scale_of(scale)
     schedules = [{"rho_min": CONFLICT_START, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
     return [

@@ -37,7 +37,7 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
     for method in methods:
         name = find_name("method", method, (BASE, *variants()))
         if name in (BASE, "sgd"):
-            run = Run(name, **settings)  # an error for sgd with another base
+            run = Run(name, **settings)  # raises if sgd is combined with another base
         else:
             variant = variants()[name]
             run = Run(variant.method, arguments(variant, settings.get("data", Run.data)), **settings)
@@ -49,7 +49,7 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
 
 
 def compare_recipe(runs: Sequence[Run], tune: bool = False) -> Recipe:
-    """Return the recipe that trains these runs of one seed.
+    """Return a recipe that trains these runs with each seed.
 
     Args:
         runs: the runs of :func:`compared_runs`.

@@ -18,7 +18,8 @@ from .paper import STANDS_FOR
 def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:
     """Return the runs that can start from the weights in these files, set to start from them.
 
-    A pose network takes the weights of its backbone. The network of a file replaces the timm network of a run.
+    A pose network takes the weights of its backbone. If the network of a file stands in for a run's timm
+    network, such as ``resnet50`` for ``timm:resnet50``, the run trains the former.
 
     Args:
         runs: the runs of a recipe with pretrained networks.

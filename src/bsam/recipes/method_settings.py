@@ -35,7 +35,7 @@ CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
     "saf": tuple({"lam": lam, "start_epoch": 2, "epochs_back": 2} for lam in (0.3, 1.0, 3.0)),
 }
 
-# The variants of a method that tables list, name: (title, arguments); without an entry only the method itself.
+# The variants of each method in tables, as name: (title, arguments). A method without an entry is its only variant.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, Arguments]]] = {
     "bsam": {
         "bsam": ("BSAM (Algorithm 1)", {}),

@@ -133,7 +133,7 @@ STANDS_FOR = {  # networks whose weights can be converted: the paper's networks 
     "resnet50": "timm:resnet50",
     **dict.fromkeys((f"timm:tf_efficientnet_lite{i}" for i in range(3)), "timm:efficientnet_b0"),
 }
-OTHER_NETWORK = "published for EfficientNet-B0: the Lite networks have no squeeze-and-excitation, and ReLU6 for swish"
+OTHER_NETWORK = "published for EfficientNet-B0; Lite networks lack squeeze-and-excitation and use ReLU6, not swish"
 
 _POSE_MEASURES = ("pck_head", "pck_shoulder", "pck_elbow", "pck_wrist", "pck_hip", "pck_knee", "pck_ankle", "pck")
 _POSE: Mapping[str, tuple[float, ...]] = {  # SimCC on MPII, by these measures; without deviations

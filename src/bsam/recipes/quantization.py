@@ -17,7 +17,7 @@ from .variants import variant_of, variants
 NETWORKS = ("resnet18", "mobilenet_v1")
 BITS = 4  # of weights and activations
 EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # of the quantized runs; float runs have those of the scale
-SMOKE = {"limit_train": 12, "batch": 10}  # few, as Hessian products take most of the time; --tune holds out one
+SMOKE = {"limit_train": 12, "batch": 10}  # few samples, as Hessian products are slow; --tune holds out one of them
 FULL_PRECISION = "Full precision"  # the row of the float network
 
 
@@ -52,8 +52,8 @@ def quantization_notes(run: Run) -> list[str]:
         f"{FULL_PRECISION}: the float network, trained with SGD. The rows below begin with it and train {more} more "
         f"epochs, with {BITS}-bit weights and layer inputs (8 bits in the first and the last layer) and learned scales "
         "(LSQ).",
-        "λmax: the largest eigenvalue of the Hessian of the training loss; for a quantized network that of the "
-        "straight-through estimator at its quantized weights.",
+        "λmax: the largest eigenvalue of the Hessian of the training loss; for quantized networks it is "
+        "computed at the quantized weights, with the straight-through estimator.",
     ]
 
 

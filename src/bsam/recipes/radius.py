@@ -76,7 +76,7 @@ def by_radius(run: Run) -> TableCell:
 
 
 def radius_findings(_: Sequence[CellSummary], states: Sequence[RunState]) -> list[str]:
-    """Return BSAM's score minus SAM's, at equal total radii and with SAM's rho equal to rho_max, over shared seeds."""
+    """Compare BSAM with SAM over shared seeds, first at equal total radius, then with SAM's rho equal to rho_max."""
     scores: dict[tuple[str, float], dict[int, float]] = {}
     for state in states:
         if state.finished and state.run.method != BASE:

@@ -56,7 +56,7 @@ def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence
 
 
 def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
-    """Return the settings and the arguments of the method that tuning chose for a run: those that candidates vary."""
+    """Return the settings and method arguments that tuning chose for a run: those that differ between candidates."""
     names = differing(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
     return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None
 

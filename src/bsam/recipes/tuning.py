@@ -40,8 +40,8 @@ class Tuning:
 
         Args:
             run: the run whose settings are chosen.
-            runs: the runs of the recipe. If ``run`` begins with one of them, its tuning runs begin with the tuning run
-                of that one, which has not seen the evaluation data either.
+            runs: the runs of the recipe. If ``run`` starts from the weights of one of them, its tuning runs start
+                from that run's tuning run, which was not trained on the evaluation data either.
         """
         trials = [self.run(run, **candidate) for candidate in self.settings(run)]
         initial = [run_dir_name(self.run(earlier)) for earlier in runs if run_dir_name(earlier) == run.init]
@@ -67,6 +67,6 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
 
 
 def differing(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the settings and arguments of the method that differ between candidates."""
+    """Return the names of the settings and method arguments that differ between candidates."""
     tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
     return {name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"}
