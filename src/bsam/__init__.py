@@ -34,6 +34,6 @@ else:  # hidden from type checkers, which would accept any name
     def __getattr__(name: str) -> object:
         if name != "compare":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .cli.compare import compare  # now: it needs much that the optimizers do not
+        from .cli.compare import compare  # not at the top: the optimizers do not need its imports
 
         return compare

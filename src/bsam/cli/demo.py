@@ -19,8 +19,8 @@ Compare methods on scikit-learn's digits with 40 % of the training labels flippe
 labels? Each method's radius is chosen on a validation set. Writes a directory for each run, table.md, results.json (all
 numbers, including the tuning runs), demo.png and report.html (a page with tables and interactive figures). If it is
 interrupted, the same command continues. With other --methods and the same --out, it trains only the missing runs and
-rewrites the files for the new methods. The same as `bsam run demo`, except that you can choose the methods and that it
-trains on the CPU."""
+rewrites the files for the new methods. The same as `bsam run demo`, except that it trains on the CPU and that you can
+choose the methods, the first seed and the number of epochs."""
 
 
 def add(commands: Any) -> None:

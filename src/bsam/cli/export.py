@@ -13,8 +13,8 @@ DESCRIPTION = """\
 Write the quantized network of a run (bsam train --weight-bits) to a file: FILE.onnx for onnxruntime and other programs
 (INT4 and INT8 weights with QuantizeLinear and DequantizeLinear nodes; needs the extra onnx), or FILE.safetensors for
 bsam.quantization.load_quantized. Weights of up to 4 bits are stored two to a byte. The command then evaluates the file
-on the run's test images and prints its accuracy, the accuracy of the trained network, the share of equal predictions,
-and the file size."""
+on the run's evaluation images and prints its accuracy, the accuracy of the trained network, the share of equal
+predictions, and the file size."""
 
 
 def add(commands: Any) -> None:
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     flag = command.add_argument
     flag("folder", type=Path, help="directory of a finished run with --weight-bits", metavar="RUN_DIR")
     flag("--out", type=Path, required=True, help="file to write, .onnx or .safetensors", metavar="FILE")
-    flag("--images", type=int, help="number of test images to evaluate it on (default: all)", metavar="N")
+    flag("--images", type=int, help="number of evaluation images to use (default: all)", metavar="N")
     flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     flag("--device", default="auto", help=f"device of the trained network: {DEVICE_HELP}", metavar="NAME")

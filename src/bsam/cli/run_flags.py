@@ -74,8 +74,8 @@ def add_checkpoint_flag(command: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=float,
         default=CHECKPOINT_EVERY,
-        help="minimum time between two checkpoints of a run, in seconds; they are written after an epoch, with 0 after "
-        f"every one (default: {CHECKPOINT_EVERY:g})",
+        help="minimum time between two checkpoints of a run, in seconds. A checkpoint is written only at the end of "
+        f"an epoch; 0 writes one after every epoch (default: {CHECKPOINT_EVERY:g})",
         metavar="SECONDS",
     )
 
@@ -122,7 +122,7 @@ def _method(name: str) -> tuple[str, Mapping[str, Any]]:
     """Return the method and arguments of a name such as ``bsam-2``, in upper or lower case."""
     known = {variant.name: variant for variant in variants().values() if not variant.radii}
     name = find_name("method", name, (BASE, *known))
-    is_base = name == BASE or known[name].method == BASE  # Run distinguishes sgd from base
+    is_base = name == BASE or known[name].method == BASE  # keep the name: Run accepts sgd only with base SGD
     return (name, {}) if is_base else (known[name].method, known[name].arguments)
 
 

@@ -61,7 +61,7 @@ class CombinedOptimizer(Optimizer):
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """The members' state by parameter, read-only. Only :meth:`state_dict` has entries without a parameter."""
+        """The members' state by parameter, read-only; :meth:`state_dict` also has entries without a parameter."""
         return {p: entry for member in self.members for p, entry in member.state.items() if isinstance(p, Tensor)}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -17,7 +17,7 @@ def require_packages(extras: Mapping[str, str]) -> None:
     """Raise if any module is not installed; the message names all extras to install.
 
     Args:
-        extras: the extra that installs a module, by module.
+        extras: maps each module to the extra that installs it.
     """
     missing = {module: extra for module, extra in extras.items() if find_spec(module) is None}
     if missing:

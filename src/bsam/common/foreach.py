@@ -7,8 +7,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-CHUNK = 2**16  # entries: float32 sums of many more products lose digits
-Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on its device
+CHUNK = 2**16  # entries per dot product: longer float32 sums lose digits
+Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on the same device
 
 
 def is_one(c: Scalar) -> bool:
@@ -27,8 +27,8 @@ def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
     if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
     elif y[0].is_cuda and y[0].dtype != torch.float64 and _same_strides(y, x):
-        # No foreach operation takes its factor from the device. SGD's fused kernel does (as float32), without memory
-        # for the product.
+        # _foreach_add_ cannot read alpha from the device. SGD's fused kernel reads lr from it (as float32) and needs no
+        # memory for the product.
         torch._fused_sgd_(
             y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False, maximize=True,
             is_first_step=False,

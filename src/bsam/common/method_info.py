@@ -27,10 +27,10 @@ class MethodInfo:
     purpose: ClassVar[str] = ""  # what the method is for
     arxiv: ClassVar[str] = ""  # the paper's number on arXiv; empty if it is not there
     passes: float = 2  # per step, on average, with the default arguments; instances may override it
-    memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept, in units of the parameters' size
+    memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept after it; 1 is the size of the weights
     needs: ClassVar[tuple[Need, ...]] = ()
     is_loss: ClassVar[bool] = False  # a loss, not an optimizer
-    capturable: ClassVar[bool] = False  # in CUDA graphs: steps of one kind launch the same kernels on the same memory
+    capturable: ClassVar[bool] = False  # whether steps of one kind launch the same kernels on the same memory
 
     # For bsam.training.
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets

@@ -30,8 +30,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
             stage: the name of the work. Several stages are shown side by side; a stage whose count falls starts again.
             done: the number of finished items.
             total: the number of all items.
-            note: the end of the line; by default the estimated time left. Outside a terminal, work with a note must
-                report its end itself.
+            note: the end of the line; by default the estimated time left. Outside a terminal, no final line is
+                printed if the last call had a note.
         """
         now = time.monotonic()
         self._is_noted = note is not None

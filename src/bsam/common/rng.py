@@ -56,7 +56,7 @@ class RngReplay:
                 generator.graphsafe_set_state(clones[self._pass - 2])
 
     def first_began_with(self, states: States) -> None:
-        """Let later passes repeat a first pass that a framework ran before this step, from these states."""
+        """Restore these states before later passes: a framework ran the first pass from them, before this step."""
         if self._enabled:
             self._before = states
 

@@ -17,7 +17,7 @@ def base_state(state_dict: dict[str, Any], names: str) -> dict[str, Any]:
 
 
 def without(entries: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
-    """Return the state without entries called ``names``. State that belongs to no parameter is kept."""
+    """Return the state without the entries whose names are in ``names``. State that belongs to no parameter is kept."""
     kept = {}
     for i, entry in entries.items():
         if isinstance(entry, dict):

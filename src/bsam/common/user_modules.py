@@ -43,8 +43,8 @@ def find_object(name: str, role: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise BsamValueError(
-            f"the {role}'s module {module_name!r} cannot be imported, neither installed nor from {os.getcwd()}: "
-            f"{error}. Check the name, or change to the folder that holds the module"
+            f"the {role}'s module {module_name!r} cannot be imported from the installed packages or from "
+            f"{os.getcwd()}: {error}. Check the name, or change to the folder that holds the module"
         ) from error
     except Exception as error:
         raise BsamValueError(

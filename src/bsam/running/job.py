@@ -35,7 +35,7 @@ class Outcome:
     Args:
         ended: whether the run finished or diverged; False if it failed or another process is training it.
         failed: the message of the error that ended the run; otherwise None.
-        messages: messages for the user from another process.
+        messages: messages for the user, if the run was trained in a worker process.
     """
 
     ended: bool
@@ -68,7 +68,7 @@ class RunJob:
         return replace(self, options={**self.options, "device": device})
 
     def train(self, on_epoch: OnEpoch, on_message: OnMessage) -> Outcome:
-        """Train the remaining epochs. Errors are returned in the outcome; only a BrokenPipeError is raised.
+        """Train the remaining epochs. Errors in training are returned in the outcome, except a BrokenPipeError.
 
         Args:
             on_epoch: called after every epoch, as in :func:`bsam.training.loop.fit`.

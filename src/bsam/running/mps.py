@@ -45,7 +45,7 @@ def nvidia_mps(on_message: Callable[[str], None]) -> Iterator[Mapping[str, str] 
 
 
 def _renumbered() -> dict[str, str]:
-    """Return the visible GPUs as processes of a daemon that this process started must name them: from 0 on."""
+    """Return CUDA_VISIBLE_DEVICES for clients of a daemon started here, which numbers its GPUs from 0."""
     if not re.fullmatch(r"[\d, ]+", os.environ.get("CUDA_VISIBLE_DEVICES", "")):
         return {}  # not set, or UUIDs, which stay valid
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(torch.cuda.device_count())))}

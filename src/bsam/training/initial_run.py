@@ -13,11 +13,11 @@ from .run_dir import NETWORK, RunDir
 def initial_network(run: Run, directory: Path | None = None) -> Path | None:
     """Return the file with the network that a run starts from, or None if ``run.init`` is None.
 
-    Raise a BsamError if that run is not finished or trained a different network.
+    Raise a BsamError if the initial run is not finished or its network cannot be used for this run.
 
     Args:
         run: the settings.
-        directory: the directory of the other run, if it is not at the path in ``run.init``.
+        directory: the directory of the initial run, if it is not at the path in ``run.init``.
     """
     if run.init is None:
         return None
