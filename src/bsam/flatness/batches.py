@@ -66,7 +66,7 @@ def halve(parts: tuple[Any, Any], n: int) -> list[tuple[tuple[Any, Any], int]]:
 def _by_sample(part: Any, n: int) -> bool:
     """Return whether at least one tensor has a row for each of ``n`` samples and all other leaves are scalars."""
     if isinstance(part, (list, tuple)) and len(part) == n:
-        return False  # it may have one entry per sample
+        return False  # its entries may be samples, but only the rows of tensors can be split
     leaves = tree_leaves(part)
     without_rows = [t for t in leaves if not has_rows(t, n)]
     return len(without_rows) < len(leaves) and all(not isinstance(t, Tensor) or t.dim() == 0 for t in without_rows)

@@ -26,7 +26,7 @@ WeightedBatch: TypeAlias = tuple[Any, Any, float]  # inputs, targets, and their 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 BatchWeight: TypeAlias = Callable[[Any, Any], Any]
 
-ROUNDING = 16.0  # machine epsilons by which two ways to compute a loss may differ, relative to losses and outputs
+ROUNDING = 16.0  # tolerance for rounding, in machine epsilons times the mean size of the loss or the outputs
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2  # between two evaluations of one batch; GPUs do not round reproducibly
 OTHER_STATISTICS = (
     'micro_batch would change the batch statistics that batch norm uses with mode="train" or without running '
@@ -168,7 +168,7 @@ class DatasetLoss:
         """Return an error message if ``loss_fn`` is not a mean over the ``n`` samples of a batch, else None.
 
         The loss of the batch is compared with the losses of its halves. If the outputs do not have one row per sample,
-        the model runs on halves of the inputs. Batches that cannot be halved are not checked.
+        the model runs on halves of the inputs, only in eval mode. Batches that cannot be halved are not checked.
         """
         by_row = all(has_rows(t, n) for t in tree_leaves(out))
         try:
@@ -231,6 +231,6 @@ class DatasetLoss:
 
 
 def _mean(losses: Sequence[tuple[float, float]]) -> float:
-    """Return the weighted mean of losses. For one batch it is exactly its loss, which ``loss * n / n`` is not."""
+    """Return the weighted mean of losses. For one batch it is exactly the batch's loss, unlike ``loss * n / n``."""
     total = sum(weight for _, weight in losses)
     return sum(loss * (weight / total) for loss, weight in losses)

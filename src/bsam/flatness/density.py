@@ -1,4 +1,4 @@
-"""The spectral density of a Hessian, from products only."""
+"""The spectral density of a Hessian, estimated from Hessian-vector products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Density:
     weights: Array  #: quadrature weights
     sigma: float
     products: int
-    note: str = ""  #: which batches were computed without a recording, and why (see HessianOperator.linearized)
+    note: str = ""  #: how many batches were computed without a recording, and why (see HessianOperator.linearized)
 
     def __repr__(self) -> str:
         ends = f"{self.nodes.min():.4g} to {self.nodes.max():.4g}"

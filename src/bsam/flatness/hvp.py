@@ -19,7 +19,7 @@ Products: TypeAlias = Generator[tuple[Product, float]]  # one per batch, with it
 
 
 def forward_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
-    """Yield the derivative of each batch's gradient along ``v``, computed in forward mode with the gradient."""
+    """Yield the derivative of each batch's gradient along ``v``, with forward mode through the backward pass."""
     with _tangents(L.weights.params, v):
         for loss, _, weight in L.losses(batches):
             tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in L.gradient(loss)]
@@ -44,7 +44,7 @@ def _tangents(params: list[Tensor], v: list[Tensor]) -> Iterator[None]:
     with forward_ad.dual_level():
         # the values stay the same, so the version counters must too
         with warnings.catch_warnings(), torch.no_grad(), _unsafe_preserve_version_counter(tuple(params)):
-            warnings.simplefilter("ignore", DeprecationWarning)  # raised inside torch, when it loads formulas
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised when torch loads its derivative formulas
             for p, t in zip(params, v, strict=True):
                 p.copy_(forward_ad.make_dual(p.detach().clone(), t))
         yield

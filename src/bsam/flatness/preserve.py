@@ -32,7 +32,7 @@ def preserved(model: nn.Module, mode: str) -> Iterator[None]:
 
     Compiled parts run eagerly, because their graphs have no second derivative. Recurrent networks run without cuDNN,
     which has no second derivative and, in eval mode, no first one either. Attention runs without torch's fast path,
-    which computes a different function at padded positions, and only when no gradient is needed.
+    which torch takes only if no gradient is needed and which gives different outputs at padded positions.
     """
     modules = list(model.modules())
     norms = [m for m in modules if isinstance(m, _NormBase)] if mode == "train" else []

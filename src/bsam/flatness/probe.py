@@ -17,7 +17,9 @@ DISPLACEMENT_RTOL = 1e-4  # relative distance within which two displacements cou
 
 @dataclass(frozen=True)
 class Reading:
-    """Sharpness on one mini-batch: MaxS, MinS, BilS, three gradient norms, and the cosine between g and g_min.
+    """Sharpness on one mini-batch, three gradient norms, and the cosine between g and g_min.
+
+    MaxS is the rise of the loss uphill, MinS its fall downhill, and BilS their sum.
 
     If parameter groups have different radii, ``rho_max`` and ``rho_min`` are the lengths of the two displacements.
     """
@@ -51,7 +53,7 @@ class Probe:
     Args:
         every: number of steps between readings.
         rho_max: the radius uphill; None uses the method's radius (0.05 if it has none).
-        rho_min: the radius downhill; None uses the method's radius, or ``rho_max`` if it has none.
+        rho_min: the radius downhill; None uses the method's ``rho_min``, or the radius uphill if it has none.
 
     Example:
         >>> import bsam

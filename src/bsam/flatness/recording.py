@@ -15,8 +15,8 @@ from .linearized import BatchProduct, CannotRecord, ProductsClose, Recorder
 PlainProduct: TypeAlias = Callable[[list[Tensor], WeightedBatch], Product]  # computed without a recording
 
 CPU_BYTES = 3 << 30  # a container may have less than its machine reports
-MIN_WORK = 5_000_000  # samples times weights; below, recording takes longer than it saves (unless max_bytes is given)
-MAX_SHAPES = 2  # batch shapes to record (unless max_bytes is given): usually one, and another for the last batch
+MIN_WORK = 5_000_000  # samples times weights below which recording does not pay off; ignored if max_bytes is given
+MAX_SHAPES = 2  # batch shapes: usually one, and another for the last batch; ignored if max_bytes is given
 
 
 class Recording:
@@ -24,7 +24,7 @@ class Recording:
 
     Args:
         budget: memory limit in bytes.
-        max_shapes: the largest number of batch shapes to record, which takes seconds for each; None means no limit.
+        max_shapes: the largest number of batch shapes to record (each takes seconds); None means no limit.
 
     Attributes:
         batches: number of (micro-)batches in the data; 0 if recording was not tried.
@@ -83,7 +83,8 @@ class Recording:
     ) -> tuple[BatchProduct, int]:
         """Return the product function of a batch and the bytes it stores; raise if it differs from the plain product.
 
-        They can differ, because Python values read from the traced batch (sizes, numbers, branches) are constants.
+        They can differ if Python code reads values from the batch (sizes, numbers, branches): the graph treats them as
+        constants.
         """
         x, y, _ = batch
         shape = recorder.shape(x, y)

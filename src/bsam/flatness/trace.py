@@ -1,4 +1,4 @@
-"""The trace of a Hessian, estimated from products only."""
+"""The trace of a Hessian, estimated from Hessian-vector products."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Trace:
     standard_error: float
     interval: tuple[float, float]  #: 95 % confidence interval (Student's t)
     products: int
-    note: str = ""  #: which batches were computed without a recording, and why (see HessianOperator.linearized)
+    note: str = ""  #: how many batches were computed without a recording, and why (see HessianOperator.linearized)
 
     def __repr__(self) -> str:
         half = (self.interval[1] - self.interval[0]) / 2

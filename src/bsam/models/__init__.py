@@ -29,7 +29,7 @@ class ModelEntry:
         name: name on the command line.
         build: function that builds the network from ``classes=`` and ``channels=``, for pose also ``side=`` and ``k=``.
         title: name in tables.
-        parameters: number of parameters with 10 classes or joints and ``channels``.
+        parameters: number of parameters, with 10 classes or joints and ``channels`` image channels.
         images: side of the images it was designed for, in pixels.
         reference: authors, venue and year; empty for our own networks.
         channels: number of channels of those images.
@@ -80,7 +80,7 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def model_entry(name: str) -> ModelEntry:
-    """Return the entry of a network in :data:`MODELS`, or an entry for timm's network NAME for ``timm:NAME``.
+    """Return the entry of a network: one from :data:`MODELS`, or a new one for a timm network called ``timm:NAME``.
 
     Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
     :func:`~bsam.models.preprocessing.input_config` returns the image size.

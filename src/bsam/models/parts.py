@@ -46,7 +46,7 @@ def head_name(network: nn.Module) -> str:
 def layer_ids(network: nn.Module) -> dict[str, int]:
     """Return the depth of every parameter by name: 0 for the stem, the largest for the classifier.
 
-    The groups are timm's, one per block; the head of a pose network is the last one.
+    Parameters are grouped as in timm, one group per block; the head of a pose network is the last group.
 
     Example:
         >>> from bsam.models import build
@@ -58,7 +58,7 @@ def layer_ids(network: nn.Module) -> dict[str, int]:
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise BsamValueError(
-            f"layer decay needs a network of timm, got {type(network).__name__}: choose a model timm:NAME, resnet50 or "
+            f"layer decay needs a timm network, got {type(network).__name__}: choose a model timm:NAME, resnet50 or "
             "simcc_resnet50"
         )
     groups: dict[str, int] = import_timm().models.group_parameters(backbone, matcher(coarse=False), reverse=True)

@@ -28,7 +28,7 @@ class InputConfig:
     crop: float
 
 
-# He et al. subtract these means from pixels between 0 and 255 and do not divide: conversion folds std into the stem.
+# He et al. use pixels between 0 and 255, not divided by std: tools/convert_weights.py multiplies the stem by 255 * std.
 RESNET50 = InputConfig(
     224, (123.68 / 255, 116.779 / 255, 103.939 / 255), (0.229, 0.224, 0.225), interpolation="bilinear", crop=0.875
 )

@@ -14,7 +14,7 @@ _library: list[torch.library.Library] = []  # an operator exists as long as the 
 
 
 def import_timm() -> Any:
-    """Return the package timm; raise an error with the extra to install if it is missing.
+    """Return the timm package; if it is missing, raise an error that says which extra to install.
 
     Example:
         >>> import_timm().is_model("resnet50")

@@ -27,7 +27,7 @@ def file_sha256(path: Path) -> str:
 
 
 def model_of_file(path: Path) -> str | None:
-    """Return the network's name in a file of ``tools/convert_weights.py`` or of a run; None for other files."""
+    """Return the network's name from a file written by ``tools/convert_weights.py`` or a run; None for other files."""
     if not _is_safetensors(path):
         return None
     require_package("safetensors", "timm")
@@ -38,7 +38,7 @@ def model_of_file(path: Path) -> str | None:
             metadata = file.metadata() or {}
     except SafetensorError as error:
         raise _unreadable(path, error) from error
-    if MODEL not in metadata and "run" in metadata:  # a file of a run
+    if MODEL not in metadata and "run" in metadata:  # written by a run
         with contextlib.suppress(ValueError, AttributeError):
             return json.loads(metadata["run"]).get("model")
     return metadata.get(MODEL)

@@ -41,7 +41,7 @@ class WideResNet(nn.Module):
 
     Args:
         depth: 6n + 4, where n is the number of blocks in each stage: 10, 16, 22, 28, ...
-        widen: factor for the widths of the stages, which are 16, 32 and 64 channels.
+        widen: factor by which the stage widths of 16, 32 and 64 channels are multiplied.
         classes: number of classes.
         channels: number of image channels.
 
