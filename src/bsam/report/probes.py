@@ -74,7 +74,7 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
 
 @dataclass(frozen=True)
 class ProbeSeries:
-    """The readings of a cell of the table, each on one mini-batch: the mean over the seeds, by step."""
+    """The readings of the runs in a table cell, averaged over the seeds at each step. A reading uses one mini-batch."""
 
     title: str
     where: str

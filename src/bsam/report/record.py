@@ -12,12 +12,12 @@ from ..training.result import LossSurface
 
 @dataclass(frozen=True)
 class Record:
-    """One run. Records of equal ``experiment`` can be compared; records of equal ``method`` are seeds of one row.
+    """One run. Runs of the same ``experiment`` can be compared; those that also share ``method`` are seeds of one row.
 
     Args:
         name: the name of its folder or file.
         folder: the run directory, the folder of results, or the CSV file.
-        experiment: what must be equal to compare runs, in words.
+        experiment: the title of the experiment.
         method: the row of the table.
         seed: the seed.
         state: ``"finished"``, ``"diverged"`` or ``"unfinished"``.

@@ -27,7 +27,7 @@ HINT = "restore or remove it"
 
 @dataclass(frozen=True)
 class Span:
-    """The time in which a run was trained, and the devices. Dates have whole seconds: ``end`` is the latest possible.
+    """When and on which devices a run was trained. ``end`` is the latest possible time: dates are in whole seconds.
 
     Example:
         >>> machines = [{"date": "2026-11-10T12:00:00+00:00", "device": "cpu"}]
@@ -176,7 +176,7 @@ class Sources:
             self.runs.append(replace(source, **extras))
 
     def _add_results(self, folder: Path) -> None:
-        """Add the runs that ``runs.json`` and ``results.json`` list, except those whose run directory is there."""
+        """Add the runs that ``runs.json`` lists, and those in ``results.json`` without a run directory."""
         metrics: dict[Path, tuple[Metrics, ...]] = {}
         for path in sorted(folder.glob("*.jsonl")):
             with self.noting(path):
@@ -222,7 +222,7 @@ class Sources:
         self.runs = [source for source in self.runs if source.last is None or id(source) in kept]
 
     def _add_flatness(self, file: Path, entry: Mapping[str, Any]) -> None:
-        """Add a measured network to its run, or as a run if it is not known."""
+        """Add the flatness of a network to its run; add the run if it was not found."""
         if "run" not in entry:
             self.problems.append(f"{file}: {entry['file']} is left out, because its run is not known.")
             return

@@ -30,7 +30,7 @@ from ..training.config import BASE, Run, arguments_of
 # how a radius was chosen
 TUNED, PAPER, DEFAULT, BY_HAND = "tuned on held-out samples", "the paper's", "default", "set by hand"
 TOTAL = "BSAM's total radius"
-# settings that need not be equal to compare two runs; what they start from has another name for each seed
+# settings that may differ between runs that are compared; init names another run, so it differs between seeds
 NOT_COMPARED = (
     *("method", "arguments", "seed", "init", "compile", "capture", "skip_corrupt"),
     *("probe", "radius", "curvature", "surface"),
@@ -46,7 +46,7 @@ def is_trial(run: Run) -> bool:
 
 
 def all_arguments(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a method with the defaults of the others; a floor equal to rho changes nothing."""
+    """Return all arguments of a method, with defaults for those not given; a floor equal to rho counts as none."""
     values = {**_defaults(method), **given}
     if values.get("rho_floor") is not None and values["rho_floor"] == values.get("rho"):
         values["rho_floor"] = None
@@ -77,7 +77,7 @@ def total_radius(run: Run) -> float | None:
 
 
 def published_table(run: Run) -> PublishedTable | None:
-    """Return the table of the paper with the experiment of a run; None if it has another protocol."""
+    """Return the paper's table for the experiment of a run; None if the run has another protocol."""
     if run.limit_train is not None or run.limit_test is not None:
         return None
     if run.task == "pose":
@@ -137,7 +137,7 @@ def paper_variant(run: Run) -> str | None:
 
 
 def of_paper(run: Run) -> bool:
-    """Return whether the paper has numbers for the experiment of a run, or for poses on other photographs."""
+    """Return whether the paper has numbers for a run's experiment, or it is the pose experiment on PHOTOGRAPHS."""
     return bool(published_numbers(run)) or (published_table(run) is POSE and run.data in PHOTOGRAPHS)
 
 

@@ -214,7 +214,7 @@ def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline
 
 
 def _with_published(record: Record, recipe: Recipe) -> Record:
-    """Return a record with the recipe's published number; records have those of the paper for its protocol only."""
+    """Return a record with the published number from the recipe's own table; the paper's numbers are already set."""
     if recipe.published_table in PAPER_TABLES:
         return record
     run = Run(**record.settings)

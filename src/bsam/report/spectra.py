@@ -119,7 +119,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
 
 
 def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
-    """Draw the density of the eigenvalues, a panel per group. The axis is logarithmic, since most are near 0.
+    """Draw the density of the eigenvalues, a panel per group. The density axis is logarithmic: most are near 0.
 
     Models of a group are smoothed with the largest of their widths, so that their peaks are equally broad.
     """

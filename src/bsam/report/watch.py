@@ -24,7 +24,7 @@ class WatchedPage:
 
     Args:
         paths: the files and folders that are watched.
-        render: returns the page, given the version that the page compares with that of the server.
+        render: returns the page, given its version; the page reloads itself when the server has another version.
         seconds: look at the files at most this often.
     """
 

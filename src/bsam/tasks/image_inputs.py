@@ -39,7 +39,8 @@ class Inputs:
         channels: channels of the images.
         mean: mean per channel, of bytes divided by 255.
         std: standard deviation per channel, of bytes divided by 255.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, to decode files and to resize stored images.
+        interpolation: Pillow's filter to decode files; stored images are resized with ``"bilinear"`` if it is that,
+            otherwise with ``"bicubic"``.
         crop: share of the shorter side that is kept when a file is decoded.
         class_names: in the order of the network's outputs.
         in_bytes: whether stored images are bytes, as in image files.

@@ -98,7 +98,7 @@ def pck(
         predicted: (n, joints, 2).
         truth: (n, joints, 2), in the same coordinates.
         visible: (n, joints), above 0 for joints that count; the coordinates of the others are ignored.
-        scale: (n,), sizes of the persons, in the same coordinates; persons of size 0, which is unknown, are left out.
+        scale: (n,), sizes of the persons, in the same coordinates; 0 if unknown, which leaves the person out.
         threshold: relative to the size of the person.
 
     Example:

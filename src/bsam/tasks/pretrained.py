@@ -29,7 +29,7 @@ class PretrainedTask(Task):
         in_files: whether the images are in files.
     """
 
-    _x: Tensor  # the stored training images, on the host
+    _x: Tensor  # the stored training images, on the device _host
 
     @abstractmethod
     def __init__(
@@ -42,7 +42,7 @@ class PretrainedTask(Task):
     ) -> None:
         self.run, self.device, self.left_out = run, device, list(left_out)
         self._data_dir, self._in_files = data_dir, in_files
-        self._host = torch.device("cpu") if in_files else device  # images of files stay mapped to host memory
+        self._host = torch.device("cpu") if in_files else device  # images from files stay memory-mapped
         self._weights: WeightsReport | None = None
 
     @abstractmethod

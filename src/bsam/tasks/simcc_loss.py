@@ -20,7 +20,7 @@ from torch import Tensor
 def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Tensor:
     """Return the label of each coordinate: probabilities (..., side * k).
 
-    The label is a Gaussian over the bins whose centre is not rounded: ``p[b]`` is proportional to
+    The label is a Gaussian over the bins, with a centre that is not rounded: ``p[b]`` is proportional to
     ``exp(-(b - k * coordinate)**2 / (2 * sigma**2))`` for ``b`` = 0 ... ``side * k - 1``, and sums to 1, even near a
     border. Li et al. divide by ``sigma * sqrt(2 * pi)``, so that near a border their labels sum to less than 1; mmpose
     rounds ``k * coordinate`` to a whole number.
