@@ -1,4 +1,4 @@
-"""Fine-tune a network of timm on a folder of images with BSAM, with a larger learning rate for the head.
+"""Fine-tune a timm network on a folder of images with BSAM, with a larger learning rate for the head.
 
 The images are drawn, and the weights are random; `bsam.models.weight_loading.load_weights` loads pretrained weights.
 

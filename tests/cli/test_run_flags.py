@@ -63,7 +63,7 @@ def test_a_flag_may_be_taken_back_and_a_default_is_the_runs():
 
 
 def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
-    """Unless others are given; a network of timm is pretrained unless its weights are random."""
+    """Unless others are given; a timm network is pretrained unless its weights are random."""
     for name in ("timm:test_resnet", None):
         metadata = {} if name is None else {"bsam_model": name}
         save_file({"a": torch.zeros(1)}, tmp_path / f"{name and name[5:]}.safetensors", metadata)

@@ -109,6 +109,8 @@ def test_kept_memory_holds_intermediate_results_only(three):
     out = u.layout.join((2 * total + v).materialize_())
     torch.testing.assert_close(flat(out), 2 * (flat(tensors(5)) + a) + b)
     torch.testing.assert_close(flat(kept), flat(tensors(5)) + a)
+    torch.testing.assert_close(flat((u + 2 * v).evaluate_().tensors()), a + 2 * b)
+    assert all(torch.equal(x, y) for x, y in zip(u.tensors(), tensors(0), strict=True))
 
 
 @pytest.mark.parametrize("gap", [1.0, 1e-1, 1e-2, 1e-3, 0.0])

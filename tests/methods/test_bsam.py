@@ -205,7 +205,8 @@ def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains, n, devi
     assert w.grad.cpu().double().norm() < 1.05 * (g + g_max).norm() + g_max.norm()
 
 
-def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain):
+@pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["number", "tensor"])
+def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain, lr):
     """Its gradient changes as the others move: with two passes the error falls with the square of the radii."""
     first, *others = plain.model.children()
     directions = {}
@@ -213,7 +214,7 @@ def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain):
         for passes in (2, 3):
             groups = [
                 {"params": list(first.parameters()), "perturb": False},
-                {"params": [p for layer in others for p in layer.parameters()]},
+                {"params": [p for layer in others for p in layer.parameters()], "lr": lr},
             ]
             optimizer = bsam.BSAM(sgd(groups), plain.model, rho_max=rho, rho_min=rho, passes=passes)
             optimizer.backward(plain.loss)

@@ -240,12 +240,13 @@ class Vector:
 
     @torch.no_grad()
     def evaluate_(self, *, copy: bool = False) -> Vector:
-        """Return this vector as a single term, written over the first scratch term, which must not be used again.
+        """Return this vector as a single term, written over the first term if that is scratch: do not use it again.
 
         With ``copy`` it is in new memory, but later results are the same bit for bit.
         """
-        target = next(term for term in self.terms if term.scratch)
-        buckets = self._evaluated(copy=True) if copy else self._written_over(target)
+        target = next(iter(self.terms))
+        in_place = target.scratch and not copy
+        buckets = self._written_over(target) if in_place else self._evaluated(copy=True)
         return self._with({Term(buckets, True, target.kept): 1.0})
 
     def _written_over(self, target: Term) -> BucketedTensors:

@@ -35,7 +35,7 @@ class Eigenvalues:
     converged: np.bool_
     products: int
     vectors: tuple[Vector, ...] | None = None
-    note: str = ""  #: which batches were computed without a recording, and why (see HessianOperator.linearized)
+    note: str = ""  #: how many batches were computed without a recording, and why (see HessianOperator.linearized)
 
     def __repr__(self) -> str:
         converged = "converged" if self.converged else "not converged"

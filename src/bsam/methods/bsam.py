@@ -186,10 +186,13 @@ class BSAM(SharpnessAware):
     def ratio_of_radii(self) -> Coefficient:
         """Return ``rho_min / rho_max``: one number if it is the same in all groups that are perturbed.
 
-        It then applies to the other groups, too: their gradients change only because the perturbed groups move.
+        The other groups get the first perturbed group's ratio: their gradients change only because other groups move.
         """
         ratios = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max"))
-        groups = zip(ratios, self.param_groups, strict=True) if isinstance(ratios, PerGroup) else ()
-        perturbed = [k for k, group in groups if group.get(PERTURB, True)]
-        alike = bool(perturbed) and all(isinstance(k, float) and k == perturbed[0] for k in perturbed)
-        return perturbed[0] if alike else ratios
+        if not isinstance(ratios, PerGroup):
+            return ratios
+        moved = [group.get(PERTURB, True) for group in self.param_groups]
+        first, *others = (k for k, perturbed in zip(ratios, moved, strict=True) if perturbed)
+        if all(isinstance(k, float) and k == first for k in others):
+            return first
+        return PerGroup(k if perturbed else first for k, perturbed in zip(ratios, moved, strict=True))
