@@ -242,7 +242,7 @@ class Vector:
     def evaluate_(self, *, copy: bool = False) -> Vector:
         """Return this vector as a single term, written over the first scratch term, which must not be used again.
 
-        With ``copy`` it is in new memory, but later results are the same bit for bit.
+        With ``copy``, the result is in new memory, and everything computed from it stays the same, bit for bit.
         """
         target = next(term for term in self.terms if term.scratch)
         buckets = self._evaluated(copy=True) if copy else self._written_over(target)
