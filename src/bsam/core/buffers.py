@@ -16,7 +16,7 @@ _Group = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 class Buffers:
-    """Start every pass of a step with the buffers from before the step, and end with those that the first pass left.
+    """Start every pass of a step with the buffers from before it; end the step with those that the first pass left.
 
     The statistics of batch norm, the vectors of spectral norm and other running averages are thus updated once per
     step, and all passes evaluate the same function, whether a buffer is written in place or replaced. All buffers are

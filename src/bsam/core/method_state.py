@@ -67,7 +67,7 @@ class MethodState:
                     group[name] = value
 
     def recall(self, name: str, weights: Weights) -> Vector | None:
-        """Return the vector stored under ``name``, zero for parameters without an entry; None if there are none."""
+        """Return the vector stored under ``name``, zero for parameters without an entry; None if all are without."""
         stored = [self._tensors[p].get(name) for p in weights.params]
         if all(t is None for t in stored):
             return None

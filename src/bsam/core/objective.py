@@ -164,9 +164,9 @@ class Objective:
     def grads(self, *points: Vector) -> list[Vector]:
         """Return the gradients at several points.
 
-        They are computed in turn, unless ``side_by_side`` is set and a CUDA graph is being captured. Then two streams
-        work at the same time: all points except the first are evaluated on the second stream, with other copies of the
-        parameters and buffers.
+        They are computed in turn. While a CUDA graph is captured, ``side_by_side`` allows two streams to work at the
+        same time: all points except the first are evaluated on the second stream, with other copies of the parameters
+        and buffers.
         """
         if not self._can_run_side_by_side():
             return [self.grad(at=at) for at in points]
@@ -175,7 +175,7 @@ class Objective:
         second.wait_stream(current)
         with self._weights.elsewhere(in_backup=True):
             gradients = [self.grad(at=first)]
-            gradients[0].norm()  # stored: most methods need it, and here it does not wait for the other stream
+            gradients[0].norm()  # cached: most methods need it, and later it would wait for the other stream
         # The old check keeps graphs of earlier passes alive, and with them the parameters' AccumulateGrad nodes. These
         # run on the stream that created them; without the old check, the second stream creates new ones.
         self._graph_check = GraphCheck(self._weights.params)
@@ -190,8 +190,8 @@ class Objective:
     def _can_run_side_by_side(self) -> bool:
         """Whether :meth:`grads` may use two streams.
 
-        Only after the first pass of the step, at ``w``: later passes start from saved weights and buffers, so they can
-        run in other memory.
+        Only after the first pass of the step, and only from ``w``: later passes start from saved weights and buffers,
+        so they can run in other memory.
         """
         return (
             self._side_by_side
@@ -210,7 +210,7 @@ class Objective:
         Args:
             at: the displacement; None is ``w`` itself.
             subset: the samples to use; the closure is called with these indices.
-            wrt: one flag per parameter; the other gradients are not computed and count as zero.
+            wrt: one flag per parameter; if False, its gradient counts as zero and, except with FSDP, is not computed.
         """
         if wrt is not None and not any(wrt):
             return self.value(at, subset=subset), self._take_gradient()
@@ -225,7 +225,7 @@ class Objective:
         return self._remember_first_loss(loss), gradient
 
     def evaluated(self, v: Vector) -> Vector:
-        """Return a combination of gradients as a single term, written over the first of them: do not use it again.
+        """Return a combination of gradients as a single term. This overwrites the first gradient: do not use it again.
 
         If an observer reads the gradients, the result is in new memory.
         """

@@ -108,7 +108,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             on the CPU and on CUDA devices; after the step the generators are where one pass would have left them.
             With False, every pass draws new numbers. Python's ``random``, NumPy and generators that the closure
             creates draw new numbers in every pass either way. In a CUDA graph, passes share their draws only if
-            :meth:`generators` were registered with the graph.
+            the :meth:`generators` were registered with the graph.
     """
 
     model: nn.Module | None
@@ -233,7 +233,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self.param_groups[0][name] if name in self.numbers else self._method_state.recall(name, self._weights)
 
     def mean_over_ranks(self, number: float) -> float:
-        """Return a number that all DDP ranks agree on: under ``no_sync`` the mean, otherwise the number itself."""
+        """Return the mean of a number over DDP ranks under ``no_sync``, otherwise the number itself.
+
+        All ranks get the same result, except with ``m_sharpness``.
+        """
         return self.ranks.mean(number)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
@@ -360,7 +363,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return () if self.model is None else (self.model, *self.others)
 
     def _make_called_modules(self) -> CalledModules:
-        """Return the called modules, with the parameters in ``base``, which a step does not freeze."""
+        """Return the called modules for one step, which freezes parameters that are not in ``base``."""
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
         return CalledModules(self.called_modules, known)
 
@@ -453,7 +456,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._step_state, self._itself = StepState(), weakref.ref(self)
         self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
-        self._check_batch_norm = self.model is None  # in the first backward: nothing would restore its statistics
+        self._check_batch_norm = self.model is None  # first backward only: its statistics would not be restored
         self._reset()
 
     def _reset(self) -> None:

@@ -23,9 +23,9 @@ class Ranks:
     DDP and FSDP average the gradients of every pass, so that each rank perturbs along the gradient of the whole batch.
     With ``m_sharpness`` each rank perturbs along its own gradient instead, and only the direction is averaged.
 
-    A wrapper that is created after the optimizer is found when the closure calls it, or when ``backward`` runs inside
-    its forward, as in some frameworks. In the second case DDP's reducer does not see the passes, so this class averages
-    their gradients.
+    If the wrapper is created after the optimizer, it is found when the closure calls it, or when ``backward`` runs
+    inside its forward, as in some frameworks. In the second case DDP's reducer does not see the passes, so this class
+    averages their gradients.
     """
 
     def __init__(self, model: nn.Module | None, m_sharpness: bool) -> None:
@@ -109,7 +109,7 @@ class Ranks:
             yield
 
     def mean(self, number: float) -> float:
-        """Return the mean of a number over ranks under the user's ``no_sync``; otherwise it is equal on all ranks."""
+        """Return the mean of a number over ranks under the user's ``no_sync``; otherwise the number itself."""
         return mean([number], [self.ddp.process_group], self.ddp.device)[0] if self.under_no_sync else number
 
     def mean_losses(self, losses: list[float], mesh: Any) -> list[float]:

@@ -103,7 +103,7 @@ def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
 
 
 def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: float) -> Scalar:
-    """Interpolate linearly from ``floor`` at ``lr_min`` to ``top`` at ``lr_max``, clamped (Eq. rho_change).
+    """Interpolate linearly from ``floor`` at ``lr_min`` to ``top`` at ``lr_max``, clamped, as in the BSAM paper.
 
     If the learning rate is a 0-dim tensor, so is the result, on the same device.
 

@@ -242,7 +242,7 @@ class Vector:
     def evaluate_(self, *, copy: bool = False) -> Vector:
         """Return this vector as a single term, written over the first term if that is scratch: do not use it again.
 
-        With ``copy`` it is in new memory, but later results are the same bit for bit.
+        With ``copy``, the result is in new memory, and everything computed from it stays the same, bit for bit.
         """
         target = next(iter(self.terms))
         in_place = target.scratch and not copy

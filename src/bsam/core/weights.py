@@ -112,10 +112,11 @@ class GradientMemory:
     """Decide where the gradients of a step are stored, which of them may be overwritten, and which are copied.
 
     A pass leaves its gradient in ``p.grad``. :meth:`take` turns it into a vector without a copy; evaluating the
-    direction may overwrite it. Gradients are copied only if their memory will be written again, by DDP's buckets or the
-    CUDA graphs of ``torch.compile``. On the CPU, allocating costs more than copying: before the next pass, the gradient
-    is copied to memory that is kept between steps and its tensors are freed, so that the allocator gives them to the
-    next pass. The direction therefore overwrites the last gradient on the CPU, and the first one elsewhere.
+    direction may overwrite it. Gradients are copied only if DDP or the CUDA graphs of ``torch.compile`` may write to
+    their memory again, or if their strides differ from the parameter's. On the CPU, allocating costs more than copying:
+    before the next pass, the gradient is copied to memory that is kept between steps and its tensors are freed, so that
+    the allocator gives them to the next pass. The direction therefore overwrites the last gradient on the CPU, and the
+    first one elsewhere.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class OptimizerWrapper(Optimizer):
 
     vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
     numbers: ClassVar[tuple[str, ...]] = ()  # names of the numbers that it remembers
-    scheduled_radii: ClassVar[dict[str, str]] = {}  # names of radii that follow the learning rate: their floors
+    scheduled_radii: ClassVar[dict[str, str]] = {}  # from radii that follow the learning rate to their floors
 
     base: Optimizer
     settings: dict[str, Any]

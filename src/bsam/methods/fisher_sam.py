@@ -15,7 +15,7 @@ from ..core.vector import Vector
 
 
 class FisherSAM(SharpnessAware):
-    r"""Fisher SAM: a neighbourhood in the metric of the (diagonal) Fisher information; steep coordinates move less.
+    r"""Fisher SAM: SAM in the metric of the (diagonal) Fisher information; steep coordinates move less than in SAM.
 
     .. math::
         d = \nabla L(w + \rho\, F^{-1} g / \sqrt{\langle g, F^{-1} g \rangle}), \qquad g = \nabla L(w)
