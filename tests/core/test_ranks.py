@@ -105,9 +105,10 @@ def test_quantized_networks(scheme, method, ranks):
             assert_close(buffers, wanted)
 
 
-@pytest.mark.parametrize("method", two_ranks.ROUTED)
-def test_ranks_may_use_different_parameters(method, ranks):
+@pytest.mark.parametrize("case", [*two_ranks.ROUTED, "accumulate"])
+def test_ranks_may_use_different_parameters(case, ranks):
     """One process computes the mean loss over both halves of the batch, each with its head."""
+    method = "bsam" if case == "accumulate" else case
     model = two_ranks.Routed()
     optimizer = two_ranks.build(method, model)
     x, y = two_ranks.batch()
@@ -118,8 +119,13 @@ def test_ranks_may_use_different_parameters(method, ranks):
             uses_first = (halves[: len(x)] == (t % 2 == 1))[:, None]
             return torch.where(uses_first, model(x, 0), model(x, 1))
 
-        optimizer.step(two_ranks.closure(method, both_heads, x, y))
-    assert_close(of_both(ranks, f"routed-{method}"), weights_of(model))
+        optimizer.zero_grad()
+        for rank in (0, 1) if case == "accumulate" else ():  # under no_sync, each rank has its own direction
+            half = (part.chunk(2)[rank] for part in (x, y))
+            optimizer.backward(two_ranks.closure(method, lambda x, h=(rank + t) % 2: model(x, h), *half, factor=0.5))
+        optimizer.backward(two_ranks.closure(method, both_heads, x, y))
+        optimizer.step()
+    assert_close(of_both(ranks, f"routed-{case}"), weights_of(model))
 
 
 def test_buffers_that_change_the_loss(ranks):

@@ -386,13 +386,19 @@ class Routed(nn.Module):
         return self.heads[head](self.trunk(x).tanh())
 
 
-def routed(rank: int, method: str) -> dict:
-    """The ranks use different parameters, and swap them in the next step."""
+def routed(rank: int, method: str, accumulate: bool = False) -> dict:
+    """The ranks use different parameters, and swap them in the next step; ``accumulate`` adds a call under no_sync."""
     model = DistributedDataParallel(Routed(), find_unused_parameters=True)
     optimizer = build(method, model)
     x, y = (t.chunk(2)[rank] for t in batch())
     for t in range(STEPS):
-        optimizer.step(closure(method, lambda x, t=t: model(x, (rank + t) % 2), x, y))
+        loss = closure(method, lambda x, t=t: model(x, (rank + t) % 2), x, y)
+        optimizer.zero_grad()
+        if accumulate:
+            with model.no_sync():
+                optimizer.backward(loss)
+        optimizer.backward(loss)
+        optimizer.step()
     return {"weights": [p.detach() for p in model.parameters()]}
 
 
@@ -474,6 +480,7 @@ CASES = {
     },
     "adversarial": adversarial,
     **{f"routed-{method}": partial(routed, method=method) for method in ROUTED},
+    "routed-accumulate": partial(routed, method="bsam", accumulate=True),
     "spectral": spectral,
     "check": check_findings,
     "decisions": synchronized_decisions,

@@ -144,7 +144,7 @@ class Ranks:
 
     def has_grad_on_any_rank(self, has_grad: list[bool]) -> list[bool]:
         """Return which parameters got a gradient on any rank. If DDP reduces every pass, this is already known."""
-        if self.ddp is None or not (self.m_sharpness and self.ddp.find_unused_parameters):
+        if self.ddp is None or self.reduces_each_pass or not self.ddp.find_unused_parameters:
             return has_grad
         flags = torch.tensor(has_grad, dtype=torch.int32, device=self.ddp.device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.ddp.process_group)

@@ -18,7 +18,7 @@ from ..data.pose.augment import POSE_AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "holdout", "test"]
-MAX_SEED = 2**63 - 1  # numpy accepts larger seeds, torch does not
+MAX_SEED = 2**63 - 1  # seeds are stored as 64-bit integers
 
 
 def setting(default: T, help: str, check: Check) -> T:
