@@ -168,7 +168,8 @@ class DatasetLoss:
         """Return an error message if ``loss_fn`` is not a mean over the ``n`` samples of a batch, else None.
 
         The loss of the batch is compared with the losses of its halves. If the outputs do not have one row per sample,
-        the model runs on halves of the inputs, only in eval mode. Batches that cannot be halved are not checked.
+        the model runs again on halves of the inputs; with ``mode="train"``, such batches are not checked. Neither are
+        batches that cannot be halved.
         """
         by_row = all(has_rows(t, n) for t in tree_leaves(out))
         try:

@@ -83,8 +83,8 @@ class Recording:
     ) -> tuple[BatchProduct, int]:
         """Return the product function of a batch and the bytes it stores; raise if it differs from the plain product.
 
-        They can differ if Python code reads values from the batch (sizes, numbers, branches): the graph treats them as
-        constants.
+        They can differ if Python code uses values computed from the batch (such as ``.item()`` or sizes, or branches on
+        them), because the graph treats these as constants.
         """
         x, y, _ = batch
         shape = recorder.shape(x, y)

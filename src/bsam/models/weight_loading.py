@@ -89,7 +89,7 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
 
 
 def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of the classifier, and the others under their names in a backbone."""
+    """Return the tensors of the classifier, and the others with ``backbone.`` in front of their names."""
     with torch.device("meta"):
         classifier = f"{head_name(model_entry(backbone).build())}."
     left_out = {key: t for key, t in tensors.items() if key.startswith(classifier)}
@@ -129,7 +129,7 @@ def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], sou
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
     if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:MAX_NAMES])})" for kind, keys in kinds.items() if keys]:
-        raise BsamValueError(f"{source} does not fit {name}, nothing was loaded. Tensors: {'; '.join(wrong)}")
+        raise BsamValueError(f"{source} does not fit {name}; nothing was loaded. Tensors: {'; '.join(wrong)}")
 
 
 def _first_line(error: Exception) -> str:

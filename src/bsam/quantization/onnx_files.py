@@ -31,9 +31,9 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
 
     Weights of up to 4 bits are stored as INT4, two codes to a byte, others as INT8; DequantizeLinear multiplies them by
     the scales of the output channels. Layer inputs pass through QuantizeLinear and DequantizeLinear, with type UINT4
-    for 4 bits and UINT8 for 8. Other numbers of bits have no ONNX type and use UINT8 after a Clip to the range of the
-    codes. Scales, biases and everything else, such as batch norm, are float32. A 4-bit ResNet-18 takes 0.13 times the
-    size of the float one.
+    for 4 bits and UINT8 for 8. Other numbers of bits have no type in opset 21 and use UINT8 after a Clip to the range
+    of the codes. Scales, biases and everything else, such as batch norm, are float32. A 4-bit ResNet-18 takes 0.13
+    times the size of the float one.
 
     The file accepts any batch size; the other sizes are those of ``x``. Needs the extra ``onnx``.
 
@@ -162,7 +162,8 @@ def _traced(model: nn.Module, x: Tensor) -> bytes:
                 verbose=False,
             )
             _narrow(program.model.graph)
-            program.optimize()  # after _narrow, as it merges equal tensors, including zero points of different types
+            # after _narrow, because it merges equal tensors, and until then all zero points are UINT8
+            program.optimize()
             _keep_activations(program.model.graph)
     except Exception as error:  # the model's code may raise anything on symbolic values
         raise BsamValueError(

@@ -45,11 +45,11 @@ def quantization_notes(run: Run) -> list[str]:
 
     Example:
         >>> quantization_notes(quantization("short")[0])[0]  # doctest: +ELLIPSIS
-        'Full precision: the float network, trained with SGD. The rows below begin with it and train 12 more ...'
+        'Full precision: the float network, trained with SGD. The rows below start from it and train 12 more ...'
     """
     more = {scale_of(name).settings.get("epochs", Run.epochs): epochs for name, epochs in EPOCHS.items()}[run.epochs]
     return [
-        f"{FULL_PRECISION}: the float network, trained with SGD. The rows below begin with it and train {more} more "
+        f"{FULL_PRECISION}: the float network, trained with SGD. The rows below start from it and train {more} more "
         f"epochs, with {BITS}-bit weights and layer inputs (8 bits in the first and the last layer) and learned scales "
         "(LSQ).",
         "λmax: the largest eigenvalue of the Hessian of the training loss; for quantized networks it is "

@@ -13,7 +13,7 @@ from ..training.config import BASE, Run
 from ..training.run_dir import run_dir_name
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
-TUNING_FACTORS = (0.5, 1, 2, 4)  # on the paper's radii
+TUNING_FACTORS = (0.5, 1, 2, 4)  # multiples of a run's radii
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Tuning:
 
 
 def radius_tuning() -> Tuning:
-    """Return a choice among multiples of a run's radii, by the score on held-out training samples."""
+    """Return a tuning that chooses among multiples of a run's radii by the score on held-out training samples."""
     return Tuning(radius_candidates, "holdout", tuple(f"x {factor:g}" for factor in TUNING_FACTORS))
 
 
 def radius_candidates(run: Run) -> list[dict[str, Any]]:
-    """Return the arguments of a run with all radii (for SAF and MESA the weight of their loss) times each factor."""
+    """Return, for each factor, the run's arguments with all radii (SAF, MESA: the loss weight) multiplied by it."""
     if run.method == BASE:
         return []
     defaults = inspect.signature(METHODS[run.method]).parameters
