@@ -93,7 +93,7 @@ def test_one_seed_leaves_claims_open(other, verdicts):
         verdict = verdicts[f"BSAM better than {other}: {title}", MATCHED]
         assert verdict.outcome == "open"
         assert verdict.more_seeds > 0
-        assert "With one seed, only more than" in verdict.evidence
+        assert "With one seed, only a difference of more than" in verdict.evidence
     assert verdicts[f"BSAM better than SAM: {HUNDRED}", PAPER].outcome == "open"
 
 

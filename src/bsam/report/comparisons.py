@@ -117,13 +117,15 @@ class Comparison:
         limit = 2 * t_quantile(LEVEL, df) * math.sqrt(2) * std
         chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range, from the spread over seeds of {rows})"
         if abs(d.mean) > limit:
-            return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, f" One seed, but more than {chance}.", None
-        return OPEN, f" With one seed, only more than {chance} would count.", seeds_needed(d, math.sqrt(2) * std)
+            note = f" One seed, but a difference of more than {chance}."
+            return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, note, None
+        note = f" With one seed, only a difference of more than {chance} would count."
+        return OPEN, note, seeds_needed(d, math.sqrt(2) * std)
 
     def _spread(self) -> tuple[float, int, str] | None:
         """Return the pooled standard deviation over seeds, its degrees of freedom, and its rows in words.
 
-        The rows are those of the experiment; if they have too few seeds, all rows of the network with the same unit.
+        The rows are those of the experiment, or, if these have too few seeds, all rows with the same network and unit.
         """
         first, found = self.ours[0], None
         for same in (

@@ -57,7 +57,7 @@ class LandscapeInfo:
 
 
 def landscape_info(landscapes: Mapping[str, Landscape], group: str = "") -> list[LandscapeInfo]:
-    """Return centre, extremes and the share of the plane near the centre's loss.
+    """Return the loss at the centre, its extremes, and the share of the grid where it is close to the centre's.
 
     Args:
         landscapes: two-dimensional landscapes, by title.
@@ -215,7 +215,8 @@ def _label(ax: Any, info: LandscapeInfo) -> None:
 def _levels(infos: Sequence[LandscapeInfo]) -> tuple[Array, dict[str, Any]]:
     """Return levels for all models, denser near the bottom, and colours in equal steps between them.
 
-    Levels end at twice the height of the flattest model: otherwise a steep model would leave few levels for the others.
+    Levels end at the highest loss, or at twice the height of the flattest model if that is lower: otherwise a steep
+    model would leave few levels for the others.
     """
     from matplotlib.colors import PowerNorm
 

@@ -31,7 +31,7 @@ from .records import Record
 BINS = 25
 DECADES = 6  # shown below the peak of a density
 LEVELS = 12
-STEEPNESS = 2.0  # heights are coloured by this root, to resolve the bottom
+STEEPNESS = 2.0  # colours follow height ** (1 / STEEPNESS), to resolve the bottom
 MAX_SURFACES = 12  # browsers draw at most 16 at a time
 
 
@@ -164,7 +164,7 @@ def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray
 
 
 def _landscape(experiment: Experiment, kind: str) -> Figure | None:
-    """Return contours or surfaces on one scale, from the lowest loss to twice the height of the flattest network.
+    """Return contours or surfaces on one scale, up to at most twice the height of the flattest network.
 
     Without this limit, a steep network would leave few levels for the others.
     """

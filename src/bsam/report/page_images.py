@@ -146,7 +146,7 @@ def _skeleton_items(predicted: Predicted, name: str) -> list[dict[str, Any]]:
 
 
 def _lines(parts: NDArray[Any], skeleton: Skeleton, shown: NDArray[np.bool_]) -> list[list[Any]]:
-    """Return colour and ends of the lines between joints, in parts of the picture's width and height."""
+    """Return the colour and the ends of each line between joints, as fractions of the picture's width and height."""
     shown = shown & np.isfinite(parts).all(axis=1)
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
     ends = (parts[list(edge)].reshape(-1).tolist() for edge in edges)

@@ -29,7 +29,7 @@ class Record:
         passes: the forward and backward passes per step.
         seconds: the median seconds per epoch; None if unknown or if runs shared the GPU.
         radius: the total radius: rho, or rho_max + rho_min.
-        chosen: how the radius was chosen, in words; empty if there is none.
+        chosen: how the radius or tuned settings were chosen, in words; empty if there are none or that is unknown.
         published: the published number.
         settings: all settings of the run; empty for a row of a CSV file.
         probe: the probe's readings.

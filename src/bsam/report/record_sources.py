@@ -61,7 +61,7 @@ class Source:
     Args:
         run: the settings.
         path: the run directory or the file with its metrics.
-        folder: the folder that holds it, and also the runs that tuned its settings.
+        folder: the folder that holds this run and the runs that tuned its settings.
         epochs: the metrics of each epoch; only the last one if the others were not kept.
         diverged: why it diverged; None otherwise.
         span: when and on which devices it was trained; None if that is unknown.

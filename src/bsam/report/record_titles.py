@@ -119,7 +119,7 @@ def published_numbers(run: Run) -> dict[str, Published]:
 
 
 def paper_variant(run: Run) -> str | None:
-    """Return the variant that a run belongs to if it has the radii that the paper uses on its data; otherwise None.
+    """Return the variant whose arguments at the paper's radii are exactly those of a run; None if there is none.
 
     Example:
         >>> (
@@ -154,7 +154,7 @@ def published_for(run: Run, tuned: bool) -> float | None:
 
 
 def radius_choice(run: Run, tuned: bool) -> str:
-    """Return how the radius of a run was chosen; empty if it has none."""
+    """Return how a run's radius or tuned settings were chosen; empty if it has neither."""
     if tuned:
         return TUNED
     values = all_arguments(run.method, run.arguments)
@@ -251,8 +251,8 @@ def _entry_title(entry: Callable[[str], Any], name: str) -> str:
 def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[str] = ()) -> list[str]:
     """Return the row of each run of an experiment: its method, and what separates it from others of that name.
 
-    In an experiment of the paper, methods at the paper's radii have their name only, and SAM at BSAM's total radius is
-    SAM (sum) however its radius was given.
+    In the paper's experiments, the row of a method at the paper's radii is just its name. If BSAM has such a row, SAM
+    at BSAM's total radius is SAM (sum), no matter how its radius was given.
 
     Args:
         runs: all runs of the experiment.
