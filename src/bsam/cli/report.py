@@ -123,7 +123,7 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
         except BsamValueError as error:
             if not served:
                 raise
-            waits = f"{error}. Until a run has it, the others are compared with the base optimizer."
+            waits = f"{error}. Until a run of this method appears, the baseline is the base optimizer."
             records = replace(records, problems=(*records.problems, waits))
     return page_data(records, baseline=arguments.baseline, version=version, **title), records
 

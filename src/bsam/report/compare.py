@@ -28,7 +28,7 @@ class ComparedMethod:
         more_seeds: how many more seeds would decide whether the difference is more than chance, if its mean and spread
             stay the same; None if it is decided or cannot be estimated.
         diverged: the number of runs that diverged.
-        unfinished: the number of runs that are not finished.
+        unfinished: the number of runs that have neither finished nor diverged.
         radius: the total radius: rho, or rho_max + rho_min; None if the method has none.
         chosen: how the radius was chosen: ``"tuned on held-out samples"`` or ``"not tuned"``.
         passes: forward and backward passes per step.
@@ -77,7 +77,7 @@ class ComparedMethod:
 
     @property
     def gain(self) -> float:
-        """The mean difference to the baseline, without rounding errors; 0 if there is none."""
+        """The mean difference from the baseline, without rounding errors; 0 if there is none."""
         return 0.0 if self.difference is None else round(self.difference.mean, 9)
 
 

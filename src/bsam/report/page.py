@@ -40,7 +40,7 @@ def page_data(
     Args:
         records: the runs.
         baseline: the method that others are compared with: a row of a table, or a name such as ``"sam"``. If None, and
-            in experiments without this method, the baseline is the base optimizer.
+            in experiments without this method, it is the base optimizer, or the first method if there is none.
         title: the title of the page.
         version: a served page reloads itself when the server's version is no longer this one; None for a file.
     """

@@ -152,7 +152,7 @@ class RunWriter(RunDir):
                 self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
             if self._events is not None:
                 self._events.add(epochs[-1])
-            self._write_metrics(epochs, readings, sync=due)  # without a checkpoint, a resumed run repeats the epoch
+            self._write_metrics(epochs, readings, sync=due)  # epochs after the checkpoint are repeated on resume anyway
         self._context.barrier()
 
     def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
