@@ -30,7 +30,9 @@ DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default:
 
 
 def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Add one flag per setting. Flags that are not given are missing from the namespace: ``Run`` has the defaults.
+    """Add one flag per setting. Except for ``--set``, flags that are not given are missing from the namespace.
+
+    The defaults are those of ``Run``.
 
     Args:
         command: the command.
@@ -87,13 +89,13 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of parsed flags except the method's, with defaults that depend on other flags.
+    """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them.
 
     The default task is that of the data set. The default network is that of the weights, or of the data set. With
-    ``init``, network, data and image size default to those of the initial run. Networks of timm default to the
-    pretrained weights that timm downloads. Other defaults come from :data:`bsam.training.config.POSE` for pose,
-    :data:`bsam.training.config.QUANTIZED` with quantization, or :data:`bsam.training.config.FINE_TUNING` with
-    pretrained weights.
+    ``init``, network, data and image size default to those of the initial run; without it, networks of timm
+    default to the pretrained weights that timm downloads. Other defaults come from :data:`bsam.training.config.POSE`
+    for pose, :data:`bsam.training.config.QUANTIZED` with quantization, or
+    :data:`bsam.training.config.FINE_TUNING` with pretrained weights.
     """
     names = [field.name for field in fields(Run) if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
@@ -151,10 +153,10 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
         model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
     if model is None:
         if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
-            entry.image_files(data_dir)  # raises if the path is wrong, which is more likely
+            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
         raise BsamValueError(
             f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
-            "--weights a file of tools/convert_weights.py"
+            "--weights a file from tools/convert_weights.py"
         )
     return model
 

@@ -34,7 +34,7 @@ class MethodInfo:
 
     # For bsam.training.
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets
-    counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that count samples of the whole batch
+    counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that are divided by the number of processes
     single_process: ClassVar[str] = ""  # why the method needs a single process; empty if it does not
 
     @classmethod

@@ -190,8 +190,8 @@ class Objective:
     def _can_run_side_by_side(self) -> bool:
         """Whether :meth:`grads` may use two streams.
 
-        Only after the first pass of the step, and only from ``w``: later passes start from saved weights and buffers,
-        so they can run in other memory.
+        Only after the first pass of the step, because later passes start from saved weights and buffers and can
+        therefore run in other memory; and only while the parameters are at ``w``.
         """
         return (
             self._side_by_side
@@ -350,7 +350,7 @@ class Objective:
                 p.grad = g.clone() if p.grad is None else p.grad + g
 
     def _take_gradient(self, wrt: Sequence[bool] | None = None, *, without_reducer: bool = False) -> Vector:
-        """Return ``p.grad`` as a vector, without a copy, and set ``p.grad`` to None."""
+        """Return ``p.grad`` as a vector, copied only if necessary, and set ``p.grad`` to None."""
         params = self._weights.params
         grads = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
         for p in params:

@@ -31,7 +31,7 @@
 #    are as they were before ``backward``; the generators stay where the first pass left them, or, if the first pass
 #    raised, where it stopped.
 # 10. ``step`` moves the weights to the point to step from, runs the base optimizer on ``p.grad``, stores the remembered
-#     values, and counts.
+#     values, and counts the step.
 #
 # BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. They call
 # helpers: closure.py calls the closure; layout.py and foreach.py compute on lists of tensors; rng.py replays random
@@ -106,9 +106,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         m_sharpness: let each DDP rank perturb along its own gradient, and average only the direction.
         same_draws: let all passes of a step see the same random draws (dropout, noise) from torch's default generators,
             on the CPU and on CUDA devices; after the step the generators are where one pass would have left them.
-            With False, every pass draws new numbers. Python's ``random``, NumPy and generators that the closure
-            creates draw new numbers in every pass either way. In a CUDA graph, passes share their draws only if
-            the :meth:`generators` were registered with the graph.
+            With False, every pass draws new numbers. Python's ``random``, NumPy and other torch generators are
+            left alone either way. In a CUDA graph, passes share their draws only if the :meth:`generators` were
+            registered with the graph.
     """
 
     model: nn.Module | None
@@ -233,7 +233,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self.param_groups[0][name] if name in self.numbers else self._method_state.recall(name, self._weights)
 
     def mean_over_ranks(self, number: float) -> float:
-        """Return the mean of a number over DDP ranks under ``no_sync``, otherwise the number itself.
+        """Return a number computed from gradients or, under DDP's ``no_sync``, its mean over ranks.
 
         All ranks get the same result, except with ``m_sharpness``.
         """
@@ -363,7 +363,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return () if self.model is None else (self.model, *self.others)
 
     def _make_called_modules(self) -> CalledModules:
-        """Return the called modules for one step, which freezes parameters that are not in ``base``."""
+        """Return an object that, for one step, freezes the called modules' parameters that are not in ``base``."""
         known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
         return CalledModules(self.called_modules, known)
 
@@ -456,7 +456,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._step_state, self._itself = StepState(), weakref.ref(self)
         self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
-        self._check_batch_norm = self.model is None  # first backward only: its statistics would not be restored
+        self._check_batch_norm = self.model is None  # first backward only: BatchNorm statistics would not be restored
         self._reset()
 
     def _reset(self) -> None:

@@ -57,7 +57,7 @@ DATASETS: dict[str, KnownData] = {
 
 
 def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """Read a data set of images in arrays.
+    """Read a data set that stores its images in arrays.
 
     Args:
         name: one of :data:`DATASETS`, or ``module:function``.
@@ -84,6 +84,8 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
     """Download the files of a data set from its authors' site, unless :func:`load` would already find them.
 
+    Nothing happens for data sets that cannot be downloaded.
+
     Args:
         name: one of :data:`DATASETS`.
         folder: where :func:`load` then finds them; existing files are kept.
@@ -97,7 +99,7 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
 
 
 def check_data(names: Iterable[str], folder: Path | None) -> None:
-    """Raise if a data set needs the folder and it is missing or lacks files that could be downloaded into it.
+    """Raise if a data set needs a folder of files, and this folder does not exist or lacks files to download.
 
     The files are not read.
 

@@ -67,7 +67,7 @@ def check_labels(name: str, y: Tensor, classes: int) -> None:
 
 
 def count_classes(y: Tensor) -> int:
-    """Return the number of classes of training labels, each of which must occur."""
+    """Return the number of classes in the training labels; raise unless every class occurs."""
     counts = y.bincount()
     if not counts.all():
         missing = int((counts == 0).nonzero()[0])
@@ -103,4 +103,6 @@ def _as_tensor(name: str, kind: str, values: Array) -> Tensor:
     try:
         return torch.from_numpy(np.require(values, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:  # strings and objects; numbers in the byte order of other machines
-        raise BsamTypeError(f"{name} {kind} must be numbers, got an array of {values.dtype}") from error
+        raise BsamTypeError(
+            f"{name} {kind} must be numbers in native byte order, got an array of {values.dtype}"
+        ) from error

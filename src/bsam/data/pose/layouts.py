@@ -40,7 +40,7 @@ class PersonFiles:
         train: indices of the persons to train on.
         test: indices of the persons to test on.
         split: description of where the split comes from, for result tables.
-        left_out: a sentence for each person who is left out because a labelled joint, the box or the head is missing.
+        left_out: a sentence for each person who is left out, with the reason, such as no labelled joint.
     """
 
     name: str
@@ -71,7 +71,7 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     """List the persons of LSP Extended (Johnson and Everingham, 2011): one in each of 10,000 images, 14 joints.
 
     The data set has no test set: here, a tenth of the images, drawn with a fixed seed, is the test set. The file's
-    third row, "visible", says whether a joint is labelled: wherever it is 0, neither coordinate is positive. A box
+    third column, "visible", says whether a joint is labelled: wherever it is 0, neither coordinate is positive. A box
     encloses the labelled joints, plus 5 % of its longer side on each of its four sides; the boxes of the test set, too,
     come from the labels. Images without labelled joints, or with all of them in one place, are left out.
 
