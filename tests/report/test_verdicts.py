@@ -216,7 +216,7 @@ def test_one_seed_decides_only_above_what_other_rows_allow(sign):
         (verdict, *_) = verdicts_on([*made(A=A, C=C), record("B", 0, 90 + sign * factor * limit)])[::-1]
         assert (verdict.claim, verdict.outcome) == ("B better than A: E", outcome)
         assert (
-            f"more than {limit:.2f} points (twice the 95 % range, from the spread over seeds of 2 rows)"
+            f"more than {limit:.2f} points (twice the 95 % range of seed noise, estimated from 2 rows)"
             in verdict.evidence
         )
         assert (verdict.more_seeds is None) == (outcome != "open")
@@ -227,13 +227,13 @@ def test_one_seed_uses_other_experiments_if_its_own_has_too_few_seeds():
     network = {"settings": {"model": "resnet18"}}
     same = [replace(run, **network) for run in [*ours, *other]]
     (verdict,) = verdicts_on(same)
-    limit = f"{one_seed_limit([90.0, 91.0], C):.2f} points (twice the 95 % range, from the spread over seeds of"
+    limit = f"{one_seed_limit([90.0, 91.0], C):.2f} points (twice the 95 % range of seed noise, estimated from"
     assert f"{limit} 2 rows of this and other ResNet-18 experiments)" in verdict.evidence
     far = [record("D", seed, 100.0 * seed, experiment="G", unit="bits", **network) for seed in range(3)]
     assert verdicts_on([*same, *far])[0] == verdict
     (verdict,) = verdicts_on([replace(run, **network) for run in [*made(A=[90.0], B=[92.0]), *other]])
     assert f"{one_seed_limit(C):.2f} points" in verdict.evidence
-    assert "over seeds of 1 row of other ResNet-18 experiments)" in verdict.evidence
+    assert "estimated from 1 row of other ResNet-18 experiments)" in verdict.evidence
 
 
 def test_one_seed_does_not_use_experiments_with_other_networks():
@@ -242,7 +242,7 @@ def test_one_seed_does_not_use_experiments_with_other_networks():
     others += [replace(run, experiment="G", settings={"model": "resnet50"}) for run in others]
     (verdict,) = verdicts_on([*ours, *others])
     assert f"{one_seed_limit([90.0, 91.0]):.2f} points" in verdict.evidence
-    assert "over seeds of 1 row)" in verdict.evidence
+    assert "estimated from 1 row)" in verdict.evidence
     theirs = [replace(run, settings={}) for run in ours]  # two rows of CSV files do not share a network, either
     assert verdicts_on([*theirs, *others])[0].evidence == verdict.evidence
     (verdict,) = verdicts_on([*made(A=[90.0], B=[92.0]), *others])

@@ -32,7 +32,7 @@ DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default:
 def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """Add one flag per setting. Except for ``--set``, flags that are not given are missing from the namespace.
 
-    The defaults are those of ``Run``.
+    The help shows the defaults, which come from ``Run`` and :func:`settings_of`.
 
     Args:
         command: the command.

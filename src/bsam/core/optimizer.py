@@ -233,7 +233,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self.param_groups[0][name] if name in self.numbers else self._method_state.recall(name, self._weights)
 
     def mean_over_ranks(self, number: float) -> float:
-        """Return a number computed from gradients or, under DDP's ``no_sync``, its mean over ranks.
+        """Average a number computed from gradients over ranks under DDP's ``no_sync``; otherwise return it unchanged.
 
         All ranks get the same result, except with ``m_sharpness``.
         """

@@ -99,7 +99,7 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
 
 
 def check_data(names: Iterable[str], folder: Path | None) -> None:
-    """Raise if a data set needs a folder of files, and this folder does not exist or lacks files to download.
+    """Raise if a data set needs a folder, and this one is None, does not exist or lacks files that can be downloaded.
 
     The files are not read.
 

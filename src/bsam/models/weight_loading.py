@@ -110,7 +110,7 @@ def check_model(path: Path, name: str) -> None:
 
 
 def check_download(name: str) -> str:
-    """Return a network's name in timm; raise if the network is not from timm, which downloads the weights."""
+    """Return a network's name in timm; raise if it is not a timm network, as only those have weights to download."""
     network = timm_name(model_entry(name).name)
     if network is None:
         raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")

@@ -41,7 +41,7 @@ class Tuning:
         Args:
             run: the run whose settings are chosen.
             runs: the runs of the recipe. If ``run`` starts from the weights of one of them, its tuning runs start
-                from that run's tuning run, which was not trained on the evaluation data either.
+                from a tuning run of that one, so that no weights were trained on the evaluation data.
         """
         trials = [self.run(run, **candidate) for candidate in self.settings(run)]
         initial = [run_dir_name(self.run(earlier)) for earlier in runs if run_dir_name(earlier) == run.init]

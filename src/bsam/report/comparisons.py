@@ -115,7 +115,7 @@ class Comparison:
             return OPEN, " One seed decides nothing, and no comparable row has several.", None
         std, df, rows = spread
         limit = 2 * t_quantile(LEVEL, df) * math.sqrt(2) * std
-        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range, from the spread over seeds of {rows})"
+        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range of seed noise, estimated from {rows})"
         if abs(d.mean) > limit:
             note = f" One seed, but a difference of more than {chance}."
             return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, note, None

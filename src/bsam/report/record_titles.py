@@ -1,4 +1,4 @@
-"""What runs are called on a page: the experiment that they belong to, their row, and the published number."""
+"""The experiment and the row that a run belongs to on a page, their titles, and the published numbers."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _entry_title(entry: Callable[[str], Any], name: str) -> str:
 
 
 def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[str] = ()) -> list[str]:
-    """Return the row of each run of an experiment: its method, and what separates it from others of that name.
+    """Return the row title of each run: its method, and the settings that set it apart from others of that method.
 
     In the paper's experiments, the row of a method at the paper's radii is just its name. If BSAM has such a row, SAM
     at BSAM's total radius is SAM (sum), no matter how its radius was given.
