@@ -1,4 +1,4 @@
-"""The experiment and the row that a run belongs to on a page, their titles, and the published numbers."""
+"""Which experiment and which row of a report page a run belongs to, their titles, and the published numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_trial(run: Run) -> bool:
 
 
 def all_arguments(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a method, with defaults for those not given; a floor equal to rho counts as none."""
+    """Return all arguments of a method, with defaults for those not given; a rho_floor equal to rho becomes None."""
     values = {**_defaults(method), **given}
     if values.get("rho_floor") is not None and values["rho_floor"] == values.get("rho"):
         values["rho_floor"] = None
@@ -137,12 +137,12 @@ def paper_variant(run: Run) -> str | None:
 
 
 def of_paper(run: Run) -> bool:
-    """Return whether the paper has numbers for a run's experiment, or it is the pose experiment on PHOTOGRAPHS."""
+    """Return whether a run's experiment has published numbers or is the paper's pose experiment on PHOTOGRAPHS."""
     return bool(published_numbers(run)) or (published_table(run) is POSE and run.data in PHOTOGRAPHS)
 
 
 def published_for(run: Run, tuned: bool) -> float | None:
-    """Return the published number for a run at the paper's or at tuned radii; None if there is none."""
+    """Return the published number for a run that has the paper's radii or tuned ones; None if there is none."""
     name = variant_of(run).name if tuned else paper_variant(run)
     numbers = published_numbers(run)
     number = numbers.get("bsam" if name in BSAMS else name or "")
@@ -203,7 +203,7 @@ def tuned_settings(trials: Sequence[Run]) -> set[str]:
 
 
 def experiment_titles(keys: Mapping[str, Run]) -> dict[str, str]:
-    """Return the title of each experiment by its key; settings that separate equal titles are added.
+    """Return the title of each experiment by its key; equal titles get the settings in which the experiments differ.
 
     Args:
         keys: a run of each experiment, by its key.
@@ -252,7 +252,7 @@ def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[st
     """Return the row title of each run: its method, and the settings that set it apart from others of that method.
 
     In the paper's experiments, the row of a method at the paper's radii is just its name. If BSAM has such a row, SAM
-    at BSAM's total radius is SAM (sum), no matter how its radius was given.
+    with BSAM's total radius, fixed, is SAM (sum), whether or not ``rho_floor`` was given.
 
     Args:
         runs: all runs of the experiment.
