@@ -252,7 +252,7 @@ def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[st
     """Return the row title of each run: its method, and the settings that set it apart from others of that method.
 
     In the paper's experiments, the row of a method at the paper's radii is just its name. If BSAM has such a row, SAM
-    with BSAM's total radius, fixed, is SAM (sum), whether or not ``rho_floor`` was given.
+    with a fixed radius equal to BSAM's total radius is titled SAM (sum), with or without ``rho_floor``.
 
     Args:
         runs: all runs of the experiment.
