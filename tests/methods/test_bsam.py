@@ -206,16 +206,15 @@ def test_two_passes_lose_few_digits_where_g_min_nearly_vanishes(remains, n, devi
 
 
 @pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["number", "tensor"])
-def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain, lr):
+@pytest.mark.parametrize("split", [False, True])
+def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain, lr, split):
     """Its gradient changes as the others move: with two passes the error falls with the square of the radii."""
-    first, *others = plain.model.children()
+    first, second, third = (list(layer.parameters()) for layer in plain.model if isinstance(layer, torch.nn.Linear))
+    others = [second, third] if split else [second + third]
     directions = {}
     for rho in (0.02, 0.01):
         for passes in (2, 3):
-            groups = [
-                {"params": list(first.parameters()), "perturb": False},
-                {"params": [p for layer in others for p in layer.parameters()], "lr": lr},
-            ]
+            groups = [{"params": first, "perturb": False}, *({"params": params, "lr": lr} for params in others)]
             optimizer = bsam.BSAM(sgd(groups), plain.model, rho_max=rho, rho_min=rho, passes=passes)
             optimizer.backward(plain.loss)
             directions[rho, passes] = flat(p.grad for p in plain.model.parameters())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -17,7 +17,8 @@ from ..common.rng import RngReplay
 from ..common.tensors import other_memory
 from .buffers import Buffers
 from .called_modules import CalledModules
-from .closure import Closure, as_losses, call
+from .closure import Closure, run_closure
+from .loss_scale import LossScale
 from .ranks import Ranks
 from .vector import Vector
 from .weights import GradientMemory, Weights
@@ -79,11 +80,7 @@ class Objective:
         ranks.begin(weights.sharded, weights.params)
         rng.begin()
         gradients.begin(weights)
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        if self._scaler is not None:
-            device = weights.params[0].device
-            self._loss_scale = self._scaler.scale(torch.ones((), dtype=weights.layout.scalar_dtype, device=device))
-            self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was non-finite
+        self.loss_scale = LossScale(scaler, weights)
         self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
 
     def __enter__(self) -> Self:
@@ -196,7 +193,7 @@ class Objective:
         return (
             self._side_by_side
             and self.loss is not None
-            and self._scaler is None  # the overflow flag of all passes is one tensor
+            and not self.loss_scale.in_use  # the overflow flag of all passes is one tensor
             and not self._weights.moved
             and self._weights.on_one_gpu
             and torch.cuda.is_current_stream_capturing()
@@ -244,7 +241,7 @@ class Objective:
     @contextlib.contextmanager
     def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
         """Return the context of one pass: moved weights, the buffers from before the step, the first pass's draws."""
-        if at is None or self.overflowed():  # after an overflow ``at`` may be NaN, and some losses raise at NaN weights
+        if at is None or self.loss_scale.overflowed():  # then ``at`` may be NaN, and some losses raise at NaN weights
             self._weights.restore()
         else:
             self._weights.move(at)
@@ -271,45 +268,23 @@ class Objective:
         closure_may_run_backward: bool = True,
     ) -> tuple[Tensor, float]:
         """Run the closure. Return the mean loss, and the number of micro-batches in units of the first one's size."""
+
+        def use(losses: Tensor, mean: Tensor, first: bool, yields: bool) -> None:
+            if torch.is_grad_enabled():
+                self._graph_check.check(losses, self._weights.moved)
+            if backward is not None and (
+                not first or not self._closure_ran_backward(allowed=closure_may_run_backward and not yields)
+            ):
+                backward(mean)
+
         self._graph_check.begin_pass()
-        answer = call(self._closure, subset)
-        yields = isinstance(answer, Iterator)
-        total, batches, size, dim = torch.zeros(()), 0.0, 0, None
-        all_losses: list[Tensor] = []
-        context = contextlib.closing if isinstance(answer, Generator) else contextlib.nullcontext
-        with context(answer):  # do not leave a generator suspended after an error
-            for item in answer if yields else (answer,):
-                losses = as_losses(item)
-                if yields and losses.dim() == 1 and len(losses) == 0:
-                    continue  # no sample of this micro-batch was selected
-                if dim not in (None, losses.dim()):
-                    raise BsamRuntimeError(
-                        "the closure yielded both mean losses (0-dim) and per-sample losses (1-D): yield only one of "
-                        "the two"
-                    )
-                if losses.numel() == 0:
-                    raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
-                if torch.is_grad_enabled():
-                    self._graph_check.check(losses, self._weights.moved)
-                dim, size = losses.dim(), size or losses.numel()
-                share = losses.numel() / size
-                all_losses.append(losses.detach())
-                mean = losses if dim == 0 else losses.mean()
-                if backward is not None and (
-                    batches > 0 or not self._closure_ran_backward(allowed=closure_may_run_backward and not yields)
-                ):
-                    backward(mean if share == 1 else mean * share)
-                total = mean.detach() if batches == 0 else total + mean.detach() * share
-                batches += share
-        if batches == 0:
-            raise BsamRuntimeError("the closure yielded no loss: yield one loss per micro-batch")
-        self._sample_losses = None if dim == 0 else all_losses[0] if len(all_losses) == 1 else torch.cat(all_losses)
+        loss, batches, self._sample_losses = run_closure(self._closure, subset, use)
         if subset is not None and len(self.sample_losses) != len(subset):
             raise BsamRuntimeError(
                 f"the closure was asked for {len(subset)} samples and returned {len(self.sample_losses)} losses: it "
                 "must use the indices it is called with"
             )
-        return (total if batches == 1 else total / batches), batches
+        return loss, batches
 
     def _closure_ran_backward(self, allowed: bool) -> bool:
         ran = any(p.grad is not None for p in self._weights.params)
@@ -326,7 +301,7 @@ class Objective:
                 "the closure returned a loss that does not require grad, so it depends on no parameter of the "
                 "optimizer: was it detached, computed under torch.no_grad, or is every parameter frozen?"
             )
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled = self.loss_scale.scale(loss)
         if inputs is None:
             scaled.backward()
         else:
@@ -334,8 +309,7 @@ class Objective:
 
     def _second_backward(self, loss: Tensor, along: list[Tensor]) -> None:
         params = self._weights.params
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        first = torch.autograd.grad(scaled, params, create_graph=True, allow_unused=True)
+        first = torch.autograd.grad(self.loss_scale.scale(loss), params, create_graph=True, allow_unused=True)
         curved = [(g, v) for g, v in zip(first, along, strict=True) if g is not None and g.requires_grad]
         if curved:
             self._differentiate([g for g, _ in curved], [v for _, v in curved], params)
@@ -359,26 +333,4 @@ class Objective:
         gradient = self._gradients.take(grads)
         if without_reducer:
             self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
-        if self._scaler is not None:
-            self._overflowed = self._overflowed | ~torch.isfinite(gradient.norm())
-            gradient = gradient / self._loss_scale
-        return gradient
-
-    def overflowed(self) -> bool:
-        """Return whether a scaled gradient was non-finite, so that the scaler will skip the step.
-
-        This synchronizes with the host, except while a CUDA graph is captured: the answer is then False.
-        """
-        if self._scaler is None or (self._overflowed.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return False
-        return bool(self._overflowed)
-
-    def scaled(self, direction: Vector) -> Vector:
-        """Return the direction as the scaler expects it in ``p.grad``.
-
-        If the gradient of any pass was non-finite, the result is NaN, even if the direction does not contain that
-        gradient: the scaler then skips the step and lowers its scale.
-        """
-        if self._scaler is None:
-            return direction
-        return direction * torch.where(self._overflowed, torch.nan, self._loss_scale)
+        return self.loss_scale.unscale(gradient)

@@ -34,8 +34,9 @@
 #     values, and counts the step.
 #
 # BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. They call
-# helpers: closure.py calls the closure; layout.py and foreach.py compute on lists of tensors; rng.py replays random
-# numbers; step_state.py holds the phase and the point to step from; wrapper.py completes and saves parameter groups.
+# helpers: closure.py runs the closure; loss_scale.py works with a GradScaler; layout.py and foreach.py compute on lists
+# of tensors; rng.py replays random numbers; step_state.py holds the phase and the point to step from; wrapper.py
+# completes and saves parameter groups.
 
 from __future__ import annotations
 
@@ -272,8 +273,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._check_batch_norm = False
             if not isinstance(d, Vector):
                 raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
-            d = L.scaled(d)
-            if L.overflowed():  # the scaler will skip this step
+            d = L.loss_scale.scale_direction(d)
+            if L.loss_scale.overflowed():  # the scaler will skip this step
                 self._step_state.offset, observers = None, []
             with L.extra_evaluations():
                 for observer in observers:

@@ -44,11 +44,11 @@ def _check_surface(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Run(ClassificationSettings, PoseSettings):
-    """Settings of one training run, including those of the tasks. The defaults are the paper's for CIFAR-10, except
-    the network (digits_net) and the data (digits).
+    """Settings of one training run, including those of the tasks.
 
-    On the same CPU, equal settings give equal numbers. The method ``"base"`` is the base optimizer alone;
-    ``"sgd"`` is another name for it when the base is SGD. ``bsam train --help`` explains each setting.
+    The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits). On the same CPU,
+    equal settings give equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name for
+    it when the base is SGD. ``bsam train --help`` explains each setting.
 
     Example:
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
