@@ -138,12 +138,12 @@ def long_ratio(measured: dict[str, Any]) -> float:
     if measured["n"] == LONG:
         return float(measured["ratio"])
     after, metrics = measured["after_the_first_epoch"], measured["metrics_seconds"]
-    epochs, each = measured["n"] - 1, 0.0 if metrics is None else metrics["median"]
-    per_epoch = (after["training"] + after["evaluation"] + after["other"]) / epochs + each
+    epochs, per_metrics = measured["n"] - 1, 0.0 if metrics is None else metrics["median"]
+    per_epoch = (after["training"] + after["evaluation"] + after["other"]) / epochs + per_metrics
     whole = measured["start_seconds"] + (LONG - 1) * per_epoch + measured["end_seconds"]
     every = measured["checkpoint_every"]
     checkpoints = LONG if not every else min(LONG, 1 + whole // every)  # the last epoch has one
-    whole += checkpoints * (measured["checkpoint_seconds"]["median"] - each)
+    whole += checkpoints * (measured["checkpoint_seconds"]["median"] - per_metrics)
     return whole / (measured["first_epoch_seconds"] + (LONG - 1) * after["training"] / epochs)
 
 

@@ -127,7 +127,7 @@ class Comparison:
 
         The rows are those of the experiment, or, if these have too few seeds, all rows with the same network and unit.
         """
-        first, found = self.ours[0], None
+        first, spread = self.ours[0], None
         for same in (
             lambda record: record.experiment == first.experiment,
             lambda record: bool(first.settings) and record.settings.get("model") == first.settings["model"],
@@ -137,10 +137,10 @@ class Comparison:
             samples = {row: list(values_by_seed(group, self.value).values()) for row, group in rows.items()}
             if (pooled := pooled_std(list(samples.values()))) is not None:
                 experiments = [experiment for (experiment, _), values in samples.items() if len(values) > 1]
-                found = *pooled, self._rows_text(experiments)
+                spread = *pooled, self._rows_text(experiments)
                 if pooled[1] >= MIN_DF:
                     break
-        return found
+        return spread
 
     def _rows_text(self, experiments: Sequence[str]) -> str:
         """Return how many rows there are and where they come from, given the experiment of each."""

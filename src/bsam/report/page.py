@@ -112,7 +112,7 @@ def _experiment_info(name: str, runs: Sequence[Record], baseline: str) -> dict[s
         "unit": runs[0].unit,
         "higher_is_better": runs[0].higher_is_better,
         "baseline": baseline,
-        "rows": [_row_info(method, own, by_method[baseline]) for method, own in by_method.items()],
+        "rows": [_row_info(method, of_method, by_method[baseline]) for method, of_method in by_method.items()],
         "runs": [_run_info(run) for run in runs],
     }
 

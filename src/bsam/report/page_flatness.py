@@ -152,14 +152,14 @@ def _of_seeds(measured: Mapping[str, tuple[Record, Any]]) -> str:
 
 def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray[Any], NDArray[Any]]]]:
     """Return the first run of each method with a loss surface, its axis and the losses."""
-    found = {}
+    surfaces = {}
     for run in reversed(experiment.runs):
         land = (run.flatness or {}).get("landscape")
         if land:
-            found[run.method] = run, land["axis"], land["loss"]
+            surfaces[run.method] = run, land["axis"], land["loss"]
         elif run.surface is not None:
-            found[run.method] = run, run.surface.axis, run.surface.loss
-    measured = ((method, *found[method]) for method in experiment.methods if method in found)
+            surfaces[run.method] = run, run.surface.axis, run.surface.loss
+    measured = ((method, *surfaces[method]) for method in experiment.methods if method in surfaces)
     return {method: (run, (np.array(axis, float), np.array(loss, float))) for method, run, axis, loss in measured}
 
 

@@ -108,8 +108,8 @@ def _mistakes(_: Experiment, predictions: Mapping[str, Predicted]) -> Figure | N
         names = arrays["class_names"].tolist()
         columns = (arrays[name].tolist()[:MISTAKES] for name in ("truth", "found", "confidence"))
         items = [
-            {"src": data_uri(pixels), "text": f"{names[found]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
-            for pixels, truth, found, confidence in zip(arrays["pixels"][:MISTAKES], *columns, strict=True)
+            {"src": data_uri(pixels), "text": f"{names[predicted]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
+            for pixels, truth, predicted, confidence in zip(arrays["pixels"][:MISTAKES], *columns, strict=True)
         ]
         rows.append({"title": method, "items": items})
     caption = f"Predicted class with its probability, and true class; networks of {_seeds(predictions)}."

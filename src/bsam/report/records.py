@@ -86,13 +86,13 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
         ]
         varied = sorted({name for source in group for name in names[source.folder]})
         rows = row_titles([source.run for source in group], tuned, varied)
-        found = []
+        in_experiment = []
         for source, row, was_tuned in zip(group, rows, tuned, strict=True):
             try:
-                found.append(_record(source, titles[key], row, was_tuned, alone))
+                in_experiment.append(_record(source, titles[key], row, was_tuned, alone))
             except BsamError as error:
                 problems.append(f"{source.path} is left out: {error}.")
-        records += sorted(found, key=_place)
+        records += sorted(in_experiment, key=_place)
     return records, problems
 
 

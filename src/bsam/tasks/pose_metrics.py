@@ -115,18 +115,18 @@ def pck(
     """
     counted = (visible > 0) & (scale > 0)[:, None]
     distance = (predicted.double() - truth.double()).norm(dim=-1)
-    found = (distance <= threshold * scale.double()[:, None]) & counted
-    return found.sum(0).tolist(), counted.sum(0).tolist()
+    correct = (distance <= threshold * scale.double()[:, None]) & counted
+    return correct.sum(0).tolist(), counted.sum(0).tolist()
 
 
-def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict[str, float]:
+def group_scores(correct: list[int], visible: list[int], score: PoseScore) -> dict[str, float]:
     """Return the score of each group, and the mean, from 0 to 1; groups whose joints were never visible are left out.
 
     The score of a group is the mean of the scores of its joints, each over the persons in whom it is visible. For the
     mean, the joints are counted together.
 
     Args:
-        found: how often each joint was found, from :func:`pck`.
+        correct: how often each joint was found, from :func:`pck`.
         visible: how often each joint was visible, from :func:`pck`.
         score: :data:`MPII` or :data:`LSP`.
 
@@ -143,10 +143,10 @@ def group_scores(found: list[int], visible: list[int], score: PoseScore) -> dict
         )
     scores = {}
     for name, group in score.groups.items():
-        shares = [found[joint] / visible[joint] for joint in group if visible[joint]]
+        shares = [correct[joint] / visible[joint] for joint in group if visible[joint]]
         if shares:
             scores[name] = sum(shares) / len(shares)
-    return {**scores, MEAN: sum(found[joint] for joint in score.mean) / total}
+    return {**scores, MEAN: sum(correct[joint] for joint in score.mean) / total}
 
 
 def mean_pose(y: Tensor) -> Tensor:
