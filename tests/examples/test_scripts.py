@@ -8,6 +8,7 @@ import socket
 import warnings
 from collections import defaultdict
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,13 @@ from processes import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def methods():
+    """Remove the methods that an example has added."""
+    with mock.patch.dict(bsam.METHODS):
+        yield
 
 
 @pytest.fixture
@@ -170,6 +178,51 @@ def test_own_method(example):
     model = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
     assert losses == pytest.approx(train(model, x, x[:, :3].argmax(1), two_sided, 30, 0.1), rel=1e-3)
     assert out.startswith("TwoSided: loss ")
+
+
+def test_shifted_start(example, tmp_path):
+    """Against a plain loop, and SAM where the shift is 0; a run with flags is written to its folder."""
+    names, accuracies, out = example("shifted_start", epochs=1)
+    assert [line.split("  ")[0] for line in out.splitlines()] == list(accuracies) == list(names["ROWS"])
+    x, y = digits().train.batches(64)[0]
+
+    def trained(make, lr=0.05):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        base = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-2)
+        make(model, base, torch.optim.lr_scheduler.CosineAnnealingLR(base, 8))
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def steps(method, **radii):
+        def make(model, base, scheduler):
+            optimizer = method(base, model, **radii)
+            for _ in range(8):
+                optimizer.step(lambda: F.cross_entropy(model(x), y))
+                scheduler.step()
+
+        return make
+
+    def plain(model, base, scheduler):
+        for _ in range(8):
+            g = gradient(model, x, y)[1]
+            d = gradient(model, x, y, perturbation(g, 0.1))[1]
+            shift = perturbation(g, 0.2 * base.param_groups[0]["lr"] / 0.05)
+            for p, e, direction in zip(model.parameters(), shift, d, strict=True):
+                p.data -= e
+                p.grad = direction
+            base.step()
+            scheduler.step()
+
+    shifted = trained(steps(names["ShiftedSAM"], rho=0.1, rho_min=0.2))
+    torch.testing.assert_close(shifted, trained(plain))
+    sam = trained(steps(bsam.SAM, rho=0.1))
+    assert torch.equal(trained(steps(names["ShiftedSAM"], rho=0.1, rho_min=0)), sam)
+    assert (shifted - sam).norm() > 0.2
+
+    with pytest.raises(SystemExit) as end:
+        names["main"](["--method", "shifted_sam", "--epochs", "1", "--batch", "64", "--out", str(tmp_path)])
+    assert end.value.code == 0
+    assert "rho_min" in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8")
 
 
 def test_gan(example):
