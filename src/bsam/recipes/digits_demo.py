@@ -38,7 +38,7 @@ LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 _SHARED = SCALES["demo"].settings
 NOTES = (
-    "Memorised: the share of the flipped training labels that the network predicts after the last epoch, in %.",
+    "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
     f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
     "training.",
     f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
@@ -90,7 +90,7 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
 def by_method(run: Run) -> TableCell:
     """Place a run: a row per method, and one for SGD whose weight decay is chosen."""
     row = TUNED_SGD if is_tuned_sgd(run) else variant_of(run).title
-    return TableCell(f"{run.label_noise:.0%} of the training labels flipped", row, "test accuracy, %")
+    return TableCell(run.noise_text(), row, "test accuracy, %")
 
 
 def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:

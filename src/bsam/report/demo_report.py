@@ -34,8 +34,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     draw_curves(middle, curves, 1, MEMORISED_METRIC.label)
     _draw_eigenvalues(right, {curve.title: eigenvalues[curve.title] for curve in curves})
     legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)
-    noise = f"{states[0].run.label_noise:.0%} of the training labels flipped"
-    parts[0].suptitle(f"{curves[0].where}, {noise}: {curves_text(curves)}", fontsize=11)
+    parts[0].suptitle(f"{curves[0].where}, {states[0].run.noise_text()}. {curves_text(curves)}", fontsize=11)
     if surfaces:
         axes = parts[1].subplots(math.ceil(len(surfaces) / columns), columns, squeeze=False).flatten()
         draw_contours(parts[1], list(zip(surfaces, axes, strict=False)))

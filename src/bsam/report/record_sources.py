@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ..common.checks import is_number
 from ..common.errors import BsamError, BsamRuntimeError, BsamTypeError
-from ..training.config import Run
+from ..training.config import Run, stored_run
 from ..training.files import read_json, read_json_lines
 from ..training.result import LossSurface
 from ..training.run_dir import CONFIG, CURVATURE, MACHINES, METRICS, PREDICTIONS, PROBE, RunDir
@@ -70,6 +70,7 @@ class Source:
         surface: the loss surface after the last epoch.
         flatness: the network's entry in a ``flatness.json``.
         predictions: the file with the network's outputs.
+        classes: the number of classes, if it has label noise and a run directory.
     """
 
     run: Run
@@ -83,6 +84,7 @@ class Source:
     surface: LossSurface | None = None
     flatness: Mapping[str, Any] | None = None
     predictions: Path | None = None
+    classes: int | None = None
 
     @property
     def last(self) -> Metrics | None:
@@ -167,6 +169,8 @@ class Sources:
             extras: dict[str, Any] = {}
             with self.noting(path / MACHINES):
                 extras["span"] = Span.of(files.machines(), state.epochs)
+            with self.noting(path / "labels.json"):
+                extras["classes"] = files.note("labels").get("classes")
             with self.noting(path):
                 extras["probe"] = tuple(files.probe()) if (path / PROBE).exists() else ()
             with self.noting(path / CURVATURE):
@@ -189,7 +193,7 @@ class Sources:
                     used.add(path := folder / f"{name}.jsonl")
                     with self.noting(path):
                         settings = {name: about[name] for name in ("method", "arguments", "seed") if name in about}
-                        run = Run(**{**listed["settings"], **settings})
+                        run = stored_run({**listed["settings"], **settings})
                         source = Source(run, path, folder, metrics.get(path, ()))
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(about.get("top_eigenvalue"))))
         if (file := folder / RESULTS).exists():
@@ -204,7 +208,7 @@ class Sources:
                     with self.noting(place):
                         epochs = metrics.get(path, () if last is None else (last,))
                         diverged = entry["reason"] or "unknown" if entry["state"] == "diverged" else None
-                        source = Source(Run(**entry["settings"]), path, folder, epochs, diverged)
+                        source = Source(stored_run(entry["settings"]), path, folder, epochs, diverged)
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(entry.get("top_eigenvalue"))))
         self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
 
@@ -233,7 +237,7 @@ class Sources:
         copies = [path for path, lines in self._unlisted.items() if lines and lines[-1] == entry["metrics"]]
         path = copies[0] if copies else file.parent / Path(entry["file"]).name
         epochs = self._unlisted.pop(path, (entry["metrics"],))
-        self.runs.append(Source(Run(**entry["run"]), path, file.parent, epochs, flatness=entry))
+        self.runs.append(Source(stored_run(entry["run"]), path, file.parent, epochs, flatness=entry))
 
 
 def _eigenvalue(value: Any) -> float | None:

@@ -192,7 +192,7 @@ def tuned_settings(trials: Sequence[Run]) -> set[str]:
     """Return the names of the settings, besides the arguments of methods, that tuning runs vary."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in trials:
-        experiment = run.model, run.data, run.label_noise, run.weight_bits, run.seed
+        experiment = run.model, run.data, run.label_noise, run.noise_labels, run.weight_bits, run.seed
         groups.setdefault((*experiment, variant_of(run).name), []).append(run.settings())
     return {
         name
@@ -202,13 +202,13 @@ def tuned_settings(trials: Sequence[Run]) -> set[str]:
     }
 
 
-def experiment_titles(keys: Mapping[str, Run]) -> dict[str, str]:
+def experiment_titles(keys: Mapping[str, tuple[Run, int | None]]) -> dict[str, str]:
     """Return the title of each experiment by its key; equal titles get the settings in which the experiments differ.
 
     Args:
-        keys: a run of each experiment, by its key.
+        keys: a run of each experiment and its number of classes if the data set's entry may not know it, by its key.
     """
-    titles = {key: _title(run) for key, run in keys.items()}
+    titles = {key: _title(*about) for key, about in keys.items()}
     for title in set(titles.values()):
         same = {key: json.loads(key) for key, other in titles.items() if other == title}
         for key, settings in same.items():
@@ -221,10 +221,10 @@ def experiment_titles(keys: Mapping[str, Run]) -> dict[str, str]:
     return titles
 
 
-def _title(run: Run) -> str:
+def _title(run: Run, classes: int | None) -> str:
     parts = [model_title(run.model), _entry_title(dataset_entry, run.data)]
     if run.label_noise:
-        parts.append(f"{run.label_noise:.0%} flipped labels")
+        parts.append(run.noise_text(classes))
     if run.weight_bits is not None:
         parts.append(f"{run.weight_bits} bits")
     if run.weights is not None:
