@@ -35,7 +35,7 @@ def test_the_number_of_wrong_labels_is_the_expected_one_and_they_are_reported(sh
 @pytest.mark.parametrize(("share", "classes"), [(0.4, 10), (0.8, 10), (0.6, 3)])
 def test_labels_are_drawn_with_the_transition_matrix_of_the_convention(share, classes, noise_labels):
     """By a chi-square test for each true class; classes have different sizes."""
-    sizes = [2000 + 300 * c for c in range(classes)]
+    sizes = [20_000 + 1000 * c for c in range(classes)]
     labels = torch.cat([torch.full((size,), c) for c, size in enumerate(sizes)])
     noisy, _ = flip_labels(labels, share, classes, seed=0, noise_labels=noise_labels)
     p_values = {}

@@ -25,7 +25,9 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     runs = RECIPE.runs(scale)
     assert runs[0].method == "base"
     data = "digits" if scale == "smoke" else "cifar10"
-    assert {(run.data, run.label_noise, run.curvature) for run in runs} == {(data, 0.4, True)}
+    assert {(run.data, run.label_noise, run.noise_labels, run.curvature) for run in runs} == {
+        (data, 0.4, "other", True)
+    }
     found = {}
     for run in runs[1:]:
         base = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=run.lr)
@@ -111,6 +113,6 @@ def test_smoke(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "radius.png").stat().st_size > 10_000
     table = (tmp_path / "table.md").read_text()
     assert "smoke" not in table  # the whole study on digits
-    assert table.count("## DigitsNet, Digits, 40% flipped labels, total radius") == 1
+    assert table.count("## DigitsNet, Digits, 40 % of labels drawn from other classes: 40.0 % wrong, total radius") == 1
     assert "| method | Digits | memorised, % | λmax |" in table
     assert "BSAM (2 passes), total radius 0.2: minus SAM (follow) " in " ".join(capsys.readouterr().out.split())

@@ -23,6 +23,7 @@ Metrics: TypeAlias = Mapping[str, Any]
 
 RUNS, RESULTS, FLATNESS = "runs.json", "results.json", "flatness*.json"
 HINT = "restore or remove it"
+LISTED = ("method", "arguments", "seed", "label_noise")  # settings that runs.json lists for each run
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Sources:
                 for name, about in listed["runs"].items():
                     used.add(path := folder / f"{name}.jsonl")
                     with self.noting(path):
-                        settings = {name: about[name] for name in ("method", "arguments", "seed") if name in about}
+                        settings = {name: about[name] for name in LISTED if name in about}
                         run = stored_run({**listed["settings"], **settings})
                         source = Source(run, path, folder, metrics.get(path, ()))
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(about.get("top_eigenvalue"))))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..common.errors import BsamValueError
-from ..recipes.paper import POSE
 from ..recipes.variants import BSAMS, MATCHED, variant_of, variants
 from ..training.config import Run
 from .comparisons import OPEN, Comparison, Value, group_by, values_by_seed
 from .comparisons import Verdict as Verdict
 from .record import Record, Records
-from .record_titles import TUNED, of_paper, paper_variant, published_numbers
+from .record_titles import TUNED, claimed_numbers, of_paper, paper_variant
 from .statistics import paired
 
 PAPER_RADII, OUR_RADII = "at the paper's radii", "at our radii"  # ours where the paper states none
@@ -82,13 +81,8 @@ class _PaperExperiment:
     def __init__(self, title: str, runs: Sequence[tuple[Record, Run]], records: Records) -> None:
         self.title, self.records = title, records
         first = runs[0][1]
-        self.base, self.numbers, self.note = first.base, published_numbers(first), ""
+        self.base, (self.numbers, self.note) = first.base, claimed_numbers(first)
         self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
-        if first.task == "pose" and not self.numbers:
-            mean = {key[1]: number for key, number in POSE.numbers.items() if key[2] == "pck"}
-            self.numbers, self.note = mean, " The paper uses MPII and does not state its radii."
-        elif note := self.numbers["bsam"].note:
-            self.note = f" {note[0].upper()}{note[1:]}."
         self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
         for record, run in runs:
             tuned = record.chosen == TUNED
