@@ -116,6 +116,10 @@ CIFAR_RECIPES = (
         published_table=LABEL_NOISE,
         figures=("accuracy_lines",),
         axis=Axis("wrong training labels, %", lambda run: 100 * (run.wrong_labels() or 0)),
+        notes=lambda run: (
+            f"Columns: the share of the labels that are drawn from {run.noise_labels} classes, and the share that is "
+            "wrong.",
+        ),
         tunable=True,
     ),
     Recipe(

@@ -191,7 +191,7 @@ LABEL_NOISE = PublishedTable(
         for method, means in rows.items()
         for rate, mean in zip(NOISE_RATES, means, strict=True)
     },
-    CLASSIFICATION.about,
+    f"{CLASSIFICATION.about} The numbers fit labels drawn from all classes, which the paper does not state.",
 )
 TRANSFER = PublishedTable(
     ("model", "data", "method"),
