@@ -1,9 +1,8 @@
 """Write the tables, figures and results.json of a folder from its metrics: python results/assemble.py FOLDER
 
-`runs.json` in the folder lists the settings that all runs share, and for each file `NAME.jsonl` its method, arguments,
-seed, commit, machine, the fraction of label noise if the runs differ in it, and the largest eigenvalue if it was
-measured. It also lists recipes, each with the folder for its results ("." is this one). A run of a recipe without
-metrics is shown as missing.
+`runs.json` in the folder lists the settings that all runs share, and for each file `NAME.jsonl` its other settings
+(method, arguments, seed, ...), its commit and machine, and the largest eigenvalue if it was measured. It also lists
+recipes, each with the folder for its results ("." is this one). A run of a recipe without metrics is shown as missing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from bsam.methods import METHODS
 from bsam.recipes import recipe_of
 from bsam.recipes.experiments import Recipe
-from bsam.report.record_sources import LISTED
+from bsam.report.record_sources import SETTINGS
 from bsam.report.results import FIGURES, write_results
 from bsam.training.config import BASE, Run, arguments_of, stored_run
 from bsam.training.run_dir import RunState, run_dir_name
@@ -30,7 +29,7 @@ def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Ite
     """Return the state of each run whose metrics are in the folder."""
     for name, about in listed["runs"].items():
         lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        own = {name: about[name] for name in LISTED if name in about}
+        own = {name: about[name] for name in about if name in SETTINGS}
         run = stored_run({**listed["settings"], **own})
         if len(lines) != run.epochs:
             raise SystemExit(f"{name}.jsonl must have {run.epochs} epochs, as runs.json says; got {len(lines)}")

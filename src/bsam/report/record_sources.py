@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ Metrics: TypeAlias = Mapping[str, Any]
 
 RUNS, RESULTS, FLATNESS = "runs.json", "results.json", "flatness*.json"
 HINT = "restore or remove it"
-LISTED = ("method", "arguments", "seed", "label_noise")  # settings that runs.json lists for each run
+SETTINGS = frozenset(field.name for field in fields(Run))  # of these, runs.json lists some for each run
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Sources:
                 for name, about in listed["runs"].items():
                     used.add(path := folder / f"{name}.jsonl")
                     with self.noting(path):
-                        settings = {name: about[name] for name in LISTED if name in about}
+                        settings = {name: about[name] for name in about if name in SETTINGS}
                         run = stored_run({**listed["settings"], **settings})
                         source = Source(run, path, folder, metrics.get(path, ()))
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(about.get("top_eigenvalue"))))
