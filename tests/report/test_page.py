@@ -332,10 +332,40 @@ def test_eigenvalues_and_densities(data):
     assert [sum(panel["data"][0]["y"]) for panel in panels] == [20] * 4
     assert len({tuple(panel["data"][0]["x"]) for panel in panels}) == 1, "one scale"
     assert panels[1]["title"] == "SAM: max 40, mean 21"
+    label = "cross-entropy, 1,000 training samples"
+    assert {panel["layout"]["xaxis"]["title"]["text"] for panel in panels} == {f"eigenvalue ({label})"}
+    axis = figure(data, "density")["panels"][0]["layout"]["xaxis"]
+    assert axis["title"]["text"] == f"eigenvalue of the Hessian ({label})"
     density = traces(data, "density")["SGD"]
     x, y = np.array(density["x"]), np.array(density["y"])
     assert np.trapezoid(y, x) == pytest.approx(1, rel=1e-2)
     assert x[y.argmax()] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "samples"),
+    [({}, "cross-entropy", 256), ({"task": "pose"}, "SimCC loss", 256), ({"limit_train": 64}, "cross-entropy", 64)],
+)
+def test_eigenvalues_of_tables_and_figures_have_different_labels(records, settings, loss, samples):
+    """Tables show those of training, figures those of `bsam flatness`."""
+    runs = [
+        dataclasses.replace(
+            run,
+            settings={**run.settings, **settings},
+            flatness=run.flatness and {**run.flatness, "samples": 500 if run.method == "SAM" else 1000},
+        )
+        for run in records.runs
+    ]
+    data = page_data(Records(tuple(runs), ()))
+    assert data["experiments"][0]["top_eigenvalue"] == f"λmax, {loss}, {samples} training samples"
+    labels = [panel["layout"]["xaxis"]["title"]["text"] for panel in figure(data, "eigenvalues")["panels"]]
+    assert labels[0] == f"eigenvalue ({loss}, 1,000 training samples)"
+    assert labels[1] == f"eigenvalue ({loss}, 500 training samples)"
+    both = f"{loss}, 1,000 training samples or {loss}, 500 training samples"
+    assert both in figure(data, "density")["panels"][0]["layout"]["xaxis"]["title"]["text"]
+    trained = [dataclasses.replace(run, flatness=None) for run in runs]
+    caption = figure(page_data(Records(tuple(trained), ())), "contours")["caption"]
+    assert f"; {loss}, {samples} training samples, with the labels used in training." in caption
 
 
 def test_landscapes_share_their_scale(data):
@@ -346,7 +376,7 @@ def test_landscapes_share_their_scale(data):
         assert drawn["levels"][-1] == pytest.approx(0.1 + 2 * 2.0), "twice the height of the flattest"
     z = np.array(surfaces["panels"][0]["data"][0]["z"])
     np.testing.assert_allclose(z, np.array(surface(1.0).loss).T, rtol=1e-4)
-    assert "on training samples with the labels used in training." in contours["caption"]
+    assert "; cross-entropy, 1,000 training samples, with the labels used in training." in contours["caption"]
     steepest = np.array(surfaces["panels"][3]["data"][0]["z"])
     assert steepest.max() == pytest.approx(4.1), "cut off"
     height = np.array(contours["panels"][0]["data"][0]["z"])

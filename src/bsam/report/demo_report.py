@@ -60,5 +60,5 @@ def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None])
     ends = [0.0, *(value.mean + side * (value.std or 0.0) for value in values if value is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     ax.set_ylim(min(ends) - margin, max(ends) + margin)
-    ax.set_ylabel("largest eigenvalue of the Hessian")
+    ax.set_ylabel(TOP_EIGENVALUE.header)
     tidy(ax)

@@ -90,7 +90,7 @@ function columnsOf(experiment) {
     },
     plain("published", row => row.published, value => fixed(value, digits)),
     of("flipped labels memorised, %", row => row.memorised, 1, "memorised"),
-    of("largest eigenvalue", row => row.top_eigenvalue, 1, "top eigenvalue"),
+    of(experiment.top_eigenvalue, row => row.top_eigenvalue, 1, experiment.top_eigenvalue),
     plain("passes per step", row => row.passes),
     plain("seconds per epoch", row => row.seconds, value => short(Number(value.toPrecision(3)))),
     plain("total radius", row => row.radius),
@@ -615,9 +615,9 @@ data.experiments.forEach((experiment, i) => main.append(experimentSection(experi
 main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbers"),
   node("p", {}, "A score is that of the last epoch: mean ± sample standard deviation (number of seeds). " +
     "Differences are paired over the seeds that both methods have; the 95 % interval is Student's t and says nothing " +
-    "about one seed. Only finished runs count in means. The largest eigenvalue of a table was computed after " +
-    "training; " +
-    "bsam flatness, whose numbers are in the figures, may use other samples. " +
+    "about one seed. Only finished runs count in means. λmax is the largest eigenvalue of the Hessian, without label " +
+    "smoothing and with the labels used in training. Tables show the value computed at the end of training, figures " +
+    "those of bsam flatness; their labels say on how many samples, and the values differ. " +
     "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
 
 const links = [
