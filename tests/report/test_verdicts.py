@@ -191,7 +191,7 @@ def test_a_baseline(scores, outcome):
         f"{np.mean(scores) - 91:+.2f} points [95 % interval {low:+.2f}, {high:+.2f}], 3 shared seeds."
         in verdict.evidence
     )
-    assert (verdict.claim, verdict.at) == ("B better than A: E", "")
+    assert (verdict.claim, verdict.at) == ("B against A: E", "")
     assert (verdict.more_seeds is None) == (outcome != "open")
     assert "Holm" not in verdict.evidence  # one comparison
 
@@ -310,7 +310,7 @@ def test_a_method_that_always_diverges_is_worse_with_three_seeds(seeds, outcome,
     """With three that the other one finished."""
     (verdict,) = verdicts_on([*made(A=A), *diverged("B", *seeds)])
     told = f"B diverged with {len(seeds)} of {len(seeds)} seeds."
-    assert verdict == Verdict("B better than A: E", "", outcome, told, more)
+    assert verdict == Verdict("B against A: E", "", outcome, told, more)
     (verdict,) = verdicts_on([*made(A=A), *diverged("B", *seeds)], "B")  # A, too, may have been lucky
     assert (verdict.outcome, verdict.more_seeds) == ("open" if more is None else "too few seeds", more)
 
@@ -323,12 +323,14 @@ def test_unfinished_runs_have_no_verdict():
     assert (verdict.evidence, verdict.more_seeds) == ("A diverged with 1 of 4 seeds.", 3)
     (verdict,) = verdicts_on([*diverged("A", 0, 1, 2), *diverged("B", 0, 1, 2)])
     assert verdict.outcome == "open"
+    (verdict,) = verdicts_on([*made(A=A[:2]), *diverged("A", 2), *diverged("B", 0, 1, 2)])
+    assert verdict.outcome == "open"  # worse with two seeds only
 
 
 def test_every_row_of_every_experiment_with_the_baseline():
     runs = [*made(A=A, B=A, C=A), *made(experiment="F", A=A, D=A), *made(experiment="G", B=A, C=A)]
     claims = [verdict.claim for verdict in verdicts_on(runs)]
-    assert claims == ["B better than A: E", "C better than A: E", "D better than A: F"]
+    assert claims == ["B against A: E", "C against A: E", "D against A: F"]
 
 
 def test_names_of_the_baseline():

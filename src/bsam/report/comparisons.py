@@ -21,10 +21,10 @@ OPEN, TOO_FEW = "open", "too few seeds"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What runs say about a claim.
+    """What runs say about a claim of the paper, or about a comparison with a baseline.
 
     Args:
-        claim: the claim in words.
+        claim: the claim or the comparison in words.
         at: ``"at the paper's radii"``, ``"at our radii"`` if the paper states none, ``"at matched radii"`` or ``"at
             tuned radii"``; empty for a user's runs.
         outcome: ``"confirmed"``, ``"contradicted"`` or ``"not confirmed"`` for a claim of the paper, ``"better"`` or
@@ -44,12 +44,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rows of an experiment; ``ours`` is claimed to have the better value.
+    """Two rows of an experiment; the question is whether ``ours`` has the better value.
 
     Args:
-        claim: the claim in words.
+        claim: the claim or the comparison in words.
         at: at which radii; as in :class:`Verdict`.
-        ours: the runs of the row that is claimed to be better.
+        ours: the runs of the row that may be better.
         theirs: the runs of the other row.
         our_title: the title of the first row.
         their_title: the title of the other row.

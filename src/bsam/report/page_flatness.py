@@ -106,13 +106,13 @@ def _eigenvalues(experiment: Experiment) -> Figure | None:
     for method, count in counts.items():
         bars = experiment.trace(method, type="bar", x=middles, y=count.tolist(), width=float(bins[1] - bins[0]))
         n, largest, mean = len(values[method]), values[method].max(), values[method].mean()
-        title = f"{_panel_title(method, measured)}: max {largest:.3g}, mean {mean:.3g}"
+        label = _measured_on([measured[method][0]])
+        title = f"{_panel_title(method, measured)}: max {largest:.3g}, mean {mean:.3g} ({label})"
         x, y = (
             {"range": [float(bins[0]), float(bins[-1])]},
             {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)},
         )
-        label = f"eigenvalue ({_measured_on([measured[method][0]])})"
-        panels.append(panel_info([bars], label, f"how many of the top {n}", title, xaxis=x, yaxis=y, bargap=0))
+        panels.append(panel_info([bars], "eigenvalue", f"how many of the top {n}", title, xaxis=x, yaxis=y, bargap=0))
     return figure_info("Largest eigenvalues of the Hessian", _of_seeds(measured), panels, "panels")
 
 
@@ -134,8 +134,7 @@ def _density(experiment: Experiment) -> Figure | None:
         traces.append(experiment.trace(method, type="scatter", mode="lines", x=x, y=y))
     top = math.log10(2 * peak)
     axis = {"type": "log", "range": [top - DECADES, top], "exponentformat": "power"}
-    label = f"eigenvalue of the Hessian ({_measured_on([run for run, _ in measured.values()])})"
-    panel = panel_info(traces, label, "density", yaxis=axis)
+    panel = panel_info(traces, "eigenvalue of the Hessian", "density", yaxis=axis)
     return figure_info("Density of all eigenvalues", _of_seeds(measured), [panel])
 
 

@@ -57,9 +57,7 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         matched = True
         verdicts += verdicts_of(
             [
-                Comparison(
-                    f"{row} better than {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE)
-                )
+                Comparison(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE))
                 for row, runs in rows.items()
                 if row != name
             ]
