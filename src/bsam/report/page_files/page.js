@@ -277,9 +277,8 @@ const GROUPS = {paper: "Claims of the paper", baseline: "Each method against its
 function verdictSection() {
   const section = node("section", {id: "verdicts"}, node("h2", {}, "Verdicts"));
   section.append(node("p", {class: "muted"},
-    "Verdicts need at least three shared seeds and have the level 95 %; where several methods of an experiment are " +
-    "compared with one, it holds for all of these comparisons together (Holm's correction), but not for their " +
-    "intervals."));
+    "A verdict needs at least three shared seeds. Its level of 95 % holds for all methods that an experiment compares " +
+    "with one other method (Holm's correction); the intervals are not corrected."));
   [...new Set(data.verdicts.map(verdict => verdict.group))].forEach((group, i) => {
     const verdicts = data.verdicts.filter(verdict => verdict.group === group);
     const parts = [];
