@@ -130,7 +130,8 @@ def flatness() -> plt.Figure:
         ax.set(aspect="equal", xticks=[], yticks=[])
         test, loss = 100 * model["metrics"]["test_accuracy"], model["landscape"]["centre"]
         ax.set_title(f"{title}: {test:.1f} %, loss {loss:.2f}", fontsize=11, color=colour)
-    spectrum.set(xlabel="number", ylabel="eigenvalue of the Hessian", ylim=(0, None), xticks=(1, 5, 10, 15, 20))
+    measured = f"eigenvalue of the Hessian\n(cross-entropy,\n{models[0]['samples']:,} training samples)"
+    spectrum.set(xlabel="number", ylabel=measured, ylim=(0, None), xticks=(1, 5, 10, 15, 20))
     spectrum.legend(frameon=False)
     figure.colorbar(filled, ax=planes, label="rise of the loss", ticks=levels[::3], format="%.1f", pad=0.02)
     return figure
