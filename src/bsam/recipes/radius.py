@@ -13,11 +13,10 @@ from typing import Any
 from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import BASE, Run
-from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunState
 from .cells import CellSummary, TableCell
 from .cifar import MAIN
-from .columns import MEMORISED, TOP_EIGENVALUE
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
 from .experiments import Recipe
 from .scales import Scale, scale_of
 from .states import score_of
@@ -30,8 +29,7 @@ METHODS = ("sam", "sam-follow", "bsam", "bsam-2")
 NOTES = (
     "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal.",
     "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
-    f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
-    "training.",
+    TOP_EIGENVALUE_NOTE,
 )
 
 

@@ -15,7 +15,7 @@ from .figures import LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw
 from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
 
-MEMORISED_METRIC = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * metrics["memorised"])
+MEMORISED_METRIC = EpochMetric("wrong labels memorised, %", lambda metrics: 100 * metrics["memorised"])
 WIDTH = 13.0  # of the picture, in inches
 
 
@@ -59,5 +59,5 @@ def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None])
     ends = [0.0, *(value.mean + side * (value.std or 0.0) for value in values if value is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     ax.set_ylim(min(ends) - margin, max(ends) + margin)
-    ax.set_ylabel("largest eigenvalue of the Hessian")
+    ax.set_ylabel(TOP_EIGENVALUE.header)
     tidy(ax)

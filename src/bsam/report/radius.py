@@ -17,8 +17,8 @@ from .panels import figure, legend, line_style, save, seeds_text, tidy
 
 METRICS: Mapping[str, Value] = {
     "": score_of,  # labelled with the measure of the task
-    "flipped labels memorised, %": MEMORISED.value,
-    "largest eigenvalue of the Hessian": TOP_EIGENVALUE.value,
+    "wrong labels memorised, %": MEMORISED.value,
+    TOP_EIGENVALUE.header: TOP_EIGENVALUE.value,
 }
 Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 for the base optimizer alone
 

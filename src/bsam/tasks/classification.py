@@ -59,6 +59,7 @@ class Classification(PretrainedTask):
     """
 
     measure = Measure("accuracy", "accuracy in %", 100)
+    loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
     run: ClassificationSettings
 
