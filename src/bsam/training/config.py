@@ -176,5 +176,6 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
     if differing:
         differences = "; ".join(differing)
         raise BsamValueError(
-            f"{folder} holds results with other settings ({differences}): choose another folder, or remove that one"
+            f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
+            "folder, or remove that one"
         )
