@@ -133,7 +133,7 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
     table = (tmp_path / "table.md").read_text()
     assert "| SAM | 70.00 ± 0.00 (2) | rho 0.1 |" in table
     assert "## Tuning: ResNet-8, Digits, 40%" in table
-    assert "some of their labels are flipped, too" in table
+    assert "some of their labels are wrong, too" in table
 
 
 def test_a_try_that_diverged_is_a_result(small, monkeypatch, tmp_path):
