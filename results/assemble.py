@@ -1,8 +1,8 @@
 """Write the tables, figures and results.json of a folder from its metrics: python results/assemble.py FOLDER
 
-`runs.json` in the folder lists the settings that all runs share, and for each file `NAME.jsonl` its method, arguments,
-seed, commit, machine, and the largest eigenvalue if it was measured. It also lists recipes, each with the folder for
-its results ("." is this one). A run of a recipe without metrics is shown as missing.
+`runs.json` in the folder lists the settings that all runs share, and for each file `NAME.jsonl` its other settings
+(method, arguments, seed, ...), its commit and machine, and the largest eigenvalue if it was measured. It also lists
+recipes, each with the folder for its results ("." is this one). A run of a recipe without metrics is shown as missing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 from bsam.methods import METHODS
 from bsam.recipes import recipe_of
 from bsam.recipes.experiments import Recipe
+from bsam.report.record_sources import SETTINGS
 from bsam.report.results import FIGURES, write_results
-from bsam.training.config import BASE, Run, arguments_of
+from bsam.training.config import BASE, Run, arguments_of, stored_run
 from bsam.training.run_dir import RunState, run_dir_name
 
 
@@ -28,7 +29,8 @@ def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Ite
     """Return the state of each run whose metrics are in the folder."""
     for name, about in listed["runs"].items():
         lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        run = Run(about["method"], about.get("arguments", {}), seed=about["seed"], **listed["settings"])
+        own = {name: about[name] for name in about if name in SETTINGS}
+        run = stored_run({**listed["settings"], **own})
         if len(lines) != run.epochs:
             raise SystemExit(f"{name}.jsonl must have {run.epochs} epochs, as runs.json says; got {len(lines)}")
         path = scratch / run_dir_name(run)
@@ -45,11 +47,12 @@ def states_of(recipe: Recipe, finished: list[RunState], scale: str, seeds: int) 
 
     SAM at the sum of both radii is trained as SAM with a fixed radius, which is the same to the last bit.
     """
-    first = finished[0].run
+    problems = {(state.run.model, state.run.data, state.run.label_noise): state.run for state in finished}
     by_settings = {_key(state.run): state for state in finished}
     states = []
-    for run in recipe.runs(scale, seeds):
-        if (run.model, run.data, run.label_noise) == (first.model, first.data, first.label_noise):
+    for planned in recipe.runs(scale, seeds):
+        if (problem := problems.get((planned.model, planned.data, planned.label_noise))) is not None:
+            run = replace(planned, noise_labels=problem.noise_labels)
             state = by_settings.get(_key(run))
             states.append(RunState(run, Path(run_dir_name(run))) if state is None else replace(state, run=run))
     return states

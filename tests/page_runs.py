@@ -44,7 +44,8 @@ def flatness(steepness):
     values = [steepness * (20 - i) for i in range(20)]
     density = {"nodes": [-1.0, 0.0, steepness], "weights": [0.1, 0.8, 0.1], "sigma": 0.1}
     land = surface(steepness)
-    return {"eigenvalues": {"values": values}, "density": density, "landscape": {"axis": land.axis, "loss": land.loss}}
+    parts = {"density": density, "landscape": {"axis": land.axis, "loss": land.loss}}
+    return {"samples": 1000, "eigenvalues": {"values": values}, **parts}
 
 
 def write_classes(folder):

@@ -44,7 +44,7 @@ STYLE = {
 
 
 def label_noise() -> plt.Figure:
-    """Test accuracy of every epoch, with 40 % of the training labels flipped."""
+    """Test accuracy of every epoch, with 40 % wrong training labels."""
     figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
     for name, (title, colour) in NOISE_RUNS.items():
         lines = (RESULTS / f"cifar10-resnet18-noise40/{name}-seed1.jsonl").read_text(encoding="utf-8").splitlines()
@@ -55,12 +55,12 @@ def label_noise() -> plt.Figure:
             va="center", color=colour, fontweight="bold",
         )  # fmt: skip
     ax.set(xlim=(0, 200), ylim=(40, 96), xlabel="epoch", ylabel="test accuracy, %")
-    ax.set_title("ResNet-18 on CIFAR-10, 40 % of the training labels flipped", fontsize=11, color=GREY)
+    ax.set_title("ResNet-18 on CIFAR-10, 40 % wrong training labels", fontsize=11, color=GREY)
     return figure
 
 
 def radius() -> plt.Figure:
-    """Test accuracy and memorised labels against the total radius, with 40 % of the training labels flipped."""
+    """Test accuracy and memorised labels against the total radius, with 40 % wrong training labels."""
     table = json.loads((RESULTS / "cifar10-resnet18-radius/results.json").read_text(encoding="utf-8"))["table"]
     cells = {(cell["row"], float(cell["section"].rpartition(" ")[2])): cell for cell in table if cell["n"]}
     totals = sorted({total for _, total in cells if total})
@@ -77,10 +77,10 @@ def radius() -> plt.Figure:
         ax.set_xticks(totals, [f"{total:g}" for total in totals])
         ax.minorticks_off()
     axes[0].set(ylabel="test accuracy, %")
-    axes[1].set(ylabel="flipped labels memorised, %")
+    axes[1].set(ylabel="wrong labels memorised, %")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
-    figure.suptitle("ResNet-18 on CIFAR-10, 40 % of the training labels flipped, 200 epochs", fontsize=11, color=GREY)
+    figure.suptitle("ResNet-18 on CIFAR-10, 40 % wrong training labels, 200 epochs", fontsize=11, color=GREY)
     return figure
 
 
@@ -96,7 +96,7 @@ PASSES = {  # of results/every: methods, their passes, titles, colours and marke
 
 
 def passes() -> plt.Figure:
-    """Test accuracy against passes per step, with 40 % of the training labels flipped, at equal total radius."""
+    """Test accuracy against passes per step, with 40 % wrong training labels, at equal total radius."""
     scores = json.loads((RESULTS / "every/digits.json").read_text(encoding="utf-8"))["scores"]
     figure, (digits, cifar) = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
     for name, (cost, title, colour, marker, file) in PASSES.items():
@@ -130,7 +130,8 @@ def flatness() -> plt.Figure:
         ax.set(aspect="equal", xticks=[], yticks=[])
         test, loss = 100 * model["metrics"]["test_accuracy"], model["landscape"]["centre"]
         ax.set_title(f"{title}: {test:.1f} %, loss {loss:.2f}", fontsize=11, color=colour)
-    spectrum.set(xlabel="number", ylabel="eigenvalue of the Hessian", ylim=(0, None), xticks=(1, 5, 10, 15, 20))
+    measured = f"eigenvalue of the Hessian\n(cross-entropy,\n{models[0]['samples']:,} training samples)"
+    spectrum.set(xlabel="number", ylabel=measured, ylim=(0, None), xticks=(1, 5, 10, 15, 20))
     spectrum.legend(frameon=False)
     figure.colorbar(filled, ax=planes, label="rise of the loss", ticks=levels[::3], format="%.1f", pad=0.02)
     return figure

@@ -50,6 +50,11 @@ def test_every_setting_of_a_run_is_a_flag(field):
         run = run_from("--method", "bsam", "--weight-bits", "4", *given)
         assert run == replace(Run("bsam", weight_bits=4, **QUANTIZED), **{field.name: value})
         return
+    if field.name == "noise_labels":
+        assert run_from("--method", "bsam", "--label-noise", "0.2", *given) == Run(
+            "bsam", label_noise=0.2, noise_labels=value
+        )
+        return
     run = run_from(*(() if field.name == "method" else ("--method", "bsam")), *given)
     others = {"data": {"model": "resnet18"}, "weights": FINE_TUNING, "weight_bits": QUANTIZED}.get(field.name, {})
     assert run.settings() == {**Run("bsam").settings(), **others, field.name: value}

@@ -17,7 +17,7 @@ def test_the_first_commands_of_the_guide(tmp_path, monkeypatch, capsys):
     printed = run_commands(small, capsys)
     assert list(printed) == ["train", "report"]
     assert printed["report"] == "2 runs in 1 experiment: 2 finished.\nWritten: report.html\n"
-    assert "BSAM (Algorithm 1) better than SGD" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "BSAM (Algorithm 1) against SGD" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_results_of_others(tmp_path):

@@ -18,6 +18,7 @@ SHARED = {
     "batch": 64,
     "label_smoothing": 0.0,
     "label_noise": 0.4,
+    "noise_labels": "other",
 }
 ROWS = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
 

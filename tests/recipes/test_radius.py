@@ -11,7 +11,7 @@ from bsam.recipes import RECIPES, scales
 from bsam.recipes.radius import TOTALS, radius_findings, total_radius
 from bsam.recipes.scales import scale_of
 from bsam.recipes.variants import variant_of
-from bsam.report.radius import radius_lines_info
+from bsam.report.radius import METRICS, radius_lines_info
 from bsam.training import loop
 from bsam.training.run_dir import RunState
 
@@ -25,7 +25,9 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     runs = RECIPE.runs(scale)
     assert runs[0].method == "base"
     data = "digits" if scale == "smoke" else "cifar10"
-    assert {(run.data, run.label_noise, run.curvature) for run in runs} == {(data, 0.4, True)}
+    assert {(run.data, run.label_noise, run.noise_labels, run.curvature) for run in runs} == {
+        (data, 0.4, "other", True)
+    }
     found = {}
     for run in runs[1:]:
         base = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=run.lr)
@@ -80,6 +82,7 @@ def test_the_lines_of_the_figure():
     assert [(point.mean, point.n) for point in accuracy] == [(pytest.approx(82.0), 2), (pytest.approx(90.0), 1)]
     assert [point.mean for point in memorised] == pytest.approx([10.0, 10.0])
     assert eigenvalue == (None, None)  # there is no file
+    assert list(METRICS)[2] == "λmax, cross-entropy, 256 training samples"
 
 
 def test_smoke(tmp_path, monkeypatch, capsys):
@@ -111,6 +114,6 @@ def test_smoke(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "radius.png").stat().st_size > 10_000
     table = (tmp_path / "table.md").read_text()
     assert "smoke" not in table  # the whole study on digits
-    assert table.count("## DigitsNet, Digits, 40% flipped labels, total radius") == 1
-    assert "| method | Digits | memorised, % | λmax |" in table
+    assert table.count("## DigitsNet, Digits, 40 % of labels drawn from other classes: 40.0 % wrong, total radius") == 1
+    assert "| method | Digits | memorised, % | λmax, cross-entropy, 256 training samples |" in table
     assert "BSAM (2 passes), total radius 0.2: minus SAM (follow) " in " ".join(capsys.readouterr().out.split())

@@ -56,46 +56,58 @@ def states(tmp_path):
 
 
 def test_the_numbers(states):
-    comparison = compare_states(states(SCORES), "SGD")
+    comparison, p = compare_states(states(SCORES), "SGD"), []
     assert [row.method for row in comparison.methods] == ["SGD", "SAM", "BSAM (Algorithm 1)", "ASAM"]
     assert comparison.unit == "test accuracy in %"
     for row, scores in zip(comparison.methods, SCORES.values(), strict=True):
         assert (row.n, row.mean, row.std) == (3, pytest.approx(sum(scores) / 3), pytest.approx(stats.tstd(scores)))
         assert row.scores == pytest.approx(dict(enumerate(scores)))
         if row.method == "SGD":
-            assert (row.difference, row.more_seeds) == (None, None)
+            assert (row.difference, row.decision) == (None, None)
             continue
         test = stats.ttest_rel(scores, SCORES["sgd"])
         low, high = test.confidence_interval()
         d = row.difference
         assert (d.low, d.high, d.p) == (pytest.approx(low), pytest.approx(high), pytest.approx(test.pvalue))
         assert d.mean == pytest.approx(row.mean - 90)
-        assert row.is_decided == (test.pvalue < 0.05)
+        p.append(test.pvalue)
+    assert p[0] < p[2] < p[1]  # SAM, ASAM, BSAM
+    by_hand = [3 * p[0], p[1], 2 * p[2]]  # Holm; they stay in this order
+    assert by_hand[0] < by_hand[2] < by_hand[1]
+    assert [row.decision.p for row in comparison.methods[1:]] == pytest.approx(by_hand)
+    assert [row.decision.tests for row in comparison.methods[1:]] == [3] * 3
+    assert [row.is_decided for row in comparison.methods] == [False, *(value < 0.05 for value in by_hand)]
     assert [row.passes for row in comparison.methods] == [1, 2, 3, 2]
     assert [row.radius for row in comparison.methods] == [None, 0.05, 0.1, 0.5]
     assert [row.is_better for row in comparison.methods] == [False, True, False, False]
+
+
+HOLM = " after Holm's correction for 3 comparisons"
 
 
 def test_the_paragraph(states):
     given = states(SCORES)
     assert str(compare_states(given, "SGD")) == (
         "SAM is better than SGD, by more than chance. SGD: test accuracy in % 90.00 ± 1.00, 3 seeds. "
-        "SAM at total radius 0.05 (not tuned) is better by 1.10 points (95 % interval +0.85 to +1.35, 3 seeds), "
-        "more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s. "
+        "SAM at total radius 0.05 (not tuned) is better by 1.10 points (95 % interval +0.85 to +1.35, 3 seeds; "
+        f"p = 0.00823{HOLM}), more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s. "
         "BSAM (Algorithm 1) at total radius 0.1 (not tuned) is better by 0.40 points (95 % interval -0.74 to +1.54, "
-        "3 seeds), which may be chance (about 5 more seeds would decide), at 3 passes per step instead of 1 and "
-        "3 s per epoch instead of 1 s. "
-        "ASAM at total radius 0.5 (not tuned) is worse by 0.97 points (95 % interval -1.35 to -0.59, 3 seeds), "
-        "more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s."
+        f"3 seeds; p = 0.27{HOLM}), which may be chance (about 8 more seeds would decide), at 3 passes per step "
+        "instead of 1 and 3 s per epoch instead of 1 s. "
+        "ASAM at total radius 0.5 (not tuned) is worse by 0.97 points (95 % interval -1.35 to -0.59, 3 seeds; "
+        f"p = 0.0164{HOLM}), more than chance, at 2 passes per step instead of 1 and 2 s per epoch instead of 1 s."
     )
     tuned = str(compare_states(given, "ASAM", tuned=True))
     assert tuned.startswith("SAM, BSAM (Algorithm 1) and SGD are better than ASAM, by more than chance. ASAM: ")
     assert "SAM at total radius 0.05 (tuned on held-out samples) is better by 2.07 points" in tuned
     assert (
-        " SGD is better by 0.97 points (95 % interval +0.59 to +1.35, 3 seeds), more than chance, at 1 pass per step "
-        "instead of 2 and 1 s per epoch instead of 2 s. "
+        f" SGD is better by 0.97 points (95 % interval +0.59 to +1.35, 3 seeds; p = 0.0164{HOLM}), more than chance, "
+        "at 1 pass per step instead of 2 and 1 s per epoch instead of 2 s. "
     ) in tuned
     assert "at the same 2 passes per step and 2 s" in tuned
+
+
+TOO_FEW = "Too few seeds: telling whether a method is better than SGD needs at least 3."
 
 
 @pytest.mark.parametrize(
@@ -103,10 +115,11 @@ def test_the_paragraph(states):
     [
         ({"sgd": SCORES["sgd"], "asam": SCORES["asam"]}, "No method is better than SGD."),
         ({"sgd": SCORES["sgd"], "sam": SCORES["sgd"]}, "No method is better than SGD."),
-        ({"sgd": (70.1, 90.2), "sam": (90.2, 70.1)}, "No method is better than SGD."),
+        ({"sgd": (70.1, 90.2, 80.0), "sam": (90.2, 70.1, 80.0)}, "No method is better than SGD."),
         ({"sgd": SCORES["sgd"], "bsam": SCORES["bsam"]}, "No method is better than SGD by more than chance."),
-        ({"sgd": (90.0,), "bsam": (95.0,)}, "One seed cannot tell whether a method is better than SGD."),
-        ({"sgd": (90.0,), "bsam": (85.0,)}, "One seed cannot tell whether a method is better than SGD."),
+        ({"sgd": (90.0,), "bsam": (95.0,)}, TOO_FEW),
+        ({"sgd": (90.0, 91.0), "bsam": (95.0, 96.01)}, TOO_FEW),
+        ({"sgd": (90.0, 91.0), "bsam": (85.0, 85.99)}, TOO_FEW),
         ({"sgd": (90.0, None), "bsam": (None, 85.0)}, "No method is better than SGD."),
         ({"sgd": (None, "nan"), "bsam": (80.0, 85.0)}, "SGD has no finished run (1 diverged, 1 not finished)"),
     ],
@@ -119,8 +132,34 @@ def test_one_seed_and_equal_scores(states):
     scores = {"sgd": (90.0,), "sam": (90.0,), "bsam": (95.0,)}
     text = str(compare_states(states(scores), "SGD"))
     assert "SGD: test accuracy in % 90.00, 1 seed." in text
-    assert "SAM at total radius 0.05 (not tuned) is equal (one seed), which may be chance, at 2 passes" in text
-    assert "is better by 5.00 points (one seed), which may be chance, at 3 passes" in text
+    needed = "which may be chance (at least 2 more seeds needed to decide)"
+    assert f"SAM at total radius 0.05 (not tuned) is equal (one seed), {needed}, at 2 passes" in text
+    assert f"is better by 5.00 points (one seed), {needed}, at 3 passes" in text
+
+
+def test_two_seeds_decide_nothing(states):
+    """Even if their interval excludes 0."""
+    scores = {"sgd": (80.0, 81.0), "sam": (85.0, 86.01), "asam": (81.0, 84.0)}
+    _, sam, asam = (comparison := compare_states(states(scores), "SGD")).methods
+    assert sam.difference.low > 0
+    assert (sam.is_decided, sam.decision.p, sam.decision.more_seeds) == (False, None, 1)
+    assert "2 seeds), which may be chance (at least 1 more seed needed to decide), at 2" in str(comparison)
+    # differences 1 and 3: Student's t times the spread over the root of n is 2.25 with 4 seeds and 1.76 with 5
+    assert asam.decision.more_seeds == 3
+    assert "2 seeds), which may be chance (about 3 more seeds would decide), at 2" in str(comparison)
+
+
+def test_a_method_that_is_better_alone_may_not_be_among_several(states):
+    gains = (1.5, 2.0, 2.8)
+    gained = tuple(score + gain for score, gain in zip(SCORES["sgd"], gains, strict=True))
+    alone = compare_states(states({"sgd": SCORES["sgd"], "sam": gained}), "SGD").methods[1]
+    p = stats.ttest_1samp(gains, 0).pvalue
+    assert 0.025 < p < 0.05
+    assert alone.is_better
+    several = compare_states(states({"sgd": SCORES["sgd"], "sam": gained, "asam": SCORES["bsam"]}), "SGD")
+    assert not several.methods[1].is_better
+    assert several.methods[1].decision.more_seeds == 1
+    assert f"3 seeds; p = {2 * p:.3g} after Holm's correction for 2 comparisons), which may be chance" in str(several)
 
 
 def test_runs_that_diverged_or_are_not_finished(states):
@@ -138,18 +177,19 @@ def test_runs_that_diverged_or_are_not_finished(states):
 
 
 def test_equal_differences_are_not_more_than_chance(states):
-    """Accuracies are multiples of one sample: two seeds may differ by the same number of samples."""
-    row = (comparison := compare_states(states({"sgd": (90.1, 91.3), "sam": (92.2, 93.4)}), "SGD")).methods[1]
+    """Accuracies are multiples of one sample: all seeds may differ by the same number of samples."""
+    scores = {"sgd": (90.1, 91.3, 90.5), "sam": (92.2, 93.4, 92.6)}
+    row = (comparison := compare_states(states(scores), "SGD")).methods[1]
     assert (row.is_decided, row.is_better) == (False, False)
     text = str(comparison)
     assert text.startswith("No method is better than SGD by more than chance.")
-    assert "is better by 2.10 points (equal differences with all 2 seeds, so their spread is unknown), which" in text
+    assert "is better by 2.10 points (equal differences with all 3 seeds, so their spread is unknown), which" in text
 
 
 def test_rounding_errors_are_not_more_than_chance(states):
     scores = {"sgd": (30.7, 60.2, 90.3), "sam": (30.8, 60.3, 90.4)}
     row = compare_states(states(scores), "SGD").methods[1]
-    assert (row.is_decided, row.more_seeds, row.difference.p) == (False, None, None)
+    assert (row.is_decided, row.decision.more_seeds, row.difference.p) == (False, None, None)
     assert row.difference.half_width > 0
 
 

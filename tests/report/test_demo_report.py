@@ -99,9 +99,10 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     accuracy, memorised, eigenvalues, *surfaces, bar = drawn[0].axes
     own = [line_style(number)["color"] for number in range(4)]
     assert accuracy.get_ylabel() == "test accuracy, %"
-    assert memorised.get_ylabel() == "flipped labels memorised, %"
+    assert memorised.get_ylabel() == "wrong labels memorised, %"
     assert colours(accuracy) == colours(memorised) == own
     assert list(memorised.lines[1].get_ydata())[-1] == pytest.approx(1.05)
+    assert eigenvalues.get_ylabel() == "λmax, cross-entropy, 256 training samples"
     heights = [float(points.lines[0].get_ydata()[0]) for points in eigenvalues.containers]
     assert heights == pytest.approx([10.0005, 10.1005, 10.0005 + 0.1 * list(variants()).index("bsam"), 10.0005])
     assert [points.lines[0].get_color() for points in eigenvalues.containers] == own

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import scipy.stats
@@ -109,12 +109,29 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
         assert set(entry["seconds"]) == {"sharpness", "eigenvalues", "trace", "density", "landscape"}
         assert len(entry["density"]["grid"]) == 1000
     out = console.file.getvalue()
+    assert out.startswith("Loss: the loader's loss, 12 samples ")
     assert [line.split()[0] for line in out.splitlines() if line.startswith((" b ", " wide "))] == ["b", "wide"]
     assert f"{found['models'][0]['eigenvalues']['maximum']:.3g}" in out
     total = found["models"][0]["trace"]
     half = scipy.stats.t.ppf(0.975, 1) * total["standard_error"]  # from the last two of six products
     shown = re.search(r"^ b .*?([\d.]+) ± ([\d.]+)", out, flags=re.MULTILINE)
     assert [float(number) for number in shown.groups()] == pytest.approx([total["value"], half], abs=half / 10)
+
+
+def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path, monkeypatch):
+    """Figures have them on their axes."""
+    console, drawn = Console(file=io.StringIO(), width=80), {}
+    draw_with(monkeypatch, lambda infos, path: drawn.update({path.name: infos}))
+    tasks = dict(zip(files, ("classification", "pose", "classification"), strict=True))
+    models = replace(find_models(files, "m:f"), about=lambda path: {"run": {"task": tasks[path]}})
+    flatness_report(models, FlatnessSettings(**CHEAP), tmp_path / "out", "cpu", console)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    labels = ["cross-entropy, 12 training samples", "SimCC loss, 12 training samples"]
+    shown = [line for line in lines if line and line[0] in ("Loss:", "a", "b", "wide")]
+    assert [line[0] for line in shown] == ["Loss:", "a", "wide", "Loss:", "b"]
+    assert [" ".join(line[1:]) for line in shown if line[0] == "Loss:"] == labels
+    for name in ("spectrum.png", "density.png"):
+        assert [info.measured_on for info in drawn[name]] == [labels[0], labels[1], labels[0]]
 
 
 def hessian(model, loss_fn, x, y):

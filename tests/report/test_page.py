@@ -14,6 +14,7 @@ from PIL import Image
 from scipy import stats
 
 from bsam.report import page, page_images
+from bsam.report.comparisons import BETTER, CONFIRMED, CONTRADICTED, NOT_CONFIRMED, OPEN, TOO_FEW, WORSE
 from bsam.report.page import page_data, page_html, script_json, write_page
 from bsam.report.records import Record, Records, read_records
 from bsam.training.config import Run
@@ -116,7 +117,7 @@ def test_verdicts_of_the_named_baseline_are_first(records, name):
     assert by_method["SGD"]["mean"] == pytest.approx(np.mean(gaps))
     verdicts = page_data(records, baseline=name)["verdicts"]
     assert verdicts[0]["group"] == "baseline"
-    assert verdicts[0]["claim"] == "SGD better than SAM: DigitsNet, digits 0"
+    assert verdicts[0]["claim"] == "SGD against SAM: DigitsNet, digits 0"
     assert {verdict["experiment"] for verdict in verdicts} == {"DigitsNet, digits 0"}
     assert page_data(records, baseline="unknown")["experiments"][0]["baseline"] == "SGD"
 
@@ -127,7 +128,7 @@ def test_each_experiment_has_its_own_baseline(tmp_path):
     runs += [run for run in second.runs if run.experiment.endswith("1") and run.method != "SGD"]
     data = page_data(Records(tuple(runs), ()))
     assert [experiment["baseline"] for experiment in data["experiments"]] == ["SGD", "SAM"]
-    claims = [(verdict["claim"].split(" better than ")[1], verdict["experiment"]) for verdict in data["verdicts"]]
+    claims = [(verdict["claim"].split(" against ")[1], verdict["experiment"]) for verdict in data["verdicts"]]
     assert len(claims) > 4
     assert set(claims) == {
         (f"{base}: DigitsNet, digits {n}", f"DigitsNet, digits {n}") for n, base in ((0, "SGD"), (1, "SAM"))
@@ -331,11 +332,45 @@ def test_eigenvalues_and_densities(data):
     panels = figure(data, "eigenvalues")["panels"]
     assert [sum(panel["data"][0]["y"]) for panel in panels] == [20] * 4
     assert len({tuple(panel["data"][0]["x"]) for panel in panels}) == 1, "one scale"
-    assert panels[1]["title"] == "SAM: max 40, mean 21"
+    assert panels[1]["title"] == "SAM: max 40, mean 21 (cross-entropy, 1,000 training samples)"
+    assert "; cross-entropy, 1,000 training samples, with" in figure(data, "density")["caption"]
     density = traces(data, "density")["SGD"]
     x, y = np.array(density["x"]), np.array(density["y"])
     assert np.trapezoid(y, x) == pytest.approx(1, rel=1e-2)
     assert x[y.argmax()] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "samples"),
+    [({}, "cross-entropy", 256), ({"task": "pose"}, "SimCC loss", 256), ({"limit_train": 64}, "cross-entropy", 64)],
+)
+def test_eigenvalues_of_tables_and_figures_have_different_labels(records, settings, loss, samples):
+    """Tables show those of training, figures those of `bsam flatness`."""
+    runs = [
+        dataclasses.replace(
+            run,
+            settings={**run.settings, **settings},
+            flatness=run.flatness and {**run.flatness, "samples": 500 if run.method == "SAM" else 1000},
+        )
+        for run in records.runs
+    ]
+    data = page_data(Records(tuple(runs), ()))
+    assert data["experiments"][0]["top_eigenvalue"] == f"λmax, {loss}, {samples} training samples"
+    titles = [panel["title"] for panel in figure(data, "eigenvalues")["panels"]]
+    assert titles[0].endswith(f" ({loss}, 1,000 training samples)")
+    assert titles[1].endswith(f" ({loss}, 500 training samples)")
+    both = f"; {loss}, 1,000 training samples or {loss}, 500 training samples, with"
+    assert both in figure(data, "density")["caption"]
+    trained = [dataclasses.replace(run, flatness=None) for run in runs]
+    caption = figure(page_data(Records(tuple(trained), ())), "contours")["caption"]
+    assert f"; {loss}, {samples} training samples, with the labels used in training." in caption
+
+
+def test_the_page_knows_every_outcome():
+    """The tally of verdicts counts only those with a sign."""
+    signs = re.search(r"const SIGNS = {(.*?)};", (FILES / "page.js").read_text("utf-8"), re.DOTALL)[1]
+    outcomes = {CONFIRMED, CONTRADICTED, NOT_CONFIRMED, BETTER, WORSE, OPEN, TOO_FEW}
+    assert {key.strip('"') for key in re.findall(r'("[^"]+"|\w+):', signs)} == outcomes
 
 
 def test_landscapes_share_their_scale(data):
@@ -346,7 +381,7 @@ def test_landscapes_share_their_scale(data):
         assert drawn["levels"][-1] == pytest.approx(0.1 + 2 * 2.0), "twice the height of the flattest"
     z = np.array(surfaces["panels"][0]["data"][0]["z"])
     np.testing.assert_allclose(z, np.array(surface(1.0).loss).T, rtol=1e-4)
-    assert "on training samples with the labels used in training." in contours["caption"]
+    assert "; cross-entropy, 1,000 training samples, with the labels used in training." in contours["caption"]
     steepest = np.array(surfaces["panels"][3]["data"][0]["z"])
     assert steepest.max() == pytest.approx(4.1), "cut off"
     height = np.array(contours["panels"][0]["data"][0]["z"])
@@ -359,8 +394,8 @@ def test_panels_name_the_seeds_that_differ(records):
     first, *rest = records.runs
     runs = (dataclasses.replace(first, seed=4), *(run for run in rest if run.method != "SGD"))
     data = page_data(Records(runs, ()))
-    for name, title in (("eigenvalues", "max 20, mean 10.5"), ("contours", "loss 0.1"), ("surfaces", "loss 0.1")):
-        assert figure(data, name)["panels"][0]["title"] == f"SGD, seed 4: {title}"
+    for name, title in (("eigenvalues", "max 20, mean 10.5 ("), ("contours", "loss 0.1"), ("surfaces", "loss 0.1")):
+        assert figure(data, name)["panels"][0]["title"].startswith(f"SGD, seed 4: {title}")
         assert figure(data, name)["panels"][1]["title"].startswith("SAM, seed 0: ")
 
 

@@ -78,7 +78,7 @@ def numbers_in_files():
     """The last score of every finished run in results/, by the seconds of its last epoch."""
     found = {}
     for path in RESULTS.glob("*/*.jsonl"):
-        if path.parent.name.startswith("unfinished"):
+        if path.parent.name.startswith("unfinished") or path.parent.name == "shift":  # SAM, shifted is no method
             continue
         last = json.loads(path.read_text().splitlines()[-1])
         found[last["seconds"]] = 100 * last.get("test_accuracy", last.get("test_pck"))
@@ -97,8 +97,8 @@ def test_all_runs_in_results_are_read_once():
     assert all(finished[key] == pytest.approx(expected[key], rel=1e-12) for key in expected)
     assert len(finished) == sum(record.state == "finished" for record in runs)
     others = sorted((record.reason for record in runs if record.state != "finished"), key=len)
-    assert set(others[:-3]) == {"not started"}
-    assert sorted(others[-3:]) == ["epoch 196 of 200", "epoch 198 of 200", "epoch 199 of 200"]
+    assert set(others[:-4]) == {"not started"}
+    assert sorted(others[-4:]) == [f"epoch {n} of 200" for n in (146, 196, 198, 199)]
     measured = [entry for path in RESULTS.glob("*/flatness*.json") for entry in json.loads(path.read_text())["models"]]
     attached = [record for record in runs if record.flatness is not None]
     assert len(attached) == len(measured) > 0
@@ -112,7 +112,9 @@ def test_rows_are_those_of_the_stored_table(name):
     runs = read(RESULTS / name)
     table = json.loads((RESULTS / name / "results.json").read_text())["table"]
     cells = {
-        cell["row"]: cell for cell in table if cell["n"] and cell["column"] in ("CIFAR-10", "CIFAR-100", "40%", "Mean")
+        cell["row"]: cell
+        for cell in table
+        if cell["n"] and cell["column"] in ("CIFAR-10", "CIFAR-100", "40% (40.0% wrong)", "Mean")
     }
     for row, cell in cells.items():
         scores = [record.score for record in runs if record.method == row and record.score is not None]
@@ -129,7 +131,9 @@ def test_rows_are_those_of_the_stored_table(name):
 
 def test_titles_of_the_noise_runs():
     runs = read(RESULTS / "cifar10-resnet18-noise40")
-    assert {record.experiment for record in runs} == {"ResNet-18, CIFAR-10, 40% flipped labels, 200 epochs"}
+    assert {record.experiment for record in runs} == {
+        "ResNet-18, CIFAR-10, 40 % of labels drawn from other classes: 40.0 % wrong, 200 epochs"
+    }
     expected = {  # row: total radius, how it was chosen
         "SGD": (None, ""),
         "SAM": (0.05, "the paper's"),
@@ -225,11 +229,32 @@ def test_experiments_with_equal_titles_are_told_apart(tmp_path):
     assert sorted(titles) == [
         "ResNet-18, CIFAR-10, 1,000 training samples, 200 epochs",
         "ResNet-18, CIFAR-10, 1,000 training samples, 200 epochs",
-        "ResNet-18, CIFAR-10, 20% flipped labels, 200 epochs, lr 0.1",
-        "ResNet-18, CIFAR-10, 20% flipped labels, 200 epochs, lr 0.2",
+        "ResNet-18, CIFAR-10, 20 % of labels drawn from all classes: 18.0 % wrong, 200 epochs, lr 0.1",
+        "ResNet-18, CIFAR-10, 20 % of labels drawn from all classes: 18.0 % wrong, 200 epochs, lr 0.2",
         "ResNet-18, CIFAR-10, 4 bits, 200 epochs",
         "ResNet-8, birds, pretrained, 1 epoch",
     ]
+
+
+def test_a_title_says_how_many_labels_are_wrong_even_of_data_without_an_entry(tmp_path):
+    run = Run("sgd", model="resnet8", data="folder:some/birds", epochs=1, label_noise=0.6)
+    write(run, tmp_path)
+    assert [record.experiment for record in read(tmp_path)] == [
+        "ResNet-8, birds, 60 % of labels drawn from all classes, 1 epoch"
+    ]
+    (folder,) = tmp_path.iterdir()
+    (folder / "labels.json").write_text('{"classes": 3, "wrong": 0.4}')
+    assert [record.experiment for record in read(tmp_path)] == [
+        "ResNet-8, birds, 60 % of labels drawn from all classes: 40.0 % wrong, 1 epoch"
+    ]
+
+
+def test_only_labels_drawn_from_all_classes_have_published_numbers(tmp_path):
+    for noise_labels, published in (("all", 79.71), ("other", None)):
+        write(Run("sam", **CIFAR, label_noise=0.4, noise_labels=noise_labels), tmp_path / noise_labels)
+        (record,) = read(tmp_path / noise_labels)
+        assert (record.published, record.method) == (published, "SAM")
+        assert f"drawn from {noise_labels} classes" in record.experiment
 
 
 def test_published_numbers(tmp_path):
@@ -562,7 +587,7 @@ def test_others_results_stay_beside_ours_if_our_title_becomes_longer(tmp_path):
     """Titles get settings that separate equal ones."""
     write(Run("sam", **CIFAR, label_noise=0.2, lr=0.05), tmp_path / "runs")
     write(Run("sam", **CIFAR, lr=0.05), tmp_path / "runs")
-    title = "ResNet-18, CIFAR-10, 20% flipped labels, 200 epochs"
+    title = "ResNet-18, CIFAR-10, 20 % of labels drawn from all classes: 18.0 % wrong, 200 epochs"
     text = "experiment,method,seed,score\n" + "".join(f'"{title}",X,{seed},96.5\n' for seed in (0, 1))
     text += f'"{TITLE}",X,0,96.5\n"ResNet-18, CIFAR-10, 20",X,0,96.5\n'
     path = csv_file(tmp_path / "theirs.csv", text)

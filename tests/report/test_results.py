@@ -36,6 +36,8 @@ def test_what_a_recipe_writes(name, out, tmp_path):
         assert run["training_seconds"] == sum(metrics["seconds"] for metrics in state.epochs)
         assert (run["top_eigenvalue"] is not None) == state.run.curvature
         assert run["machines"][0]["device"] == "cpu"
+        wrong = {("all", True): 0.9, ("other", True): 1.0}.get((state.run.noise_labels, bool(state.run.label_noise)))
+        assert run["wrong_labels"] == (wrong and pytest.approx(wrong * state.run.label_noise))
     assert results["tuning"] == results["runs"][:1]
     assert sum(cell["n"] for cell in results["table"]) == len(states) * max(1, len(recipe.measures))
     assert "Run on cpu, torch 2, bsam 1, 2026-11-10 to 2026-11-11." in (tmp_path / "table.md").read_text()

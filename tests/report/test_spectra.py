@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,19 @@ def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_
 def test_a_histogram_says_which_eigenvalues_it_shows(which, label, tmp_path, drawn):
     plot_spectrum(spectrum_info({"a": eigenvalues(4.0)}, which=which), tmp_path / "spectrum.png")
     assert drawn[0].axes[0].get_ylabel() == label
+
+
+def test_axes_name_the_loss_and_its_samples(tmp_path, drawn):
+    label = "cross-entropy, 50 training samples"
+    plot_spectrum(
+        [replace(info, measured_on=label) for info in spectrum_info({"a": eigenvalues(4.0)})], tmp_path / "a.png"
+    )
+    plot_density(
+        [replace(info, measured_on=label) for info in density_info({"a": density(2.0, 0.1)})], tmp_path / "b.png"
+    )
+    plot_density(density_info({"a": density(2.0, 0.1)}), tmp_path / "c.png")
+    labels = [figure.axes[0].get_xlabel() for figure in drawn]
+    assert labels == [f"eigenvalue of the Hessian\n({label})"] * 2 + ["eigenvalue of the Hessian"]
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [-1.0, -2.0], [2.0]])

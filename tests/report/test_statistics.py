@@ -1,10 +1,13 @@
 """Student's t and paired differences against scipy."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from bsam.report.statistics import Difference, paired, pooled_std, seeds_needed, t_quantile, within
+from bsam.report.statistics import Difference, decide, holm, paired, pooled_std, seeds_needed, t_quantile, within
 
 DEGREES = [*range(1, 40), 99, 100, 998, 999]
 
@@ -74,16 +77,14 @@ def test_a_small_spread_is_one():
 def test_pooled_standard_deviation():
     samples = [[1.0, 2.0, 4.0], [5.0], [10.0, 13.0]]
     variances = np.var(samples[0], ddof=1), np.var(samples[2], ddof=1)
-    std, df = pooled_std(samples)
-    assert df == 3
-    assert std == pytest.approx(np.sqrt((2 * variances[0] + variances[1]) / 3))
+    assert pooled_std(samples) == pytest.approx(np.sqrt((2 * variances[0] + variances[1]) / 3))
     assert pooled_std([[1.0], [2.0], []]) is None
 
 
-def fewest_seeds(mean, spread, n):
+def fewest_seeds(mean, spread, n, level=0.95):
     """How many more seeds, one by one and with scipy."""
     total = n + 1
-    while stats.t.ppf(0.975, total - 1) * spread / np.sqrt(total) >= abs(mean):
+    while stats.t.ppf((1 + level) / 2, total - 1) * spread / np.sqrt(total) >= abs(mean):
         total += 1
     return total - n
 
@@ -104,3 +105,74 @@ def test_seeds_needed_is_none_where_it_cannot_be_estimated():
     assert seeds_needed(Difference(0.0, None, None, 1, None), 1.0) is None
     assert seeds_needed(Difference(0.001, None, None, 1, None), 1.0) is None  # millions
     assert seeds_needed(paired({0: 1.0, 1: 1.1}, {0: 0.0, 1: 0.0})) is None  # decided
+
+
+def difference(*gaps):
+    return paired(dict(enumerate(gaps)), dict.fromkeys(range(len(gaps)), 0.0))
+
+
+def test_holm_by_hand():
+    """The sorted p-values 0.005, 0.011, 0.02, 0.04, 0.13 times 5, 4, 3, 2, 1."""
+    given = [0.011, 0.02, 0.04, 0.005, 0.13]
+    assert holm(given) == pytest.approx([0.044, 0.06, 0.08, 0.025, 0.13])
+    assert holm([0.011, None, 0.04, None]) == [pytest.approx(0.022), None, pytest.approx(0.04), None]
+    assert holm([0.03, 0.031]) == pytest.approx([0.06, 0.06])  # never below that of a smaller p-value
+    assert holm([0.6, 0.7, 0.01]) == pytest.approx([1, 1, 0.03])
+    assert (holm([]), holm([None])) == ([], [None])
+
+
+def closed_testing(p_values):
+    """Holm's corrected p-values as the closure of Bonferroni's tests: the largest over all subsets with this one."""
+    n = len(p_values)
+    subsets = [s for size in range(1, n + 1) for s in itertools.combinations(range(n), size)]
+    tests = {s: min(1.0, len(s) * min(p_values[i] for i in s)) for s in subsets}
+    return [max(p for s, p in tests.items() if i in s) for i in range(n)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_holm_is_the_closure_of_bonferroni(seed):
+    p_values = (np.random.default_rng(seed).uniform(0, 1, 6) ** 3).tolist()
+    assert holm(p_values) == pytest.approx(closed_testing(p_values))
+
+
+def test_decisions_are_corrected_t_tests():
+    gaps = [(1.5, 2.0, 2.8), (0.4, -0.3, 0.1), (-2.0, -2.1, -2.2)]
+    p = [stats.ttest_1samp(values, 0).pvalue for values in gaps]
+    assert 0.05 > p[0] > 0.025
+    decisions = decide([difference(*values) for values in gaps])
+    assert [d.p for d in decisions] == pytest.approx([2 * p[0], p[1], 3 * p[2]])
+    assert [d.is_significant for d in decisions] == [False, False, True]
+    assert {d.tests for d in decisions} == {3}
+    assert decisions[0].correction == f"p = {2 * p[0]:.3g} after Holm's correction for 3 comparisons"
+    (alone,) = decide([difference(*gaps[0])])
+    assert (alone.p, alone.tests, alone.is_significant) == (pytest.approx(p[0]), 1, True)
+    assert (alone.correction, alone.more_seeds) == ("", None)
+
+
+def test_seeds_that_decide_among_several_tests():
+    """By Bonferroni's level, the strictest of Holm's."""
+    gaps = [(1.5, 2.0, 2.8), (0.4, -0.3, 0.1), (-2.0, -2.1, -2.2)]
+    decisions = decide([difference(*values) for values in gaps])
+    level = 1 - 0.05 / 3
+    expected = [fewest_seeds(np.mean(values), np.std(values, ddof=1), 3, level) for values in gaps[:2]]
+    assert [d.more_seeds for d in decisions] == [*expected, None]
+
+
+def test_fewer_than_three_seeds_decide_nothing_and_are_no_tests():
+    sure, one, two = (5.0, 5.1, 5.2), (1000.0,), (7.0, 7.001)
+    decisions = decide([difference(*sure), difference(*one), difference(*two), None])
+    assert [d.is_significant for d in decisions] == [True, False, False, False]
+    assert [d.p for d in decisions[1:]] == [None] * 3
+    assert {d.tests for d in decisions} == {1}
+    assert [d.more_seeds for d in decisions] == [None, 2, 1, 3]
+    wide = [difference(1.0), difference(1.0, 3.0)]
+    decisions = decide(wide, [2.0, 100.0])  # the spread of a difference of two seeds is its own
+    assert [d.more_seeds for d in decisions] == [fewest_seeds(1.0, 2.0, 1), fewest_seeds(2.0, math.sqrt(2), 2)]
+    assert decide(wide, [0.001, None])[0].more_seeds == 2
+    assert decide([difference(2.0, 2.0)])[0].more_seeds == 1
+
+
+def test_equal_differences_are_no_test():
+    decisions = decide([difference(2.0, 2.0, 2.0), difference(1.0, 1.1, 1.2)])
+    assert (decisions[0].p, decisions[0].is_significant, decisions[0].more_seeds) == (None, False, None)
+    assert decisions[1].tests == 1

@@ -66,6 +66,7 @@ def test_every_setting_matters():
     bits |= {"perturb_scales": True}
     changes = [{}, *({name: value} for name, value in others.items()), {"weight_bits": 4}]
     changes += [{"weight_bits": 4, name: value} for name, value in bits.items()]
+    changes += [{"label_noise": 0.1, "noise_labels": "other"}]
     changes = [{**change, "arguments": {}} if change.get("method") else change for change in changes]
     results = [fit(replace(first, **change), device="cpu") for change in changes]
     assert len({repr(numbers(result)) for result in results}) == len(changes)
@@ -73,7 +74,7 @@ def test_every_setting_matters():
     elsewhere |= {"weights", "skip_corrupt", "layer_decay"}  # in those of image files
     elsewhere |= {"init"}  # in those of quantized runs
     elsewhere |= {"simcc_k", "simcc_sigma", "flip_test"}  # in those of poses
-    assert set(first.settings()) == {*others, *bits, "weight_bits", *elsewhere}
+    assert set(first.settings()) == {*others, *bits, "weight_bits", "noise_labels", *elsewhere}
 
 
 def test_sharpness_is_measured_after_each_epoch_on_the_labels_used_in_training(data):

@@ -51,6 +51,34 @@ def test_a_name_describes_the_run_and_is_unique():
         assert re.fullmatch(r"[a-z0-9_.-]+", run_dir_name(run))
 
 
+def test_names_of_runs_from_before_noise_labels_are_kept():
+    """As an earlier version made them: labels were drawn from the other classes."""
+    settings = {"data": "cifar10", "label_noise": 0.4, "seed": 1}
+    name = "digits_net-cifar10-bsam-passes2-noise40-seed1-e2096c1b"
+    assert run_dir_name(Run("bsam", {"passes": 2}, **settings, noise_labels="other")) == name
+    assert run_dir_name(Run("sgd", model="resnet18")) == "resnet18-digits-sgd-seed0-6e921909"
+    assert run_dir_name(Run("bsam", {"passes": 2}, **settings)).startswith(
+        "digits_net-cifar10-bsam-passes2-noise40-all-seed1-"
+    )
+
+
+@pytest.mark.parametrize("noise", [{}, {"label_noise": 0.4, "noise_labels": "other"}], ids=["clean", "noise"])
+def test_a_run_stored_before_noise_labels_continues_with_labels_of_the_other_classes(noise, tmp_path, runs):
+    run = Run("sgd", epochs=2, batch=32, limit_train=64, limit_test=50, **noise)
+    runs.train(run, tmp_path / "whole")
+    runs.train(run, tmp_path / "stopped", stop=1)
+    config = tmp_path / "stopped" / "config.json"
+    stored = json.loads(config.read_text())
+    del stored["noise_labels"]
+    config.write_text(json.dumps(stored))
+    assert RunDir(tmp_path / "stopped").run() == run
+    if noise:
+        with pytest.raises(bsam.BsamError, match="noise_labels other there, all here"):
+            runs.train(Run(**{**run.settings(), "noise_labels": "all"}), tmp_path / "stopped")
+    runs.train(run, tmp_path / "stopped")
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
+
+
 def test_the_state_of_a_run(tmp_path, runs):
     run = Run("sgd", epochs=2, batch=32, limit_train=64, limit_test=50)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import BsamError, BsamValueError
+from ..recipes.columns import measured_on
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure
@@ -106,7 +107,7 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
 def _summarize(run: Run, run_dir: RunDir) -> None:
     _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, run_dir.last_metrics()))}")
     if (top := run_dir.top_eigenvalue()) is not None:
-        _say(f"Largest eigenvalue of the Hessian: {top:.4g}")
+        _say(f"Largest eigenvalue of the Hessian ({measured_on(run.settings())}): {top:.4g}")
     files = (file for file in run_dir.path.iterdir() if file.name != LOCK and file.suffix != ".draft")
     names = sorted(file.name + "/" * file.is_dir() for file in files)
     _say(f"Written to {run_dir.path}: {', '.join(names)}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from ..tasks import TASKS
+from ..training.config import Run
+from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState
 
 Value: TypeAlias = Callable[[RunState], float | None]
@@ -63,10 +66,33 @@ class ExtraColumn:
         return " ± ".join(format(number, self.format) for number in (numbers.mean, numbers.std) if number is not None)
 
 
+def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
+    """Return which loss of a run is measured, and on which samples: the label of a number such as λmax.
+
+    Args:
+        settings: the run's.
+        samples: the number of training samples; None for measurements at the end of training.
+
+    Example:
+        >>> measured_on({"task": "classification"}), measured_on({"task": "pose"}, 1000)
+        ('cross-entropy, 256 training samples', 'SimCC loss, 1,000 training samples')
+    """
+    task = TASKS.get(settings.get("task", Run.task))
+    if samples is None:
+        samples = min(CURVATURE_SAMPLES, settings.get("limit_train") or CURVATURE_SAMPLES)
+    return f"{'loss' if task is None else task.loss_title}, {samples:,} training samples"
+
+
 def _memorised(state: RunState) -> float | None:
     share = state.epochs[-1].get("memorised")
     return None if share is None else 100 * share
 
 
 MEMORISED = ExtraColumn("memorised", "memorised, %", _memorised)
-TOP_EIGENVALUE = ExtraColumn("top_eigenvalue", "λmax", lambda state: RunDir(state.path).top_eigenvalue())
+TOP_EIGENVALUE = ExtraColumn(
+    "top_eigenvalue", f"λmax, {measured_on({})}", lambda state: RunDir(state.path).top_eigenvalue()
+)
+TOP_EIGENVALUE_NOTE = (
+    "λmax: the largest eigenvalue of the Hessian of the cross-entropy, without label smoothing, on "
+    f"{CURVATURE_SAMPLES} training samples (all, if there are fewer), with the labels used in training."
+)

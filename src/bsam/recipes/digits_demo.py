@@ -23,10 +23,9 @@ from typing import Any
 
 from ..common.errors import BsamValueError
 from ..training.config import BASE, Run, arguments_of
-from ..training.loop import CURVATURE_SAMPLES
 from ..training.names import find_name
 from .cells import TableCell
-from .columns import MEMORISED, TOP_EIGENVALUE
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
 from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings
 from .experiments import Recipe
 from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
@@ -38,9 +37,8 @@ LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 _SHARED = SCALES["demo"].settings
 NOTES = (
-    "Memorised: the share of the flipped training labels that the network predicts after the last epoch, in %.",
-    f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
-    "training.",
+    "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
+    TOP_EIGENVALUE_NOTE,
     f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
     f"{_SHARED['weight_decay']:g} (unless tuned), batch size {_SHARED['batch']} and the number of epochs.",
 )
@@ -90,7 +88,7 @@ def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]
 def by_method(run: Run) -> TableCell:
     """Place a run: a row per method, and one for SGD whose weight decay is chosen."""
     row = TUNED_SGD if is_tuned_sgd(run) else variant_of(run).title
-    return TableCell(f"{run.label_noise:.0%} of the training labels flipped", row, "test accuracy, %")
+    return TableCell(run.noise_text(), row, "test accuracy, %")
 
 
 def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:

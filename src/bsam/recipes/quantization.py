@@ -8,7 +8,7 @@ from ..training.config import QUANTIZED, Run
 from ..training.run_dir import run_dir_name
 from .cells import TableCell
 from .cifar import COMPARED
-from .columns import TOP_EIGENVALUE
+from .columns import TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
 from .experiments import Recipe
 from .paper import QUANTIZATION
 from .scales import Scale, scale_of
@@ -52,8 +52,8 @@ def quantization_notes(run: Run) -> list[str]:
         f"{FULL_PRECISION}: the float network, trained with SGD. The rows below start from it and train {more} more "
         f"epochs, with {BITS}-bit weights and layer inputs (8 bits in the first and the last layer) and learned scales "
         "(LSQ).",
-        "λmax: the largest eigenvalue of the Hessian of the training loss; for quantized networks it is "
-        "computed at the quantized weights, with the straight-through estimator.",
+        f"{TOP_EIGENVALUE_NOTE} For quantized networks it is computed at the quantized weights, with the "
+        "straight-through estimator.",
     ]
 
 

@@ -13,11 +13,10 @@ from typing import Any
 from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import BASE, Run
-from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunState
 from .cells import CellSummary, TableCell
 from .cifar import MAIN
-from .columns import MEMORISED, TOP_EIGENVALUE
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
 from .experiments import Recipe
 from .scales import Scale, scale_of
 from .states import score_of
@@ -29,9 +28,8 @@ DEFAULT_TOTALS = (0.05, 0.1, 0.2, 0.4)  # for all others
 METHODS = ("sam", "sam-follow", "bsam", "bsam-2")
 NOTES = (
     "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal.",
-    "Memorised: the share of the flipped training labels that the network predicts after the last epoch, in %.",
-    f"λmax: the largest eigenvalue of the Hessian on {CURVATURE_SAMPLES} training samples, with the labels used in "
-    "training.",
+    "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
+    TOP_EIGENVALUE_NOTE,
 )
 
 
@@ -39,7 +37,7 @@ def radius_study(scale: Scale | str) -> list[Run]:
     """Return SGD and each method at each total radius, on the first data set of the scale."""
     scale = scale_of(scale)
     data, network = scale.data[0], MAIN if MAIN in scale.networks else scale.networks[0]
-    settings: dict[str, Any] = {"label_noise": NOISE, "curvature": True}
+    settings: dict[str, Any] = {"label_noise": NOISE, "noise_labels": "other", "curvature": True}
     runs = [
         scale.run(variants()[name], network, data, arguments=radii(name, total), **settings)
         for total in TOTALS.get(data, DEFAULT_TOTALS)
@@ -71,7 +69,7 @@ def total_radius(run: Run) -> float:
 def by_radius(run: Run) -> TableCell:
     """Place a run: a section per total radius, a row per method."""
     network, data = model_entry(run.model).title, dataset_entry(run.data).title
-    section = f"{network}, {data}, {run.label_noise:.0%} flipped labels, total radius {total_radius(run):g}"
+    section = f"{network}, {data}, {run.noise_text()}, total radius {total_radius(run):g}"
     return TableCell(section, variant_of(run).title, data)
 
 

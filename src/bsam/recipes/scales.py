@@ -100,6 +100,7 @@ SCALES: Mapping[str, Scale] = {
                 "batch": 64,
                 "label_smoothing": 0.0,
                 "label_noise": 0.4,
+                "noise_labels": "other",
             },
             threads=1,
             workers=2,

@@ -12,7 +12,7 @@ from ..recipes.variants import passes_of, variant_of
 from ..training.run_dir import RunState
 from .record_titles import total_radius
 from .records import read_records
-from .statistics import Difference, paired, seeds_needed
+from .statistics import MIN_SEEDS, Decision, Difference, decide, paired
 from .tables import score_title
 
 
@@ -25,8 +25,8 @@ class ComparedMethod:
         scores: the score after the last epoch of each finished run, by seed.
         difference: the scores minus those of the baseline over the shared seeds: mean and 95 % interval; None for the
             baseline and without shared seeds.
-        more_seeds: how many more seeds would decide whether the difference is more than chance, if its mean and spread
-            stay the same; None if it is decided or cannot be estimated.
+        decision: whether the difference is more than chance, corrected for the number of methods, and how many more
+            seeds would decide that; None for the baseline.
         diverged: the number of runs that diverged.
         unfinished: the number of runs that have neither finished nor diverged.
         radius: the total radius: rho, or rho_max + rho_min; None if the method has none.
@@ -38,7 +38,7 @@ class ComparedMethod:
     method: str
     scores: Mapping[int, float]
     difference: Difference | None
-    more_seeds: int | None
+    decision: Decision | None
     diverged: int
     unfinished: int
     radius: float | None
@@ -63,12 +63,13 @@ class ComparedMethod:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the difference is more than chance, that is, its 95 % interval excludes 0 and is not a single point.
+        """Whether the difference is more than chance.
 
-        Accuracies change in steps of one sample, so a few seeds may have equal differences by coincidence.
+        It has at least three shared seeds, and its p-value, corrected for the number of methods, is below 0.05. If all
+        differences are equal, this is not decided: accuracies change in steps of one sample, so a few seeds may have
+        equal differences by coincidence.
         """
-        d = self.difference
-        return d is not None and d.low is not None and d.high is not None and not d.is_point and d.low * d.high > 0
+        return self.decision is not None and self.decision.is_significant
 
     @property
     def is_better(self) -> bool:
@@ -113,28 +114,31 @@ class ComparisonResult:
             names = [row.method for row in better]
             listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
             return f"{listed} {'are' if len(names) > 1 else 'is'} better than {self.baseline}, by more than chance."
-        if seeds and max(seeds) == 1:
-            return f"One seed cannot tell whether a method is better than {self.baseline}."
+        if seeds and max(seeds) < MIN_SEEDS:
+            return f"Too few seeds: telling whether a method is better than {self.baseline} needs at least {MIN_SEEDS}."
         if any(row.gain > 0 for row in others):
             return f"No method is better than {self.baseline} by more than chance."
         return f"No method is better than {self.baseline}."
 
     def _sentence(self, row: ComparedMethod, baseline: ComparedMethod) -> str:
-        d = row.difference
+        d, decision = row.difference, row.decision
         radius = "" if row.radius is None else f" at total radius {row.radius:g} ({row.chosen})"
-        if d is None:
+        if d is None or decision is None:
             return f"{row.method} has no finished run to compare{_not_finished(row)}."
         by = f"{'better' if row.gain > 0 else 'worse'} by {abs(row.gain):.2f}{' points' * ('%' in self.unit)}"
         text = f"{row.method}{radius} is {by if row.gain else 'equal'} "
         if d.low is None or d.high is None:
-            text += "(one seed), which may be chance"
+            interval = "one seed"
+        elif d.is_point:
+            interval = f"equal differences with all {d.n} seeds, so their spread is unknown"
         else:
             interval = f"95 % interval {d.low:+.2f} to {d.high:+.2f}, {d.n} seeds"
-            if d.is_point:
-                interval = f"equal differences with all {d.n} seeds, so their spread is unknown"
-            text += f"({interval}), {'more than chance' if row.is_decided else 'which may be chance'}"
-        if row.more_seeds is not None:
-            text += f" (about {row.more_seeds} more seed{'s' * (row.more_seeds > 1)} would decide)"
+        correction = f"; {decision.correction}" if decision.correction else ""
+        text += f"({interval}{correction}), {'more than chance' if row.is_decided else 'which may be chance'}"
+        if decision.more_seeds is not None:
+            seeds = f"{decision.more_seeds} more seed{'s' * (decision.more_seeds > 1)}"
+            is_least = decision.more_seeds <= MIN_SEEDS - d.n
+            text += f" (at least {seeds} needed to decide)" if is_least else f" (about {seeds} would decide)"
         passes = f"{row.passes:.3g} pass{'es' * (row.passes != 1)} per step"
         same = row.passes == baseline.passes
         text += f", at the same {passes}" if same else f", at {passes} instead of {baseline.passes:.3g}"
@@ -163,16 +167,17 @@ def compare_states(
     # read together, because a run is timed only if none of the others may have shared its device
     records = read_records([state.path for state in states if state.epochs]).runs
     seconds = {record.folder: record.seconds for record in records if record.seconds is not None}
+    compared = {title: paired(scores[title], scores[baseline]) for title in groups if title != baseline}
+    decisions = dict(zip(compared, decide(list(compared.values())), strict=True))
     rows = []
     for title, group in groups.items():
-        difference = None if title == baseline else paired(scores[title], scores[baseline])
         times = [seconds[state.path] for state in group if state.path in seconds]
         rows.append(
             ComparedMethod(
                 title,
                 scores[title],
-                difference,
-                None if difference is None else seeds_needed(difference),
+                compared.get(title),
+                decisions.get(title),
                 sum(state.diverged is not None for state in group),
                 sum(not state.ended for state in group),
                 total_radius(group[0].run),

@@ -1,35 +1,38 @@
-"""Compare two rows of an experiment over their shared seeds, and say in words what that decides."""
+"""Compare rows of an experiment over their shared seeds, and say in words what that decides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from ..recipes.columns import seed_statistics
 from .record import Record, Records
-from .record_titles import model_title
-from .statistics import LEVEL, Difference, paired, pooled_std, seeds_needed, t_quantile
+from .statistics import MIN_SEEDS, Decision, Difference, decide, paired, pooled_std
 
 Value: TypeAlias = Callable[[Record], float | None]
 
-CONFIRMED, NOT_CONFIRMED, OPEN = "confirmed", "not confirmed", "open"
-MIN_DF = 5  # degrees of freedom that a spread should have; Student's 95 % factor is 2.6 with 5 and 12.7 with 1
+CONFIRMED, CONTRADICTED, NOT_CONFIRMED = "confirmed", "contradicted", "not confirmed"  # claims of the paper
+BETTER, WORSE = "better", "worse"  # than a baseline
+OPEN, TOO_FEW = "open", "too few seeds"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What runs say about a claim.
+    """What runs say about a claim of the paper, or about a comparison with a baseline.
 
     Args:
-        claim: the claim in words.
+        claim: the claim or the comparison in words.
         at: ``"at the paper's radii"``, ``"at our radii"`` if the paper states none, ``"at matched radii"`` or ``"at
             tuned radii"``; empty for a user's runs.
-        outcome: ``"confirmed"``, ``"not confirmed"`` or ``"open"``.
+        outcome: ``"confirmed"``, ``"contradicted"`` or ``"not confirmed"`` for a claim of the paper, ``"better"`` or
+            ``"worse"`` for a comparison with a baseline; for both ``"open"``, or ``"too few seeds"`` with fewer than
+            three shared seeds.
         evidence: sentences with the numbers.
-        more_seeds: how many more seeds would decide an open claim if mean and spread stay as they are; None if that is
-            not known or the claim is not open.
+        more_seeds: how many more seeds would decide if mean and spread stay as they are, and at least as many as are
+            missing to three; None if that is not known or the claim is decided.
     """
 
     claim: str
@@ -41,40 +44,66 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rows of an experiment; ``ours`` is claimed to have the better value."""
+    """Two rows of an experiment; the question is whether ``ours`` has the better value.
 
+    Args:
+        claim: the claim or the comparison in words.
+        at: at which radii; as in :class:`Verdict`.
+        ours: the runs of the row that may be better.
+        theirs: the runs of the other row.
+        our_title: the title of the first row.
+        their_title: the title of the other row.
+        records: all runs, to estimate the spread over seeds.
+        words: the outcomes if ``ours`` is better and if it is worse.
+        value: the value that is compared.
+        higher_is_better: whether a higher value is better; None: as for the score.
+        digits: the digits of numbers after the point.
+        gap: the published difference, which is positive.
+        more: what to add to the evidence.
+    """
+
+    claim: str
+    at: str
     ours: Sequence[Record]
     theirs: Sequence[Record]
     our_title: str
     their_title: str
     records: Records
+    words: tuple[str, str] = (CONFIRMED, CONTRADICTED)
     value: Value = lambda record: record.score
-    higher_is_better: bool | None = None  # None: as the score
+    higher_is_better: bool | None = None
     digits: int = 2
+    gap: float | None = None
+    more: str = ""
 
-    def verdict(self, claim: str, at: str, gap: float | None = None, more: str = "") -> Verdict | None:
-        """Return the verdict; None if a side has no finished runs and no run of either side diverged.
+    @cached_property
+    def difference(self) -> Difference | None:
+        """The difference over the shared seeds; None without any."""
+        return paired(values_by_seed(self.ours, self.value), values_by_seed(self.theirs, self.value))
 
-        Args:
-            claim: the claim in words.
-            at: at which radii.
-            gap: the published difference, which is positive.
-            more: what to add to the evidence.
-        """
+    def verdict(self, decision: Decision) -> Verdict | None:
+        """Return the verdict; None if a side has no finished runs and no run of either side diverged."""
         ours, theirs = (values_by_seed(runs, self.value) for runs in (self.ours, self.theirs))
-        we_failed = _failed(self.ours, self.our_title)
-        failed = we_failed + _failed(self.theirs, self.their_title)
+        failed = _failed(self.ours, self.our_title) + _failed(self.theirs, self.their_title)
         if not ours or not theirs:
-            outcome = NOT_CONFIRMED if we_failed and theirs else OPEN
-            return Verdict(claim, at, outcome, failed.strip(), None) if failed else None
+            return self._without_scores(failed.strip()) if failed else None
         titles = f"{self._text(ours, self.our_title)}, {self._text(theirs, self.their_title)}"
-        difference = paired(ours, theirs)
-        if difference is None:
-            return Verdict(claim, at, OPEN, f"{titles}: no shared seeds.{failed}{more}", None)
-        outcome, note, more_seeds = self._decide(difference, gap)
-        published = "" if gap is None else f" Published: {self._signed(gap if self._higher else -gap)}."
-        evidence = f"{titles}: {self._difference_text(difference)}.{note}{failed}{published}{more}"
-        return Verdict(claim, at, outcome, evidence, more_seeds)
+        if self.difference is None:
+            return Verdict(self.claim, self.at, TOO_FEW, f"{titles}: no shared seeds.{failed}{self.more}", MIN_SEEDS)
+        outcome, note = self._outcome(self.difference, decision)
+        published = "" if self.gap is None else f" Published: {self._signed(self.gap if self._higher else -self.gap)}."
+        evidence = f"{titles}: {self._difference_text(self.difference)}.{note}{failed}{published}{self.more}"
+        more_seeds = decision.more_seeds if outcome in (OPEN, TOO_FEW) else None
+        return Verdict(self.claim, self.at, outcome, evidence, more_seeds)
+
+    def _without_scores(self, failed: str) -> Verdict:
+        """Return the verdict if all runs of a side diverged, or have not finished yet."""
+        ours, theirs = ({r.seed: r.state for r in runs if r.state != "unfinished"} for runs in (self.ours, self.theirs))
+        shared = ours.keys() & theirs.keys()
+        if len(shared) < MIN_SEEDS:
+            return Verdict(self.claim, self.at, TOO_FEW, failed, MIN_SEEDS - len(shared))
+        lost = sum((ours[seed], theirs[seed]) == ("diverged", "finished") for seed in shared)
+        return Verdict(self.claim, self.at, self.words[1] if lost >= MIN_SEEDS else OPEN, failed, None)
 
     @property
     def _higher(self) -> bool:
@@ -98,57 +127,44 @@ class Comparison:
             interval = f" [95 % interval {self._signed(d.low)}, {self._signed(d.high)}]"
         return f"{self._signed(d.mean)}{self._unit}{interval}, {d.n} shared seed{'s' * (d.n > 1)}"
 
-    def _decide(self, d: Difference, gap: float | None) -> tuple[str, str, int | None]:
-        """Return the outcome, a sentence about it, and how many more seeds would decide it."""
-        sign = 1 if self._higher else -1
-        if d.is_point:
-            return OPEN, " The differences of all seeds are equal, so their spread is unknown.", None
-        if d.low is not None and d.high is not None and d.half_width is not None:
-            if d.low > 0 or d.high < 0:
-                return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, "", None
-            if gap is not None and d.half_width < gap / 2:
-                note = " The interval contains 0 and is narrow enough to detect half of the published difference."
-                return NOT_CONFIRMED, note, None
-            return OPEN, "", seeds_needed(d)
-        spread = self._spread()
-        if spread is None:
-            return OPEN, " One seed decides nothing, and no comparable row has several.", None
-        std, df, rows = spread
-        limit = 2 * t_quantile(LEVEL, df) * math.sqrt(2) * std
-        chance = f"{limit:.{self.digits}f}{self._unit} (twice the 95 % range of seed noise, estimated from {rows})"
-        if abs(d.mean) > limit:
-            note = f" One seed, but a difference of more than {chance}."
-            return CONFIRMED if sign * d.mean > 0 else NOT_CONFIRMED, note, None
-        note = f" With one seed, only a difference of more than {chance} would count."
-        return OPEN, note, seeds_needed(d, math.sqrt(2) * std)
+    def _outcome(self, d: Difference, decision: Decision) -> tuple[str, str]:
+        """Return the outcome and a sentence about it."""
+        if d.n < MIN_SEEDS:
+            return TOO_FEW, ""
+        if decision.p is None or d.half_width is None:
+            return OPEN, " The differences of all seeds are equal, so their spread is unknown."
+        note = f" {decision.correction}; the interval is not corrected." if decision.correction else ""
+        if decision.is_significant:
+            return self.words[(d.mean > 0) != self._higher], note
+        if self.gap is not None and d.half_width < self.gap / 2:
+            note += " The interval contains 0 and is narrow enough to detect half of the published difference."
+            return NOT_CONFIRMED, note
+        return OPEN, note
 
-    def _spread(self) -> tuple[float, int, str] | None:
-        """Return the pooled standard deviation over seeds, its degrees of freedom, and its rows in words.
+    def spread(self) -> float | None:
+        """Return the pooled standard deviation over seeds of the experiment's rows; None if all have one seed.
 
-        The rows are those of the experiment, or, if these have too few seeds, all rows with the same network and unit.
+        In that case, the rows are all those with the same network and unit.
         """
-        first, spread = self.ours[0], None
+        first = self.ours[0]
         for same in (
             lambda record: record.experiment == first.experiment,
             lambda record: bool(first.settings) and record.settings.get("model") == first.settings["model"],
         ):
             runs = [record for record in self.records.runs if record.unit == first.unit and same(record)]
-            rows = group_by(runs, lambda record: (record.experiment, record.method))
-            samples = {row: list(values_by_seed(group, self.value).values()) for row, group in rows.items()}
-            if (pooled := pooled_std(list(samples.values()))) is not None:
-                experiments = [experiment for (experiment, _), values in samples.items() if len(values) > 1]
-                spread = *pooled, self._rows_text(experiments)
-                if pooled[1] >= MIN_DF:
-                    break
-        return spread
+            rows = group_by(runs, lambda record: (record.experiment, record.method)).values()
+            pooled = pooled_std([list(values_by_seed(row, self.value).values()) for row in rows])
+            if pooled is not None:
+                return pooled
+        return None
 
-    def _rows_text(self, experiments: Sequence[str]) -> str:
-        """Return how many rows there are and where they come from, given the experiment of each."""
-        first, count = self.ours[0], f"{len(experiments)} row{'s' * (len(experiments) > 1)}"
-        if set(experiments) == {first.experiment}:
-            return count
-        which = "this and other" if first.experiment in experiments else "other"
-        return f"{count} of {which} {model_title(first.settings['model'])} experiments"
+
+def verdicts_of(comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Return the verdicts on comparisons that are corrected for each other."""
+    spreads = [None if (spread := comparison.spread()) is None else math.sqrt(2) * spread for comparison in comparisons]
+    decisions = decide([comparison.difference for comparison in comparisons], spreads)
+    verdicts = (comparison.verdict(d) for comparison, d in zip(comparisons, decisions, strict=True))
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
 def group_by(runs: Sequence[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:

@@ -15,7 +15,7 @@ from .figures import LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw
 from .landscapes import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, figure, legend, line_style, save, tidy
 
-MEMORISED_METRIC = EpochMetric("flipped labels memorised, %", lambda metrics: 100 * metrics["memorised"])
+MEMORISED_METRIC = EpochMetric("wrong labels memorised, %", lambda metrics: 100 * metrics["memorised"])
 WIDTH = 13.0  # of the picture, in inches
 
 
@@ -34,8 +34,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     draw_curves(middle, curves, 1, MEMORISED_METRIC.label)
     _draw_eigenvalues(right, {curve.title: eigenvalues[curve.title] for curve in curves})
     legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)
-    noise = f"{states[0].run.label_noise:.0%} of the training labels flipped"
-    parts[0].suptitle(f"{curves[0].where}, {noise}: {curves_text(curves)}", fontsize=11)
+    parts[0].suptitle(f"{curves[0].where}, {states[0].run.noise_text()}. {curves_text(curves)}", fontsize=11)
     if surfaces:
         axes = parts[1].subplots(math.ceil(len(surfaces) / columns), columns, squeeze=False).flatten()
         draw_contours(parts[1], list(zip(surfaces, axes, strict=False)))
@@ -60,5 +59,5 @@ def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None])
     ends = [0.0, *(value.mean + side * (value.std or 0.0) for value in values if value is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     ax.set_ylim(min(ends) - margin, max(ends) + margin)
-    ax.set_ylabel("largest eigenvalue of the Hessian")
+    ax.set_ylabel(TOP_EIGENVALUE.header)
     tidy(ax)

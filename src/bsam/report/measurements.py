@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from ..common.errors import BsamError, BsamRuntimeError
 from ..common.extras import install_line
 from ..common.progress import ProgressLine
 from ..flatness.intervals import plus_minus
+from ..recipes.columns import measured_on
 from ..recipes.measure import FlatnessSettings, Measured, loss_of, measure
 from ..recipes.subjects import MeasuredModels
 from ..training.config import check_settings
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 HINT = "remove flatness.json to measure again, or choose another folder"
 MAX_TITLE = 100  # characters: figures have no room for more
+LABELS = ("title", "group", "measured_on")  # of a figure, not measured
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: the function, the type of its input, its key in an entry
     "spectrum.png": (plot_spectrum, SpectrumInfo, "eigenvalues"),
@@ -69,7 +71,9 @@ def flatness_report(
     with locked(folder, "measuring"):
         file = folder / "flatness.json"
         entries = _measured(file, settings, models, torch_device, options)
-        console.print(_table(titles, entries))
+        for label in dict.fromkeys(map(_measured_on, entries)):  # numbers in one table have one meaning
+            rows = {title: e for title, e in zip(titles, entries, strict=True) if _measured_on(e) == label}
+            console.print(_table(f"Loss: {label}", rows))
         return [file, *_draw(titles, entries, folder, console)]
 
 
@@ -149,7 +153,7 @@ def _numbers(measured: Measured, which: str) -> dict[str, Any]:
         "seconds": dict(measured.seconds),
         "sharpness": asdict(measured.sharpness),
         "trace": asdict(measured.trace),
-        **{name: {k: v for k, v in part.items() if k not in ("title", "group")} for name, part in parts.items()},
+        **{name: {k: v for k, v in part.items() if k not in LABELS} for name, part in parts.items()},
     }
 
 
@@ -162,7 +166,10 @@ def _draw(
             sentence = f"{file} is not written: it needs plotly ({install_line('plot')} in a clone of bsam)."
             console.print(sentence, soft_wrap=True, markup=False)
             continue
-        draw([info(title, entry["architecture"], **entry[name]) for title, entry in pairs], folder / file)
+        infos = [info(title, entry["architecture"], **entry[name]) for title, entry in pairs]
+        if name != "landscape":
+            infos = [replace(info, measured_on=_measured_on(entry)) for info, entry in zip(infos, entries, strict=True)]
+        draw(infos, folder / file)
         yield folder / file
     for title, entry in pairs:
         if "probe" in entry:
@@ -172,15 +179,23 @@ def _draw(
             yield path
 
 
-def _table(titles: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> Table:
+def _measured_on(entry: Mapping[str, Any]) -> str:
+    """Return the loss of an entry and its samples."""
+    if "run" in entry:
+        return measured_on(entry["run"], entry["samples"])
+    return f"the loader's loss, {entry['samples']:,} samples"
+
+
+def _table(label: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    style: dict[str, Any] = {"title_style": "", "title_justify": "left", "min_width": len(label)}
+    table = Table(title=label, box=box.SIMPLE_HEAD, show_edge=False, **style)
     table.add_column("model")
     for name in ("loss", "λmax", "trace (95 %)", "MaxS", "MinS", "BilS"):
         table.add_column(name, justify="right", no_wrap=True)
-    for title, entry in zip(titles, entries, strict=True):
+    for title, entry in rows.items():
         sharpness, eigenvalues, trace = entry["sharpness"], entry["eigenvalues"], entry["trace"]
         low, high = trace["interval"]
         table.add_row(

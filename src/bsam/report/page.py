@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..recipes.columns import seed_statistics
+from ..recipes.columns import measured_on, seed_statistics
 from ..training.config import BASE
 from ..training.files import write
 from .page_curves import curves_info
@@ -114,6 +114,7 @@ def _experiment_info(name: str, runs: Sequence[Record], baseline: str) -> dict[s
         "baseline": baseline,
         "rows": [_row_info(method, of_method, by_method[baseline]) for method, of_method in by_method.items()],
         "runs": [_run_info(run) for run in runs],
+        "top_eigenvalue": f"λmax, {measured_on(runs[0].settings)}",
     }
 
 

@@ -38,7 +38,7 @@ def curves_info(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]:
     drawn: dict[str, Draw] = {
         "score": _score_curves,
         "loss": partial(_curves, title="Training loss", label="training loss", value=loss),
-        "memorised": partial(_curves, title="Memorised labels", label="flipped labels memorised in %", value=memorised),
+        "memorised": partial(_curves, title="Memorised labels", label="wrong labels memorised in %", value=memorised),
         "cost": _cost,
         "radius": _radius,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..flatness.density import smoothed
+from ..recipes.columns import measured_on
 from .page_parts import (
     MAX_POINTS,
     Draw,
@@ -104,7 +106,8 @@ def _eigenvalues(experiment: Experiment) -> Figure | None:
     for method, count in counts.items():
         bars = experiment.trace(method, type="bar", x=middles, y=count.tolist(), width=float(bins[1] - bins[0]))
         n, largest, mean = len(values[method]), values[method].max(), values[method].mean()
-        title = f"{_panel_title(method, measured)}: max {largest:.3g}, mean {mean:.3g}"
+        label = _measured_on([measured[method][0]])
+        title = f"{_panel_title(method, measured)}: max {largest:.3g}, mean {mean:.3g} ({label})"
         x, y = (
             {"range": [float(bins[0]), float(bins[-1])]},
             {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)},
@@ -143,11 +146,13 @@ def _panel_title(method: str, measured: Mapping[str, tuple[Record, Any]]) -> str
 
 def _of_seeds(measured: Mapping[str, tuple[Record, Any]]) -> str:
     runs = [run for run, _ in measured.values()]
-    samples = sorted(
-        {run.flatness["samples"] for run in runs if run.flatness is not None and "samples" in run.flatness}
-    )
-    number = f"{' or '.join(f'{n:,}' for n in samples)} " if samples else ""
-    return f"Networks of {seed_numbers(runs)}, on {number}training samples with the labels used in training."
+    return f"Networks of {seed_numbers(runs)}; {_measured_on(runs)}, with the labels used in training."
+
+
+def _measured_on(runs: Iterable[Record]) -> str:
+    """Return the loss and the samples that ``bsam flatness``, or else training, measured the networks on."""
+    labels = [measured_on(run.settings, None if run.flatness is None else run.flatness["samples"]) for run in runs]
+    return " or ".join(dict.fromkeys(labels))
 
 
 def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray[Any], NDArray[Any]]]]:
@@ -158,7 +163,8 @@ def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray
         if land:
             surfaces[run.method] = run, land["axis"], land["loss"]
         elif run.surface is not None:
-            surfaces[run.method] = run, run.surface.axis, run.surface.loss
+            trained = replace(run, flatness=None)  # measured at the end of training
+            surfaces[run.method] = trained, run.surface.axis, run.surface.loss
     measured = ((method, *surfaces[method]) for method in experiment.methods if method in surfaces)
     return {method: (run, (np.array(axis, float), np.array(loss, float))) for method, run, axis, loss in measured}
 

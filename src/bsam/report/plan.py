@@ -45,7 +45,7 @@ def name_of(run: Run, method: str | None = None) -> str:
     settings = [f"{name} {run.arguments[name]}" for name in shown]
     settings += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     settings += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
-    settings += [f"{run.label_noise:.0%} noise"] if run.label_noise else []
+    settings += [run.noise_text()] if run.label_noise else []
     return ", ".join([*titles_of(run), method or variant_of(run).title, *settings, f"seed {run.seed}"])
 
 

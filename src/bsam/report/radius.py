@@ -17,8 +17,8 @@ from .panels import figure, legend, line_style, save, seeds_text, tidy
 
 METRICS: Mapping[str, Value] = {
     "": score_of,  # labelled with the measure of the task
-    "flipped labels memorised, %": MEMORISED.value,
-    "largest eigenvalue of the Hessian": TOP_EIGENVALUE.value,
+    "wrong labels memorised, %": MEMORISED.value,
+    TOP_EIGENVALUE.header: TOP_EIGENVALUE.value,
 }
 Line: TypeAlias = dict[float, list[SeedStatistics | None]]  # METRICS by total radius; 0 for the base optimizer alone
 
@@ -53,8 +53,7 @@ def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     counts = [points[0].n for line in lines.values() for points in line.values() if points[0] is not None]
     legend(drawn, columns=len(lines), handlelength=3)
     spread = ", whiskers of one standard deviation" if max(counts) > 1 else ""
-    noise = f"{run.label_noise:.0%} of the training labels flipped"
-    drawn.suptitle(f"{network_and_data(run)}, {noise}: {seeds_text(counts)}{spread}", fontsize=11)
+    drawn.suptitle(f"{network_and_data(run)}, {run.noise_text()}. {seeds_text(counts)}{spread}", fontsize=11)
     save(drawn, path)
 
 

@@ -6,14 +6,14 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..common.checks import is_number
 from ..common.errors import BsamError, BsamRuntimeError, BsamTypeError
-from ..training.config import Run
+from ..training.config import Run, stored_run
 from ..training.files import read_json, read_json_lines
 from ..training.result import LossSurface
 from ..training.run_dir import CONFIG, CURVATURE, MACHINES, METRICS, PREDICTIONS, PROBE, RunDir
@@ -23,6 +23,7 @@ Metrics: TypeAlias = Mapping[str, Any]
 
 RUNS, RESULTS, FLATNESS = "runs.json", "results.json", "flatness*.json"
 HINT = "restore or remove it"
+SETTINGS = frozenset(field.name for field in fields(Run))  # of these, runs.json lists some for each run
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Source:
         surface: the loss surface after the last epoch.
         flatness: the network's entry in a ``flatness.json``.
         predictions: the file with the network's outputs.
+        classes: the number of classes, if it has label noise and a run directory.
     """
 
     run: Run
@@ -83,6 +85,7 @@ class Source:
     surface: LossSurface | None = None
     flatness: Mapping[str, Any] | None = None
     predictions: Path | None = None
+    classes: int | None = None
 
     @property
     def last(self) -> Metrics | None:
@@ -167,6 +170,8 @@ class Sources:
             extras: dict[str, Any] = {}
             with self.noting(path / MACHINES):
                 extras["span"] = Span.of(files.machines(), state.epochs)
+            with self.noting(path / "labels.json"):
+                extras["classes"] = files.note("labels").get("classes")
             with self.noting(path):
                 extras["probe"] = tuple(files.probe()) if (path / PROBE).exists() else ()
             with self.noting(path / CURVATURE):
@@ -188,8 +193,8 @@ class Sources:
                 for name, about in listed["runs"].items():
                     used.add(path := folder / f"{name}.jsonl")
                     with self.noting(path):
-                        settings = {name: about[name] for name in ("method", "arguments", "seed") if name in about}
-                        run = Run(**{**listed["settings"], **settings})
+                        settings = {name: about[name] for name in about if name in SETTINGS}
+                        run = stored_run({**listed["settings"], **settings})
                         source = Source(run, path, folder, metrics.get(path, ()))
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(about.get("top_eigenvalue"))))
         if (file := folder / RESULTS).exists():
@@ -204,7 +209,7 @@ class Sources:
                     with self.noting(place):
                         epochs = metrics.get(path, () if last is None else (last,))
                         diverged = entry["reason"] or "unknown" if entry["state"] == "diverged" else None
-                        source = Source(Run(**entry["settings"]), path, folder, epochs, diverged)
+                        source = Source(stored_run(entry["settings"]), path, folder, epochs, diverged)
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(entry.get("top_eigenvalue"))))
         self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
 
@@ -233,7 +238,7 @@ class Sources:
         copies = [path for path, lines in self._unlisted.items() if lines and lines[-1] == entry["metrics"]]
         path = copies[0] if copies else file.parent / Path(entry["file"]).name
         epochs = self._unlisted.pop(path, (entry["metrics"],))
-        self.runs.append(Source(Run(**entry["run"]), path, file.parent, epochs, flatness=entry))
+        self.runs.append(Source(stored_run(entry["run"]), path, file.parent, epochs, flatness=entry))
 
 
 def _eigenvalue(value: Any) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,27 @@ def paper_variant(run: Run) -> str | None:
     return next((name for name, theirs in _at_paper(run.method, data).items() if theirs == ours), None)
 
 
+def claimed_numbers(run: Run) -> tuple[dict[str, Published], str]:
+    """Return the paper's numbers for a run's experiment or for a similar one, by method, and a note on the difference.
+
+    Similar experiments are poses on other PHOTOGRAPHS, and labels drawn from the other classes, so that more are wrong.
+    """
+    table, numbers = published_table(run), published_numbers(run)
+    if numbers:
+        note = numbers["bsam"].note
+        return numbers, f" {note[0].upper()}{note[1:]}." if note else ""
+    if table is POSE and run.data in PHOTOGRAPHS:
+        mean = {key[1]: number for key, number in POSE.numbers.items() if key[2] == "pck"}
+        return mean, " The paper uses MPII and does not state its radii."
+    if table is LABEL_NOISE and run.noise_labels == "other":
+        numbers = published_numbers(replace(run, noise_labels="all"))
+        return numbers, " The published tables draw labels from all classes, so that fewer are wrong."
+    return {}, ""
+
+
 def of_paper(run: Run) -> bool:
-    """Return whether a run's experiment has published numbers or is the paper's pose experiment on PHOTOGRAPHS."""
-    return bool(published_numbers(run)) or (published_table(run) is POSE and run.data in PHOTOGRAPHS)
+    """Return whether the paper has numbers for a run's experiment or for a similar one."""
+    return bool(claimed_numbers(run)[0])
 
 
 def published_for(run: Run, tuned: bool) -> float | None:
@@ -162,7 +181,7 @@ def radius_choice(run: Run, tuned: bool) -> str:
     if not radii:
         return ""
     name = paper_variant(run)
-    if name is not None and published_numbers(run) and run.task != "pose":  # the paper states no radii for poses
+    if name is not None and of_paper(run) and run.task != "pose":  # the paper states no radii for poses
         return TOTAL if name in MATCHED else PAPER
     return DEFAULT if radii.items() <= _defaults(run.method).items() else BY_HAND
 
@@ -192,7 +211,7 @@ def tuned_settings(trials: Sequence[Run]) -> set[str]:
     """Return the names of the settings, besides the arguments of methods, that tuning runs vary."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in trials:
-        experiment = run.model, run.data, run.label_noise, run.weight_bits, run.seed
+        experiment = run.model, run.data, run.label_noise, run.noise_labels, run.weight_bits, run.seed
         groups.setdefault((*experiment, variant_of(run).name), []).append(run.settings())
     return {
         name
@@ -202,13 +221,13 @@ def tuned_settings(trials: Sequence[Run]) -> set[str]:
     }
 
 
-def experiment_titles(keys: Mapping[str, Run]) -> dict[str, str]:
+def experiment_titles(keys: Mapping[str, tuple[Run, int | None]]) -> dict[str, str]:
     """Return the title of each experiment by its key; equal titles get the settings in which the experiments differ.
 
     Args:
-        keys: a run of each experiment, by its key.
+        keys: a run of each experiment and its number of classes if the data set's entry may not know it, by its key.
     """
-    titles = {key: _title(run) for key, run in keys.items()}
+    titles = {key: _title(*about) for key, about in keys.items()}
     for title in set(titles.values()):
         same = {key: json.loads(key) for key, other in titles.items() if other == title}
         for key, settings in same.items():
@@ -221,10 +240,10 @@ def experiment_titles(keys: Mapping[str, Run]) -> dict[str, str]:
     return titles
 
 
-def _title(run: Run) -> str:
+def _title(run: Run, classes: int | None) -> str:
     parts = [model_title(run.model), _entry_title(dataset_entry, run.data)]
     if run.label_noise:
-        parts.append(f"{run.label_noise:.0%} flipped labels")
+        parts.append(run.noise_text(classes))
     if run.weight_bits is not None:
         parts.append(f"{run.weight_bits} bits")
     if run.weights is not None:

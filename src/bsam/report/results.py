@@ -59,11 +59,18 @@ def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
             "top_eigenvalue": RunDir(state.path).top_eigenvalue() if state.finished else None,
             "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
             "settings": state.run.settings(),
+            "wrong_labels": _wrong_labels(state),
             "machines": RunDir(state.path).machines(),
             **{name: note for name in NOTES if (note := RunDir(state.path).note(name))},
         }
         for state in states
     ]
+
+
+def _wrong_labels(state: RunState) -> float | None:
+    """Return the fraction of the training labels that are wrong; None without label noise, or if it is not known."""
+    run = state.run
+    return RunDir(state.path).note("labels").get("wrong", run.wrong_labels()) if run.label_noise else None
 
 
 def cell_info(summary: CellSummary) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class SpectrumInfo:
     products: int
     which: str = "largest"
     note: str = ""  #: as in Eigenvalues
+    measured_on: str = ""  #: the loss and its samples, for the label of the axis
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class DensityInfo:
     sigma: float
     products: int
     note: str = ""  #: as in Density
+    measured_on: str = ""  #: as in SpectrumInfo
 
 
 def spectrum_info(
@@ -105,7 +107,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             ax.hist(info.values, bins=list(bins), color=COLOURS[infos.index(info) % len(COLOURS)])
             ax.yaxis.get_major_locator().set_params(integer=True)
             ax.set_ylim(0, 1.05 * tallest)
-            ax.set_xlabel("eigenvalue of the Hessian")
+            ax.set_xlabel(_axis_label([info]))
             ax.locator_params(axis="x", nbins=5)
             title = info.title + ("" if info.converged else " (not converged)")
             ax.set_title(typeset(panel_title(title)), pad=TITLE_PAD, fontsize=10)
@@ -136,8 +138,13 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
             ax.plot(grid, shown, label=typeset(info.title), **line_style(infos.index(info)))
         ax.set_yscale("log")
         ax.set_ylim(10.0**-DECADES * peak, 2 * peak)
-        ax.set_xlabel("eigenvalue of the Hessian")
+        ax.set_xlabel(_axis_label(group))
         ax.set_ylabel(f"{group[0].group}\n" * (len(groups) > 1) + "density")
         ax.legend(frameon=False)
         tidy(ax)
     save(drawn, path)
+
+
+def _axis_label(infos: Sequence[SpectrumInfo | DensityInfo]) -> str:
+    measured = " or ".join(dict.fromkeys(info.measured_on for info in infos if info.measured_on))
+    return "eigenvalue of the Hessian" + (f"\n({measured})" if measured else "")

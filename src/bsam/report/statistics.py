@@ -1,4 +1,4 @@
-"""Paired differences over seeds, with intervals by Student's t."""
+"""Paired differences over seeds, with intervals by Student's t, and what several of them decide."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 LEVEL = 0.95
+MIN_SEEDS = 3  # shared seeds that a verdict needs
 MOST_SEEDS = 1000  # more are not worth estimating
 
 
@@ -93,40 +94,104 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float], level: float 
     return d if d.is_point else replace(d, p=max(0.0, 1 - within(abs(mean) / error, n - 1)))
 
 
-def pooled_std(samples: Sequence[Sequence[float]]) -> tuple[float, int] | None:
-    """Return the pooled standard deviation of samples and its degrees of freedom; None if no sample has two values."""
+def pooled_std(samples: Sequence[Sequence[float]]) -> float | None:
+    """Return the pooled standard deviation of samples; None if no sample has two values."""
     several = [values for values in samples if len(values) > 1]
     if not several:
         return None
     df = sum(len(values) - 1 for values in several)
-    return math.sqrt(sum((len(values) - 1) * statistics.variance(values) for values in several) / df), df
+    return math.sqrt(sum((len(values) - 1) * statistics.variance(values) for values in several) / df)
 
 
-def seeds_needed(d: Difference, spread: float | None = None) -> int | None:
-    """Return how many more seeds make the 95 % interval exclude 0, if mean and spread stay as they are.
+def seeds_needed(d: Difference, spread: float | None = None, level: float = LEVEL) -> int | None:
+    """Return how many more seeds make the interval exclude 0, if mean and spread stay as they are.
 
     Args:
-        d: a difference.
-        spread: the standard deviation of single differences; needed for a difference of one seed.
+        d: a difference, with a 95 % interval.
+        spread: the standard deviation of single differences, for a difference of one seed.
+        level: the confidence level of the interval that should exclude 0.
 
     Returns:
         None if the interval already excludes 0, the mean is 0, the spread is unknown, or more than 1,000 seeds in total
         would be needed.
     """
-    if d.is_point:
-        return None
-    if spread is None and d.half_width is not None:
+    if d.half_width is not None:
         spread = d.half_width * math.sqrt(d.n) / t_quantile(LEVEL, d.n - 1)
-    if spread is None or not d.mean or (d.half_width is not None and d.half_width < abs(d.mean)):
+    if d.is_point or spread is None or not d.mean:
         return None
 
     def excludes_zero(n: int) -> bool:
-        return t_quantile(LEVEL, n - 1) * spread / math.sqrt(n) < abs(d.mean)
+        return t_quantile(level, n - 1) * spread / math.sqrt(n) < abs(d.mean)
 
     low, high = d.n, MOST_SEEDS
-    if not excludes_zero(high):
+    if (low > 1 and excludes_zero(low)) or not excludes_zero(high):
         return None
     while high - low > 1:  # the half-width falls with n
         middle = (low + high) // 2
         low, high = (low, middle) if excludes_zero(middle) else (middle, high)
     return high - d.n
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values corrected for each other with Holm's method; None stays None and does not count.
+
+    Example:
+        >>> holm([0.02, None, 0.01, 0.5])
+        [0.04, None, 0.03, 0.5]
+    """
+    ranked = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(ranked):
+        corrected[place] = largest = max(largest, min(1.0, (len(ranked) - rank) * p))
+    return corrected
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the shared seeds say about a difference.
+
+    Args:
+        p: the p-value of the paired t-test, corrected for all tests (Holm); None with fewer than three shared seeds,
+            and if all differences are equal.
+        tests: the number of tests that ``p`` is corrected for.
+        more_seeds: how many more seeds would make the difference significant if mean and spread stay as they are; with
+            fewer than three seeds, at least as many as are missing. None if it is significant or that is not known.
+    """
+
+    p: float | None
+    tests: int
+    more_seeds: int | None
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is more than chance."""
+        return self.p is not None and self.p < 1 - LEVEL
+
+    @property
+    def correction(self) -> str:
+        """The corrected p-value in words; empty if there is one test, which the interval shows."""
+        if self.p is None or self.tests < 2:
+            return ""
+        p = "< 0.001" if self.p < 0.001 else f"= {self.p:.3g}"
+        return f"p {p} after Holm's correction for {self.tests} comparisons"
+
+
+def decide(differences: Sequence[Difference | None], spreads: Sequence[float | None] | None = None) -> list[Decision]:
+    """Test differences that belong together, such as those of several methods from one baseline.
+
+    Args:
+        differences: the differences; None for those without shared seeds.
+        spreads: the standard deviations of single differences, to estimate the seeds that a difference of one seed
+            needs.
+    """
+    corrected = holm([d.p if d is not None and d.n >= MIN_SEEDS else None for d in differences])
+    tests = sum(p is not None for p in corrected)
+    level = 1 - (1 - LEVEL) / max(tests, 1)  # what all tests need at most: Holm's method asks less of some
+    decisions = []
+    for d, p, spread in zip(differences, corrected, spreads or [None] * len(differences), strict=True):
+        needed = None if d is None else seeds_needed(d, spread, level)
+        missing = MIN_SEEDS - (0 if d is None else d.n)
+        decision = Decision(p, tests, max(missing, needed or 0) if missing > 0 else needed)
+        decisions.append(replace(decision, more_seeds=None) if decision.is_significant else decision)
+    return decisions

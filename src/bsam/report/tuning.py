@@ -33,7 +33,7 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice]) -> list[str]:
     if not tuning_sections(recipe, choices):
         return []
     noisy = any(choice.run.label_noise for choice in choices)
-    labels = "; some of their labels are flipped, too" if noisy else ""
+    labels = "; some of their labels are wrong, too" if noisy else ""
     lines = [
         f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
         f"not train on{labels}. Columns: the radius without tuning, times this factor. All candidates use one extra "

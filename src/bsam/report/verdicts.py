@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..common.errors import BsamValueError
-from ..recipes.paper import POSE
+from ..recipes.columns import measured_on
 from ..recipes.variants import BSAMS, MATCHED, variant_of, variants
 from ..training.config import Run
-from .comparisons import OPEN, Comparison, Value, group_by, values_by_seed
+from .comparisons import BETTER, TOO_FEW, WORSE, Comparison, Value, group_by, values_by_seed, verdicts_of
 from .comparisons import Verdict as Verdict
 from .record import Record, Records
-from .record_titles import TUNED, of_paper, paper_variant, published_numbers
-from .statistics import paired
+from .record_titles import TUNED, claimed_numbers, of_paper, paper_variant
+from .statistics import MIN_SEEDS, paired
 
 PAPER_RADII, OUR_RADII = "at the paper's radii", "at our radii"  # ours where the paper states none
 MATCHED_RADII, TUNED_RADII = "at matched radii", "at tuned radii"
@@ -24,7 +25,8 @@ def paper_verdicts(records: Records) -> list[Verdict]:
     The claims are the order of the base optimizer, SAM and BSAM in the paper's table, and that the largest eigenvalue
     is smaller for BSAM than for the others. At the paper's radii, BSAM is compared with SAM at the same rho; at matched
     radii, with SAM at rho_max + rho_min, fixed or falling as BSAM's total radius does; at tuned radii, each method has
-    the radius that was best on held-out samples.
+    the radius that was best on held-out samples. Each published order is one test. BSAM is compared with SAM at two
+    matched radii, and its eigenvalues with those of several methods: these are corrected for each other (Holm).
     """
     verdicts = []
     for title, group in group_by(records.runs, lambda record: record.experiment).items():
@@ -39,6 +41,8 @@ def paper_verdicts(records: Records) -> list[Verdict]:
 def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
     """Return a verdict on each row of each experiment: whether it is better than the baseline.
 
+    The verdicts of an experiment are corrected for each other (Holm).
+
     Args:
         records: the runs.
         baseline: a row, such as ``"SAM"``, or the name of a method on the command line, such as ``"sam"``.
@@ -50,11 +54,13 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         if name is None:
             continue
         matched = True
-        for row in rows:
-            if row != name:
-                comparison = Comparison(rows[row], rows[name], row, name, records)
-                if (verdict := comparison.verdict(f"{row} better than {name}: {title}", "")) is not None:
-                    verdicts.append(verdict)
+        verdicts += verdicts_of(
+            [
+                Comparison(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE))
+                for row, runs in rows.items()
+                if row != name
+            ]
+        )
     if not matched:
         known = ", ".join(dict.fromkeys(record.method for record in records.runs)) or "none"
         raise BsamValueError(f"baseline must be one of the rows of an experiment ({known}); got {baseline!r}")
@@ -82,13 +88,8 @@ class _PaperExperiment:
     def __init__(self, title: str, runs: Sequence[tuple[Record, Run]], records: Records) -> None:
         self.title, self.records = title, records
         first = runs[0][1]
-        self.base, self.numbers, self.note = first.base, published_numbers(first), ""
+        self.base, (self.numbers, self.note) = first.base, claimed_numbers(first)
         self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
-        if first.task == "pose" and not self.numbers:
-            mean = {key[1]: number for key, number in POSE.numbers.items() if key[2] == "pck"}
-            self.numbers, self.note = mean, " The paper uses MPII and does not state its radii."
-        elif note := self.numbers["bsam"].note:
-            self.note = f" {note[0].upper()}{note[1:]}."
         self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
         for record, run in runs:
             tuned = record.chosen == TUNED
@@ -103,36 +104,39 @@ class _PaperExperiment:
         for higher, lower in (("sam", self.base), ("bsam", "sam")):
             gap = self.numbers[higher].mean - self.numbers[lower].mean
             pair = (higher, lower) if gap > 0 else (lower, higher)
-            at_paper = self._score_verdict(*pair, self.radii, abs(gap))
-            tuned = self._score_verdict(*pair, TUNED_RADII, abs(gap))
+            at_paper = verdicts_of(self._score_comparisons([pair], self.radii, abs(gap)))
+            tuned = verdicts_of(self._score_comparisons([pair], TUNED_RADII, abs(gap)))
             matched = []
             if "bsam" in pair:
-                for name in MATCHED:
-                    better, worse = (name if method == "sam" else method for method in pair)
-                    matched.append(self._score_verdict(better, worse, MATCHED_RADII))
-                if at_paper is not None and not any((*matched, tuned)):
+                pairs = [("bsam", name) if pair[0] == "bsam" else (name, "bsam") for name in MATCHED]
+                matched = verdicts_of(self._score_comparisons(pairs, MATCHED_RADII))
+                if at_paper and not matched and not tuned:
                     evidence = "No runs of SAM at BSAM's total radius, nor of both methods at tuned radii."
-                    matched = [Verdict(self._claim(*pair), MATCHED_RADII, OPEN, evidence, None)]
-            verdicts += [at_paper, *matched, tuned]
-        return [verdict for verdict in verdicts if verdict is not None]
+                    matched = [Verdict(self._claim(*pair), MATCHED_RADII, TOO_FEW, evidence, MIN_SEEDS)]
+            verdicts += [*at_paper, *matched, *tuned]
+        return verdicts
 
     def flatness_verdicts(self) -> list[Verdict]:
         """Return the verdicts on the largest eigenvalue of the Hessian."""
-        pairs = [(other, self.radii) for other in (self.base, "sam")]
-        pairs += [(other, MATCHED_RADII) for other in MATCHED] + [("sam", TUNED_RADII)]
+        others = {self.radii: (self.base, "sam"), MATCHED_RADII: MATCHED, TUNED_RADII: ("sam",)}
         verdicts = []
-        for other, at in pairs:
-            ours, theirs = self._row("bsam", at), self._row(other, at)
-            samples = {None, *(_samples(record) for record in (*ours, *theirs))}
-            measured = [(lambda record, n=n: _eigenvalue(record, n), n) for n in samples]
-            value, n = max(measured, key=lambda pair: (_shared(ours, theirs, pair[0]), pair[1] or 0))
-            if _shared(ours, theirs, value):
-                titles = _title("bsam"), _title(other)
-                comparison = Comparison(ours, theirs, *titles, self.records, value, higher_is_better=False, digits=1)
-                claim = f"{titles[0]} flatter than {titles[1]} (largest eigenvalue of the Hessian): {self.title}"
-                data = "training samples" if n is None else f"{n:,} training samples"
-                verdicts.append(comparison.verdict(claim, at, more=f" On {data}; the paper used the test set."))
-        return [verdict for verdict in verdicts if verdict is not None]
+        for at, names in others.items():
+            compared = (self._flatness_comparison(name, at) for name in names)
+            verdicts += verdicts_of([comparison for comparison in compared if comparison is not None])
+        return verdicts
+
+    def _flatness_comparison(self, other: str, at: str) -> Comparison | None:
+        """Compare the eigenvalues on those samples for which most seeds are shared; None without shared seeds."""
+        ours, theirs = self._row("bsam", at), self._row(other, at)
+        samples = {None, *(_samples(record) for record in (*ours, *theirs))}
+        measured = [(lambda record, n=n: _eigenvalue(record, n), n) for n in samples]
+        value, n = max(measured, key=lambda pair: (_shared(ours, theirs, pair[0]), pair[1] or 0))
+        if not _shared(ours, theirs, value):
+            return None
+        titles = _title("bsam"), _title(other)
+        claim = f"{titles[0]} flatter than {titles[1]} (λmax, {measured_on(ours[0].settings, n)}): {self.title}"
+        shown: dict[str, Any] = {"value": value, "higher_is_better": False, "digits": 1}
+        return Comparison(claim, at, ours, theirs, *titles, self.records, **shown, more=" The paper used the test set.")
 
     def _row(self, name: str, at: str) -> list[Record]:
         return self.rows[at == TUNED_RADII].get(name, [])
@@ -140,13 +144,18 @@ class _PaperExperiment:
     def _claim(self, better: str, worse: str) -> str:
         return f"{_title(better)} better than {_title(worse)}: {self.title}"
 
-    def _score_verdict(self, better: str, worse: str, at: str, gap: float | None = None) -> Verdict | None:
-        ours, theirs = self._row(better, at), self._row(worse, at)
-        if not ours or not theirs:
-            return None
-        comparison = Comparison(ours, theirs, _title(better), _title(worse), self.records)
-        more = self.note + (self._variants(theirs, at) if better == "bsam" else "")
-        return comparison.verdict(self._claim(better, worse), at, gap, more)
+    def _score_comparisons(
+        self, pairs: Iterable[tuple[str, str]], at: str, gap: float | None = None
+    ) -> list[Comparison]:
+        """Compare the scores of the pairs for which there are runs."""
+        comparisons = []
+        for better, worse in pairs:
+            ours, theirs = self._row(better, at), self._row(worse, at)
+            if ours and theirs:
+                rows = (ours, theirs, _title(better), _title(worse), self.records)
+                more = self.note + (self._variants(theirs, at) if better == "bsam" else "")
+                comparisons.append(Comparison(self._claim(better, worse), at, *rows, gap=gap, more=more))
+        return comparisons
 
     def _variants(self, theirs: Sequence[Record], at: str) -> str:
         """Return a sentence with the differences between the other variants of BSAM and ``theirs``."""

@@ -36,7 +36,7 @@ EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of
 LARGE_IMAGE = 64  # the side, in pixels, above which images are evaluated in smaller batches
 LARGE_IMAGE_BATCH = 64
 CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; fewer if the first batch is smaller
-MEMORISED_SAMPLES = 5000  # flipped labels to check after an epoch, at most; half the size of CIFAR's test set
+MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
 class Classification(PretrainedTask):
@@ -55,10 +55,11 @@ class Classification(PretrainedTask):
         ...     torch.device("cpu"),
         ... )
         >>> task.samples, task.classes, len(task.notes()["flipped"])
-        (640, 10, 160)
+        (640, 10, 144)
     """
 
     measure = Measure("accuracy", "accuracy in %", 100)
+    loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
     run: ClassificationSettings
 
@@ -81,7 +82,7 @@ class Classification(PretrainedTask):
         self.inputs = inputs_of(run, data)
         self._split, self._digest = data.split, data.digest
         train = _limited(data.train, "limit_train", run.limit_train)
-        noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed)
+        noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed, run.noise_labels)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         labelled, self._true_holdout = Examples(train.x, noisy), None
         if run.eval_split == "holdout":
@@ -160,10 +161,9 @@ class Classification(PretrainedTask):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return cross-entropy without label smoothing, and accuracy.
 
-        If training labels are flipped, ``memorised`` is the share of flipped training samples for which the network
-        predicts the flipped label; it is measured without augmentation on at most :data:`MEMORISED_SAMPLES` evenly
-        spaced samples. Held-out training samples have flipped labels, too; ``holdout_clean_accuracy`` is measured with
-        their true labels.
+        With label noise, ``memorised`` is the share of the wrong training labels that the network predicts; it is
+        measured without augmentation on at most :data:`MEMORISED_SAMPLES` evenly spaced samples. Held-out training
+        samples have wrong labels, too; ``holdout_clean_accuracy`` is measured with their true labels.
         """
         split = self.run.eval_split
         loss, accuracy = self._loss_and_accuracy(network, self._eval_split)
@@ -184,7 +184,7 @@ class Classification(PretrainedTask):
         return float(loss) / len(examples), int(correct) / len(examples)
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """Return training images with the labels used in training, flipped ones included; balanced if limited."""
+        """Return training images with the labels used in training, wrong ones included; balanced if limited."""
         chosen = self._train if limit is None else self._train.some(min(limit, self.samples))
         return list(self._inputs_of(chosen))
 
@@ -233,11 +233,15 @@ class Classification(PretrainedTask):
         return digest.hexdigest()
 
     def notes(self) -> Mapping[str, Any]:
-        """Return ``flipped``, the indices of the flipped labels in the whole training set; ``data``, how image files
-        were split and which were left out; ``inputs``, how images become inputs (only if the classes have names); and
-        ``weights``, where the initial weights came from.
+        """Return ``flipped``, the indices of the wrong labels in the whole training set; ``labels``, the number of
+        classes and the fraction of wrong labels (both only with label noise); ``data``, how image files were split and
+        which were left out; ``inputs``, how images become inputs (only if the classes have names); and ``weights``,
+        where the initial weights came from.
         """
-        notes: dict[str, Any] = {"flipped": self._flipped.tolist()} if self.run.label_noise else {}
+        notes: dict[str, Any] = {}
+        if self.run.label_noise:
+            notes["flipped"] = self._flipped.tolist()
+            notes["labels"] = {"classes": self.classes, "wrong": len(self._flipped) / len(self._original_splits[0])}
         if self._digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
             notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}

@@ -8,6 +8,8 @@ from typing import Literal
 
 from ..common.checks import check_count, check_number
 from ..common.errors import BsamValueError
+from ..data import dataset_entry
+from ..data.label_noise import NoiseLabels, wrong_share
 from .settings import TaskSettings, check_flag, one_of, setting
 
 Quantizer = Literal["lsq", "minmax"]
@@ -28,7 +30,13 @@ class ClassificationSettings(TaskSettings):
         0.1, "label smoothing: the total probability of the other classes", partial(check_number, low=0, high=1)
     )
     label_noise: float = setting(
-        0.0, "the fraction of the training labels to flip", partial(check_number, low=0, high=1)
+        0.0, "the fraction of the training labels to draw at random", partial(check_number, low=0, high=1)
+    )
+    noise_labels: NoiseLabels = setting(
+        "all",
+        "with --label-noise: draw from all classes, so that some labels stay right (with ten classes, 0.8 makes 72 % "
+        "of the labels wrong), or only from the other classes (0.8 makes 80 % wrong)",
+        one_of(NoiseLabels),
     )
     weight_bits: int | None = setting(
         None,
@@ -55,7 +63,40 @@ class ClassificationSettings(TaskSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.noise_labels != ClassificationSettings.noise_labels and not self.label_noise:
+            raise BsamValueError(
+                f"noise_labels {self.noise_labels} has no effect without label noise: set label_noise, or leave it out"
+            )
         self._check_quantization()
+
+    def wrong_labels(self, classes: int | None = None) -> float | None:
+        """Return the fraction of the training labels that are wrong; None if the number of classes is not known.
+
+        Args:
+            classes: number of classes; None takes that of the data set, which is not known for a user's own data.
+        """
+        if classes is None:
+            try:
+                classes = dataset_entry(self.data).classes
+            except BsamValueError:  # a data set that this version does not have
+                return None
+        return None if classes is None else wrong_share(self.label_noise, self.noise_labels, classes)
+
+    def noise_text(self, classes: int | None = None) -> str:
+        """Describe the label noise; empty if there is none.
+
+        Args:
+            classes: as in :meth:`wrong_labels`.
+
+        Example:
+            >>> ClassificationSettings(data="cifar10", label_noise=0.4).noise_text()
+            '40 % of labels drawn from all classes: 36.0 % wrong'
+        """
+        if not self.label_noise:
+            return ""
+        wrong = self.wrong_labels(classes)
+        text = f"{100 * self.label_noise:g} % of labels drawn from {self.noise_labels} classes"
+        return text if wrong is None else f"{text}: {100 * wrong:.1f} % wrong"
 
     def _check_quantization(self) -> None:
         changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(ClassificationSettings, name)]

@@ -45,6 +45,7 @@ class Pose(PretrainedTask):
     """
 
     measure = Measure("pck", "PCK in %", 100)
+    loss_title: ClassVar[str] = "SimCC loss"
     run: PoseSettings
     groups: ClassVar[tuple[Measure, ...]] = tuple(Measure(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
 

@@ -151,13 +151,13 @@ class TaskSettings:
     eval_split: Split = setting(
         "test",
         "the data to evaluate on. holdout is a tenth of the training samples, which are then not used for training; "
-        "with --label-noise, some of their labels are flipped, too. Choose settings on validation or holdout, not on "
+        "with --label-noise, some of their labels are wrong, too. Choose settings on validation or holdout, not on "
         "test",
         one_of(Split),
     )
     seed: int = setting(
         0,
-        "seed of the initial weights, the order of the samples, their augmentation and the flipped labels",
+        "seed of the initial weights, the order of the samples, their augmentation and the label noise",
         partial(check_count, low=0, high=MAX_SEED),
     )
 

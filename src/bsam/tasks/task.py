@@ -76,6 +76,7 @@ class Task(ABC):
     """
 
     measure: ClassVar[Measure]
+    loss_title: ClassVar[str] = "loss"  #: what :meth:`loss` computes, for labels of flatness measurements
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
     samples: int  #: number of training samples
     classes: int  #: number of outputs per sample

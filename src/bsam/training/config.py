@@ -160,6 +160,12 @@ def method_title(run: Run) -> str:
     return BASE_TITLES[run.base] if run.method == BASE else METHODS[run.method].title
 
 
+def stored_run(settings: Mapping[str, Any]) -> Run:
+    """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes."""
+    before = {"noise_labels": "other"} if settings.get("label_noise") else {}
+    return Run(**{**before, **settings})
+
+
 def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise if a folder holds results with other settings."""
     differing = [
@@ -170,5 +176,6 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
     if differing:
         differences = "; ".join(differing)
         raise BsamValueError(
-            f"{folder} holds results with other settings ({differences}): choose another folder, or remove that one"
+            f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
+            "folder, or remove that one"
         )

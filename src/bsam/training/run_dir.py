@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
-from .config import BASE, Run, check_settings
+from .config import BASE, Run, check_settings, stored_run
 from .files import read_json, read_json_lines, reading
 from .result import LossSurface
 
@@ -35,13 +35,14 @@ def run_dir_name(run: Run) -> str:
 
     Example:
         >>> run_dir_name(Run("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1))
-        'digits_net-cifar10-bsam-passes2-noise40-seed1-e2096c1b'
+        'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
     """
-    default = _default_settings(run.method)  # left out, so that a new setting does not rename runs
+    # Defaults are left out, so that a new setting does not rename runs; "other" is older than noise_labels.
+    default = {**_default_settings(run.method), **({"noise_labels": "other"} if run.label_noise else {})}
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    noise = [f"noise{100 * run.label_noise:g}"] if run.label_noise else []
+    noise = [f"noise{100 * run.label_noise:g}{'-all' * (run.noise_labels == 'all')}"] if run.label_noise else []
     method = run.base if run.method == BASE else run.method
     return "-".join([subject_name(run), method, *arguments, *noise, f"seed{run.seed}", digest])
 
@@ -106,10 +107,11 @@ class RunDir:
     ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which
     training resumes, ``curvature.json`` the largest eigenvalue and the loss surface of the trained network,
     ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
-    classification ``flipped.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
-    ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
-    ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
-    ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
+    classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
+    ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
+    ``classes.md``, ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except
+    ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a
+    BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -119,7 +121,7 @@ class RunDir:
         """Return the settings."""
         settings = read_json(self.path / CONFIG, dict, "choose another folder, or remove that one")
         try:
-            return Run(**settings)
+            return stored_run(settings)
         except (BsamError, TypeError) as error:
             raise BsamRuntimeError(
                 f"{self.path / CONFIG} is not a run of this version of bsam ({error}): choose another folder"

@@ -89,8 +89,8 @@ function columnsOf(experiment) {
       },
     },
     plain("published", row => row.published, value => fixed(value, digits)),
-    of("flipped labels memorised, %", row => row.memorised, 1, "memorised"),
-    of("largest eigenvalue", row => row.top_eigenvalue, 1, "top eigenvalue"),
+    of("wrong labels memorised, %", row => row.memorised, 1, "memorised"),
+    of(experiment.top_eigenvalue, row => row.top_eigenvalue, 1, experiment.top_eigenvalue),
     plain("passes per step", row => row.passes),
     plain("seconds per epoch", row => row.seconds, value => short(Number(value.toPrecision(3)))),
     plain("total radius", row => row.radius),
@@ -245,11 +245,17 @@ function bestRow(experiment) {
 }
 
 // ---- verdicts
-const SIGNS = {confirmed: "✓", "not confirmed": "✗", open: "?"};
+const SIGNS = {
+  confirmed: "✓", contradicted: "✗", "not confirmed": "≈", better: "✓", worse: "✗", open: "?", "too few seeds": "…",
+};
+const undecided = ({outcome}) => outcome === "open" || outcome === "too few seeds";
 const titleOf = ({claim, experiment}) => (experiment ? claim.slice(0, -`: ${experiment}`.length) : claim);
-const seedsLeft = ({more_seeds: n}) =>
-  (n ? `about ${plural(n, "more seed")} would decide, if mean and spread stay` : "");
-const MANY = 8; // with more verdicts, the open ones of an experiment are folded
+function seedsLeft({outcome, more_seeds: n}) {
+  if (!n) return "";
+  const needed = plural(n, "more seed"), missing = outcome === "too few seeds" && n <= 3; // more than 3: an estimate
+  return missing ? `At least ${needed} needed to decide.` : `About ${needed} would decide, if mean and spread stay.`;
+}
+const MANY = 8; // with more verdicts, the undecided ones of an experiment are folded
 
 function card(verdict) {
   const more = seedsLeft(verdict);
@@ -258,7 +264,7 @@ function card(verdict) {
         `${SIGNS[verdict.outcome] ?? ""} ${verdict.outcome}${verdict.at ? ` ${verdict.at}` : ""}`),
     node("h3", {}, titleOf(verdict)),
     node("p", {}, verdict.evidence),
-    more ? node("p", {class: "muted"}, `${more[0].toUpperCase()}${more.slice(1)}.`) : null);
+    more ? node("p", {class: "muted"}, more) : null);
 }
 const cards = verdicts => (verdicts.length ? node("div", {class: "cards"}, ...verdicts.map(card)) : null);
 
@@ -270,10 +276,9 @@ function tally(verdicts) {
 const GROUPS = {paper: "Claims of the paper", baseline: "Each method against its baseline"};
 function verdictSection() {
   const section = node("section", {id: "verdicts"}, node("h2", {}, "Verdicts"));
-  if (data.verdicts.length > 10) {
-    section.append(node("p", {class: "muted"},
-      "Each verdict has the level 95 %: of twenty differences that are not there, about one is decided by chance."));
-  }
+  section.append(node("p", {class: "muted"},
+    "A verdict needs at least three shared seeds. Its level of 95 % holds for all methods that an experiment compares " +
+    "with one other method (Holm's correction); the intervals are not corrected."));
   [...new Set(data.verdicts.map(verdict => verdict.group))].forEach((group, i) => {
     const verdicts = data.verdicts.filter(verdict => verdict.group === group);
     const parts = [];
@@ -284,13 +289,13 @@ function verdictSection() {
       if (verdicts.length <= MANY) {
         parts.push(cards(these));
       } else {
-        const open = these.filter(verdict => verdict.outcome === "open");
-        parts.push(cards(these.filter(verdict => verdict.outcome !== "open")));
+        const open = these.filter(undecided);
+        parts.push(cards(these.filter(verdict => !undecided(verdict))));
         if (open.length) {
           const names = [...new Set(open.map(titleOf))];
           const listed = names.slice(0, 3).join("; ") + (names.length > 3 ? "; …" : "");
           parts.push(node("details", {"data-fold": `open ${group} ${title}`}, node("summary", {},
-              `${SIGNS.open} ${open.length} open: ${listed}`), cards(open)));
+              `${SIGNS.open} ${tally(open)}: ${listed}`), cards(open)));
         }
       }
     }
@@ -614,10 +619,10 @@ if (data.verdicts.length) main.append(verdictSection());
 data.experiments.forEach((experiment, i) => main.append(experimentSection(experiment, i)));
 main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbers"),
   node("p", {}, "A score is that of the last epoch: mean ± sample standard deviation (number of seeds). " +
-    "Differences are paired over the seeds that both methods have; the 95 % interval is Student's t and says nothing " +
-    "about one seed. Only finished runs count in means. The largest eigenvalue of a table was computed after " +
-    "training; " +
-    "bsam flatness, whose numbers are in the figures, may use other samples. " +
+    "Differences are paired over the seeds that both methods have; the 95 % interval is Student's t, not corrected for " +
+    "several comparisons, and says nothing about one seed. Only finished runs count in means. λmax is the largest " +
+    "eigenvalue of the Hessian, without label smoothing and with the labels used in training. Tables show the value " +
+    "computed at the end of training, figures those of bsam flatness; their labels say on how many samples. " +
     "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
 
 const links = [
