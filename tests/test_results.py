@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bsam.report.records import read_records
+from bsam.report.statistics import paired
 from bsam.report.verdicts import paper_verdicts
 
 ROOT = Path(__file__).parents[1]
@@ -263,6 +264,114 @@ def test_the_table_of_what_bsam_does():
         for total in totals:
             row = " | ".join(shown(title, total, data) for title in TITLES.values())
             assert f"{total:g} | {row} |" in text
+
+
+SHIFT = json.loads((ROOT / "results/shift/digits.json").read_text(encoding="utf-8"))
+
+
+def shift(row: str) -> list[float]:
+    """The test accuracies in % of the ten seeds."""
+    accuracies = SHIFT["rows"][row]["accuracy"]
+    assert len(accuracies) == len(SHIFT["seeds"]) == 10
+    return [100 * accuracy for accuracy in accuracies]
+
+
+def spread(row: str) -> str:
+    """Mean and standard deviation, and how many seeds learn nothing."""
+    values = shift(row)
+    failed = sum(value < 20 for value in values)
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}" + (f" [{failed}]" if failed else "")
+
+
+def gap(row: str, other: str) -> str:
+    """The mean difference with its 95 % interval."""
+    ours, theirs = (dict(enumerate(shift(name))) for name in (row, other))
+    difference = paired(ours, theirs)
+    return f"{difference.mean:.1f} ({difference.low:.1f} to {difference.high:.1f})".replace("-0.0", "0.0")
+
+
+SHIFTED = [  # the sentences of the page on single differences, with pairs of rows
+    ("At 0.4, the shift adds {} points to SAM", ("sam 0.4, shift 0.2", "sam 0.4")),
+    ("points to SAM and {} to BSAM", ("released 0.2 + 0.2", "bsam 0.2 + 0.2")),
+    ("with the shift, the difference is {}.", ("released 0.2 + 0.2", "sam 0.4, shift 0.2")),
+    ("the shift costs accuracy**: {} points for SAM at 0.2", ("sam 0.2", "sam 0.2, shift 0.1")),
+    ("points for SAM at 0.2 and {} for BSAM", ("bsam 0.1 + 0.1", "released 0.1 + 0.1")),
+    ("BSAM's is better at 0.2 and 0.3**, by {} and", ("released 0.1 + 0.1", "sam 0.2, shift 0.1")),
+    ("and {} points, but fails with some seeds", ("released 0.15 + 0.15", "sam 0.3, shift 0.15")),
+    ("SAM is {} points above the released code", ("sam 0.25", "released 0.15 + 0.15")),
+    ("above the released code, Algorithm 1 {}.", ("bsam 0.1 + 0.1", "released 0.15 + 0.15")),
+    ("it is {} points better than throughout", ("sam 0.4, early", "sam 0.4, shift 0.2")),
+    ("without any shift is {} points better", ("sam 0.4, warm-up", "sam 0.4, shift 0.2")),
+    ("SAM at 0.4 is {} points better than with 0.2", ("sam 0.4, shift 0.05", "sam 0.4, shift 0.2")),
+    ("It is {} above SAM at its best radius", ("sam 0.4, shift 0.05", "sam 0.25")),
+    ("and {} below the warm-up", ("sam 0.4, warm-up", "sam 0.4, shift 0.05")),
+]
+CONTROLS = {
+    "nothing": "sam 0.4",
+    r"the shift, $\rho_{\min} = 0.2$": "sam 0.4, shift 0.2",
+    "a shift of 0.05": "sam 0.4, shift 0.05",
+    "the shift in the first 10 of 40 epochs": "sam 0.4, early",
+    "$u$ as a part of the direction, with the same total length": "sam 0.4, momentum",
+    "a warm-up of 5 epochs": "sam 0.4, warm-up",
+    "a shift along $g$, not normalised": "sam 0.4, plain",
+    "a shift along $d$, normalised": "sam 0.4, perturbed",
+    "a shift in a random direction": "sam 0.4, random",
+    "twice the learning rate": "sam 0.4, lr x 2",
+}
+
+
+@pytest.mark.parametrize(("sentence", "rows"), SHIFTED, ids=lambda value: str(value)[:40])
+def test_the_differences_of_the_shift(sentence, rows):
+    assert sentence.format(gap(*rows)) in PAGES["docs/what-bsam-does.md"]
+
+
+def test_the_tables_of_the_shift():
+    page = PAGES["docs/what-bsam-does.md"]
+    for total in (0.2, 0.3, 0.4, 0.6):
+        half = f"{total / 2:g}"
+        names = (f"sam {total}", f"sam {total}, shift {half}", f"bsam {half} + {half}", f"released {half} + {half}")
+        assert f"| {total} | {' | '.join(map(spread, names))} |" in page
+    assert all(f"| {label} | {spread(row)} |" in page for label, row in CONTROLS.items())
+    named = [spread(row) for row in ("sgd", "sgd, shift 0.2", "sam 0.1", "sam 0.25", "bsam 0.125 + 0.125")]
+    sentence = "SGD reaches {}, SGD with a shift of 0.2 {}, SAM at 0.1 {}, SAM at 0.25 {}, and BSAM at 0.25 {}."
+    assert sentence.format(*named) in page
+    mlp = [spread(row) for row in SHIFT["rows"] if row.startswith("mlp, ")]
+    sentence = (
+        "SGD: {}, with a shift of 0.1 {}. SAM at 0.1: {} and {}. SAM at 0.2: {} and {}. BSAM at 0.1 / 0.1: {}, as"
+    )
+    assert f"{sentence} released {{}}.".format(*mlp) in page
+
+
+def test_the_failure_at_a_large_radius():
+    """Loss and norms in the fourth epoch, and the labels that the networks predict."""
+    page, epochs, rows = PAGES["docs/what-bsam-does.md"], SHIFT["epochs"], SHIFT["rows"]
+    stuck, trained = (
+        {name: values[3] for name, values in epochs[row].items()} for row in ("sam 0.4", "sam 0.4, shift 0.2")
+    )
+    assert f"the training loss stays at {stuck['train_loss']:.2f}," in page
+    assert f"with $|g| = {stuck['norm_g']:.2f}$. There, $\\eta |d|$ is {0.05 * stuck['norm_d']:.3f}, or" in page
+    assert f"or {0.5 * stuck['norm_d']:.2f} with momentum" in page
+    numbers = trained["train_loss"], trained["norm_g"], 0.05 * trained["norm_d"]
+    assert "the loss is {:.2f}, $|g| = {:.2f}$ and $\\eta |d| = {:.3f}$".format(*numbers) in page
+    for row in ("sam 0.4", "bsam 0.2 + 0.2"):
+        assert min(epochs[row]["train_loss"][3:]) > 2.29
+    assert max(rows["sam 0.4, shift 0.2"]["train_loss"]) < 2
+    low, high = (100 * statistics.fmean(rows[row]["memorised"]) for row in ("sam 0.2", "sam 0.2, shift 0.1"))
+    assert f"predicts {low:.0f} % of the wrong labels, with the shift {high:.0f} %" in page
+
+
+def test_the_shift_on_cifar():
+    page, folder = PAGES["docs/what-bsam-does.md"], ROOT / "results/cifar10-resnet18-label-noise"
+    runs = [(folder, f"noise80-{name}-seed0") for name in ("sgd", "sam", "bsam", "bsam-released")]
+    runs.insert(2, (ROOT / "results/shift", "noise80-sam-shifted-seed0"))
+    sgd, sam, shifted, algorithm_1, released = (f"{last(name, path):.1f}" for path, name in runs)
+    assert f"SGD {sgd}, SAM at 0.05 {sam}, SAM at 0.05 with a shift of 0.05 {shifted}, BSAM at" in page
+    assert f"BSAM at 0.05 / 0.05 {algorithm_1}, as released {released}. So SAM" in page
+    assert f"reaches {released} % with the released code and {algorithm_1} % with Algorithm 1" in page
+    ends = [json.loads((path / f"{name}.jsonl").read_text("utf-8").splitlines()[-1]) for path, name in runs]
+    assert f"(training loss {ends[3]['train_loss']:.2f} after the last epoch)" in page
+    low, high = (f"{100 * ends[n]['memorised']:.1f}" for n in (1, 2))
+    assert f"predicts {low} % of the wrong labels, with the shift {high} %" in page
 
 
 @pytest.fixture

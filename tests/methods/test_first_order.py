@@ -20,10 +20,10 @@ RADII = (0.01, 0.005, 0.0025)  # each half of the one before
 HALF, QUARTER, EIGHTH = (pytest.approx(n, rel=0.1) for n in (2, 4, 8))  # the error falls to 1/n at half the radius
 
 
-def table() -> dict[str, list[str]]:
-    """The cells of the page's table of methods, by method."""
+def table(head: str = "| method | a (along) | b (across) | passes |") -> dict[str, list[str]]:
+    """The cells of a table of the page, by the first cell of each row."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    first = lines.index("| method | a (along) | b (across) | passes |") + 2
+    first = lines.index(head) + 2
     rows = takewhile(lambda line: line.startswith("|"), lines[first:])
     cells = ([cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows)
     return {method: others for method, *others in cells}
@@ -141,6 +141,71 @@ def test_a_wrong_coefficient_is_found(near):
     errors = first_order_errors(near, GSAM, r"\rho", r"\rho")
     assert ratios(errors) == [pytest.approx(1, abs=0.05)] * 2
     assert errors[-1] > 0.05
+
+
+# The shift of `start_from_min`: the change of the weights, instead of the direction.
+
+LR = 0.1
+STEPS = "| step | along $u$ | along $h$ |"
+RELEASED = {"start_from_min": True}
+STARTS = [
+    *(Case("BSAM, from $w$", bsam.BSAM, sides) for sides in SIDES),
+    *(Case(r"BSAM, from $w - \rho_{\min} u$", bsam.BSAM, sides, RELEASED) for sides in SIDES),
+    Case(r"BSAM, from $w - \rho_{\min} u$", bsam.BSAM, SIDES[1], {**RELEASED, **TWO_PASSES}),
+]
+
+
+def change(near: Expansion, make, **settings) -> Tensor:
+    """The weights before a step of SGD minus those after it, divided by the learning rate."""
+    before = flat(near.parameters).detach().clone()
+    optimizer = make(torch.optim.SGD(near.parameters, lr=LR, **settings), near.problem.model)
+    optimizer.step(near.problem.loss)
+    moved = (before - flat(near.parameters).detach()) / LR
+    torch.nn.utils.vector_to_parameters(before, near.parameters)
+    return moved
+
+
+def change_errors(near: Expansion, case: Case, along: str, across: str) -> list[float]:
+    """The relative error of ``along u + across h`` at each radius, without the term |g| of the step of SGD."""
+    errors = []
+    for radius in RADII:
+        names = {**case.at(radius), "eta": LR, "norm_g": near.norm}
+        expected = (value_of(along, names) - near.norm) * near.u + value_of(across, names) * near.h
+        difference = change(near, case.make(radius)) - near.g
+        errors.append(float((difference - expected).norm() / expected.norm()))
+    return errors
+
+
+def test_the_steps_of_the_page_are_those_tested():
+    assert list(table(STEPS)) == list(dict.fromkeys(case.row for case in STARTS))
+
+
+@pytest.mark.parametrize("case", STARTS, ids=lambda case: f"{case} {case.others}")
+def test_a_step_holds_to_first_order(near, case):
+    errors = change_errors(near, case, *table(STEPS)[case.row])
+    assert ratios(errors) == [HALF, HALF]
+    assert errors[-1] < 0.05
+
+
+@pytest.mark.parametrize("factor", ["0", "2"], ids=["without the shift", "twice the shift"])
+def test_a_wrong_shift_is_found(near, factor):
+    released = next(case for case in STARTS if case.others)
+    along, across = table(STEPS)[released.row]
+    assert r"\rho_{\min} / \eta" in along
+    errors = change_errors(near, released, along.replace(r"\rho_{\min} / \eta", f"{factor}*rho_min/eta"), across)
+    assert ratios(errors) == [pytest.approx(1, abs=0.05)] * 2
+    assert errors[-1] > 0.4
+
+
+def test_weight_decay_acts_at_the_shifted_point_and_momentum_does_not_see_the_shift(near):
+    w = flat(near.parameters).detach().clone()
+    make = partial(bsam.BSAM, rho_max=0.01, rho_min=0.02, **RELEASED)
+    d, shifted = near.direction(make), w - 0.02 * near.u
+    base = torch.optim.SGD(near.parameters, lr=LR, momentum=0.9, weight_decay=0.3)
+    make(base, near.problem.model).step(near.problem.loss)
+    buffer = flat(base.state[p]["momentum_buffer"] for p in near.parameters)
+    torch.testing.assert_close(buffer, d + 0.3 * shifted)
+    torch.testing.assert_close(flat(near.parameters).detach(), shifted - LR * buffer)
 
 
 # The next order.
