@@ -34,8 +34,8 @@ bsam.METHODS["shifted_sam"] = ShiftedSAM  # for this process: its runs can be co
 ROWS = {
     "SAM": ("sam", {"rho": 0.4}),
     "SAM, shifted": ("shifted_sam", {"rho": 0.4, "rho_min": 0.2}),
-    "BSAM": ("bsam", {"rho_max": 0.2, "rho_min": 0.2}),
-    "BSAM, as released": ("bsam", {"rho_max": 0.2, "rho_min": 0.2, "start_from_min": True}),
+    "BSAM": ("bsam", {"rho_max": 0.15, "rho_min": 0.15}),
+    "BSAM, as released": ("bsam", {"rho_max": 0.15, "rho_min": 0.15, "start_from_min": True}),
 }
 
 
