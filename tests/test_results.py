@@ -372,6 +372,8 @@ def test_the_shift_on_cifar():
     assert f"(training loss {ends[3]['train_loss']:.2f} after the last epoch)" in page
     low, high = (f"{100 * ends[n]['memorised']:.1f}" for n in (1, 2))
     assert f"predicts {low} % of the wrong labels, with the shift {high} %" in page
+    fewer = [f"{last(f'{name}-seed0'):.1f}" for name in ("bsam-released", "bsam")]
+    assert f"the released code is below it: {fewer[0]} and {fewer[1]} (seed 0)" in page
 
 
 @pytest.fixture
