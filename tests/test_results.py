@@ -312,7 +312,7 @@ CONTROLS = {
     "a shift of 0.05": "sam 0.4, shift 0.05",
     "the shift in the first 10 of 40 epochs": "sam 0.4, early",
     "$u$ as a part of the direction, with the same total length": "sam 0.4, momentum",
-    "a warm-up of 5 epochs": "sam 0.4, warm-up",
+    "a warm-up of the learning rate over 5 epochs": "sam 0.4, warm-up",
     "a shift along $g$, not normalised": "sam 0.4, plain",
     "a shift along $d$, normalised": "sam 0.4, perturbed",
     "a shift in a random direction": "sam 0.4, random",
