@@ -20,7 +20,7 @@ $(READY): $(DEMO) tests/peers.txt
 	$(PY) -m pip install --quiet --no-deps -r tests/peers.txt
 	touch $@
 
-demo: $(DEMO)  ## compare SGD, SAM and BSAM on digits with flipped labels (about a minute, plus the set-up)
+demo: $(DEMO)  ## compare SGD, SAM and BSAM on digits with wrong labels (about a minute, plus the set-up)
 	$(PY) -m bsam demo
 
 test: lint  ## run everything that CI checks: lint, types, layers, tests

@@ -24,13 +24,13 @@ SGD = row("SGD", 70.0, 2.0, 96.0)
 
 
 TUNED = {"weight_decay": 0.1}
-REACHES = "SGD with tuned weight decay 0.1 instead of 0.0005 reaches {} ± 0.5 % and memorises 4 % of the flipped labels"
+REACHES = "SGD with tuned weight decay 0.1 instead of 0.0005 reaches {} ± 0.5 % and memorises 4 % of the wrong labels"
 FLAT = [row("SGD", 70.0, 2.0, top=25.9), row("SAM", 90.0, 1.0, top=3.1)]
 SENTENCES = [
     (
         [SGD, row("SAM", 90.0, 1.0, 5.0)],
         "SAM is 20.0 points above SGD, more than the spread (2.0): 90.0 ± 1.0 against 70.0 ± 2.0 %. It memorises 5 % "
-        "of the flipped labels, SGD 96 %.",
+        "of the wrong labels, SGD 96 %.",
     ),
     *(
         (

@@ -15,19 +15,19 @@ from ..training.run_writer import CHECKPOINT_EVERY
 from .run import NEEDS, run_recipe
 
 DESCRIPTION = """\
-Compare methods on scikit-learn's digits with 40 % of the training labels flipped: which of them memorise the flipped
-labels? Each method's radius is chosen on a validation set. Writes a directory for each run, table.md, results.json (all
-numbers, including the tuning runs), demo.png and report.html (a page with tables and interactive figures). If it is
-interrupted, the same command continues. With other --methods and the same --out, it trains only the missing runs and
-rewrites the files for the new methods. The same as `bsam run demo`, except that it trains on the CPU and that you can
-choose the methods, the first seed and the number of epochs."""
+Compare methods on scikit-learn's digits with 40 % wrong training labels: which of them memorise the wrong labels? Each
+method's radius is chosen on a validation set. Writes a directory for each run, table.md, results.json (all numbers,
+including the tuning runs), demo.png and report.html (a page with tables and interactive figures). If it is interrupted,
+the same command continues. With other --methods and the same --out, it trains only the missing runs and rewrites the
+files for the new methods. The same as `bsam run demo`, except that it trains on the CPU and that you can choose the
+methods, the first seed and the number of epochs."""
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "demo",
-        help="compare SGD, SAM and BSAM on digits with flipped labels, in about a minute",
+        help="compare SGD, SAM and BSAM on digits with wrong labels, in about a minute",
         description=DESCRIPTION,
     )
     flag = command.add_argument

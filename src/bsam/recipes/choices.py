@@ -49,7 +49,7 @@ class Choice:
         """Return the score of each candidate after the last epoch; None if it diverged or is not finished.
 
         Args:
-            clean: whether to score on the true labels if some of the evaluation labels are flipped.
+            clean: whether to score on the true labels if some of the evaluation labels are wrong.
         """
         return [_score(state, clean) if state.finished else None for state in self.trials]
 

@@ -43,7 +43,7 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         *lines,
         *(f"{row} diverged with every seed." for row in without_result),
         f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them "
-        f"with a flipped label, and {TEST} test images. On other data the methods may compare differently.",
+        f"with a wrong label, and {TEST} test images. On other data the methods may compare differently.",
         f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
         f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
         "other run uses.",
@@ -74,7 +74,7 @@ def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
 def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
     gap, spread = _gap(row, sgd)
     numbers = (
-        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the flipped labels, SGD {_share(sgd)}."
+        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the wrong labels, SGD {_share(sgd)}."
     )
     if row.diverged:
         numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
@@ -135,7 +135,7 @@ def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
 def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
     start = (
         f"SGD with tuned {chosen_text(tuned.chosen)} instead of {run.weight_decay:g} reaches {_score(tuned)} % and "
-        f"memorises {_share(tuned)} of the flipped labels"
+        f"memorises {_share(tuned)} of the wrong labels"
     )
     if not others:
         return f"{start}."

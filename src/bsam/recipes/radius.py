@@ -1,4 +1,4 @@
-"""Methods at equal total radii, with 40 % flipped labels: how much of a gain is due to the radius?
+"""Methods at equal total radii, with 40 % wrong labels: how much of a gain is due to the radius?
 
 The total radius is rho for SAM and rho_max + rho_min for BSAM: to first order in the radii, both methods correct the
 gradient in proportion to it.
@@ -110,7 +110,7 @@ def _difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
 
 RADIUS_RECIPE = Recipe(
     "radius",
-    "Methods at equal total radii, 40 % of the training labels flipped",
+    "Methods at equal total radii, 40 % wrong training labels",
     radius_study,
     by_radius,
     figures=("radius",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def draw_demo(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     draw_curves(middle, curves, 1, MEMORISED_METRIC.label)
     _draw_eigenvalues(right, {curve.title: eigenvalues[curve.title] for curve in curves})
     legend(parts[0], columns=LEGEND_COLUMNS, handlelength=3)
-    parts[0].suptitle(f"{curves[0].where}, {states[0].run.noise_text()}. {curves_text(curves)}", fontsize=11)
+    parts[0].suptitle(f"{curves[0].where}, {states[0].run.noise_text()}; {curves_text(curves)}", fontsize=11)
     if surfaces:
         axes = parts[1].subplots(math.ceil(len(surfaces) / columns), columns, squeeze=False).flatten()
         draw_contours(parts[1], list(zip(surfaces, axes, strict=False)))
@@ -59,5 +60,5 @@ def _draw_eigenvalues(ax: Any, eigenvalues: Mapping[str, SeedStatistics | None])
     ends = [0.0, *(value.mean + side * (value.std or 0.0) for value in values if value is not None for side in (-1, 1))]
     margin = 0.06 * (max(ends) - min(ends)) or 1.0
     ax.set_ylim(min(ends) - margin, max(ends) + margin)
-    ax.set_ylabel(TOP_EIGENVALUE.header)
+    ax.set_ylabel(textwrap.fill(TOP_EIGENVALUE.header, 24))  # in two lines
     tidy(ax)

@@ -45,7 +45,9 @@ def name_of(run: Run, method: str | None = None) -> str:
     settings = [f"{name} {run.arguments[name]}" for name in shown]
     settings += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
     settings += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
-    settings += [run.noise_text()] if run.label_noise else []
+    if run.label_noise:
+        wrong = run.wrong_labels()
+        settings.append(f"{run.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
     return ", ".join([*titles_of(run), method or variant_of(run).title, *settings, f"seed {run.seed}"])
 
 

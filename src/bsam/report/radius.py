@@ -53,7 +53,7 @@ def draw_radius(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
     counts = [points[0].n for line in lines.values() for points in line.values() if points[0] is not None]
     legend(drawn, columns=len(lines), handlelength=3)
     spread = ", whiskers of one standard deviation" if max(counts) > 1 else ""
-    drawn.suptitle(f"{network_and_data(run)}, {run.noise_text()}. {seeds_text(counts)}{spread}", fontsize=11)
+    drawn.suptitle(f"{network_and_data(run)}, {run.noise_text()}; {seeds_text(counts)}{spread}", fontsize=11)
     save(drawn, path)
 
 

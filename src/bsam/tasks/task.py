@@ -18,7 +18,7 @@ from .settings import TaskSettings
 
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
 HOLDOUT = 0.1  # share of the training samples that the split "holdout" takes
-_HOLDOUT_STREAM = 0x401D  # makes this random choice independent of that of the flipped labels
+_HOLDOUT_STREAM = 0x401D  # makes this random choice independent of that of the label noise
 
 
 def holdout_size(samples: int) -> int:
