@@ -450,7 +450,7 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
     ("SAM above SGD: ResNet-18, CIFAR-10", ["SAM better than SGD: ResNet-18, CIFAR-10, 200"]),
     ("BSAM above SAM by 0.08: ResNet-18, CIFAR-10", ["BSAM better than SAM: ResNet-18, CIFAR-10, 200"]),
     (
-        "SGD, SAM, BSAM in this order: 40 % label noise",
+        "SGD, SAM, BSAM in this order: 40 % label noise, **BSAM as released**",
         ["SAM better than SGD: ResNet-18, CIFAR-10, 40 % of labels drawn from all"],
     ),
     (
@@ -477,13 +477,13 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
     ),
     (
         "BSAM: smaller eigenvalues than SGD, MobileNetV1 with 4 bits",
-        ["BSAM flatter than SGD (λmax, cross-entropy, 256 training samples): MobileNetV1"],
+        ["BSAM flatter than SGD (λmax, cross-entropy, at most 256 training samples): MobileNetV1"],
     ),
     (
         "BSAM: smaller eigenvalues than SAM, 4 bits; than SGD, ResNet-18 with 4 bits",
         [
-            "BSAM flatter than SAM (λmax, cross-entropy, 256",
-            "BSAM flatter than SGD (λmax, cross-entropy, 256 training samples): ResNet-18",
+            "BSAM flatter than SAM (λmax, cross-entropy, at most 256",
+            "BSAM flatter than SGD (λmax, cross-entropy, at most 256 training samples): ResNet-18",
         ],
     ),
     ("SAM above SGD: EfficientNet, fine-tuned on Pet", ["SAM better than SGD: tf_efficientnet_lite0, Oxford"]),

@@ -231,3 +231,18 @@ def test_errors_in_python(settings, message, tmp_path):
 def test_names_that_the_package_does_not_have():
     assert callable(bsam.compare)
     assert not hasattr(bsam, "compair")
+
+
+def test_the_share_of_wrong_labels_of_a_folder_of_images(images, tmp_path, capsys):
+    """Of 12 images of three classes, 60 % are drawn: 0.6 * 2 / 3 * 12 = 4.8, so 5 labels are wrong."""
+    noise = "60 % of labels drawn from all classes: 41.7 % wrong"
+    flags = ["--model", "resnet8", "--weights", "random", "--image-size", "28", "--batch", "6", "--epochs", "1"]
+    flags += ["--data", f"folder:{images}", "--label-noise", "0.6", "--device", "cpu"]
+    assert cli.main(["train", "--method", "sgd", *flags, "--out", str(tmp_path / "one")]) == 0
+    assert f"({noise})" in text_of(capsys)
+    out = tmp_path / "both"
+    assert cli.main(["compare", "--methods", "sgd", "sam", "--seeds", "1", *flags, "--out", str(out)]) == 0
+    assert f"Label noise: {noise}." in text_of(capsys)
+    assert f"Label noise: {noise}." in (out / "table.md").read_text()
+    assert {run["wrong_labels"] for run in json.loads((out / "results.json").read_text())["runs"]} == {5 / 12}
+    assert f", {noise}, 1 epoch" in (out / "report.html").read_text()

@@ -39,7 +39,7 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, error_of):
     out, error = capsys.readouterr()
     assert error == ""
     first, machine, where, *epochs, last, top, written = out.splitlines()
-    noise = "25 % of labels drawn from all classes: 22.5 % wrong"
+    noise = "25 % of labels drawn from all classes: 21.9 % wrong"  # 14 of 64
     parts = ("BSAM (rho_max=0.02) with SGD", "DigitsNet (9,978 parameters)", "64 samples", noise, "3 epochs")
     assert all(part in first for part in parts)
     assert machine.startswith(f"CPU, {torch.get_num_threads()} thread")

@@ -82,7 +82,7 @@ def test_the_lines_of_the_figure():
     assert [(point.mean, point.n) for point in accuracy] == [(pytest.approx(82.0), 2), (pytest.approx(90.0), 1)]
     assert [point.mean for point in memorised] == pytest.approx([10.0, 10.0])
     assert eigenvalue == (None, None)  # there is no file
-    assert list(METRICS)[2] == "λmax, cross-entropy, 256 training samples"
+    assert list(METRICS)[2] == "λmax, cross-entropy, at most 256 training samples"
 
 
 def test_smoke(tmp_path, monkeypatch, capsys):
@@ -115,5 +115,5 @@ def test_smoke(tmp_path, monkeypatch, capsys):
     table = (tmp_path / "table.md").read_text()
     assert "smoke" not in table  # the whole study on digits
     assert table.count("## DigitsNet, Digits, 40 % of labels drawn from other classes: 40.0 % wrong, total radius") == 1
-    assert "| method | Digits | memorised, % | λmax, cross-entropy, 256 training samples |" in table
+    assert "| method | Digits | memorised, % | λmax, cross-entropy, at most 256 training samples |" in table
     assert "BSAM (2 passes), total radius 0.2: minus SAM (follow) " in " ".join(capsys.readouterr().out.split())

@@ -116,7 +116,7 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
     assert [choice.best(clean=True) for choice in found] == [None, 3, 3]
     states = run_all(finals, tmp_path)
     (section,) = tuning_sections(small, found)
-    assert section.title == "Tuning: ResNet-8, Digits, 40% (36.0% wrong)"
+    assert section.title == "Tuning: ResNet-8, Digits, 40%"
     assert section.header == ("method", "x 0.5", "x 1", "x 2", "x 4", "chosen", "cost")
     scores = ("30.00 (50.00)", "50.00 (80.00)", "55.00 (85.00)", "40.00 (90.00)")
     assert section.rows == (

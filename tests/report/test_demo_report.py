@@ -102,7 +102,7 @@ def test_the_picture_has_curves_eigenvalues_and_a_surface_of_each_row_in_its_col
     assert memorised.get_ylabel() == "wrong labels memorised, %"
     assert colours(accuracy) == colours(memorised) == own
     assert list(memorised.lines[1].get_ydata())[-1] == pytest.approx(1.05)
-    assert eigenvalues.get_ylabel() == "λmax, cross-entropy, 256 training samples"
+    assert eigenvalues.get_ylabel().replace("\n", " ") == "λmax, cross-entropy, at most 256 training samples"
     heights = [float(points.lines[0].get_ydata()[0]) for points in eigenvalues.containers]
     assert heights == pytest.approx([10.0005, 10.1005, 10.0005 + 0.1 * list(variants()).index("bsam"), 10.0005])
     assert [points.lines[0].get_color() for points in eigenvalues.containers] == own

@@ -66,7 +66,7 @@ def test_lines_against_rho_min_and_noise(finished_run):
     assert [number.mean for number in lines[0].paper] == [96.75, 96.78, 96.82, 96.66, 96.18]
     noise = RECIPES["label-noise"]
     lines = accuracy_lines_info(noise, [finished_run(run) for run in noise.runs("paper")])
-    assert lines[0].x == pytest.approx((18.0, 36.0, 54.0, 72.0))
+    assert lines[0].x == (20.0, 40.0, 60.0, 80.0)
     assert [point.mean for point in lines[0].ours] == pytest.approx([88.0, 86.0, 84.0, 82.0])
     assert [number.mean for number in lines[-1].paper] == [71.65, 57.61, 38.71, 32.69]
 

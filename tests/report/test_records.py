@@ -112,9 +112,7 @@ def test_rows_are_those_of_the_stored_table(name):
     runs = read(RESULTS / name)
     table = json.loads((RESULTS / name / "results.json").read_text())["table"]
     cells = {
-        cell["row"]: cell
-        for cell in table
-        if cell["n"] and cell["column"] in ("CIFAR-10", "CIFAR-100", "40% (40.0% wrong)", "Mean")
+        cell["row"]: cell for cell in table if cell["n"] and cell["column"] in ("CIFAR-10", "CIFAR-100", "40%", "Mean")
     }
     for row, cell in cells.items():
         scores = [record.score for record in runs if record.method == row and record.score is not None]
@@ -243,9 +241,9 @@ def test_a_title_says_how_many_labels_are_wrong_even_of_data_without_an_entry(tm
         "ResNet-8, birds, 60 % of labels drawn from all classes, 1 epoch"
     ]
     (folder,) = tmp_path.iterdir()
-    (folder / "labels.json").write_text('{"classes": 3, "wrong": 0.4}')
+    (folder / "labels.json").write_text('{"wrong": 0.404}')
     assert [record.experiment for record in read(tmp_path)] == [
-        "ResNet-8, birds, 60 % of labels drawn from all classes: 40.0 % wrong, 1 epoch"
+        "ResNet-8, birds, 60 % of labels drawn from all classes: 40.4 % wrong, 1 epoch"
     ]
 
 
@@ -668,3 +666,30 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     assert records.runs == ()
     assert len(records.problems) == 1
     assert str(tmp_path / "a.csv") in records.problems[0]
+
+
+@pytest.mark.parametrize("name", ["runs.json", "results.json", "flatness.json"])
+def test_files_from_before_noise_labels_mean_labels_of_other_classes(name, tmp_path):
+    run = Run("sam", **CIFAR, epochs=1, label_noise=0.4, noise_labels="other")
+    settings = {key: value for key, value in run.settings().items() if key != "noise_labels"}
+    last = {"epoch": 1, "test_accuracy": 0.5, "train_loss": 1.0, "seconds": 2.0}
+    (tmp_path / "one.jsonl").write_text(json.dumps(last) + "\n")
+    entry = {"folder": "none", "state": "done", "reason": None, "last": last, "settings": settings}
+    network = {"file": "one", "run": settings, "metrics": last, "samples": 10, "eigenvalues": {"maximum": 1.0}}
+    content = {
+        "runs.json": {"settings": settings, "runs": {"one": {"method": "sam", "seed": 0}}},
+        "results.json": {"runs": [entry]},
+        "flatness.json": {"settings": {}, "models": [network]},
+    }
+    (tmp_path / name).write_text(json.dumps(content[name]))
+    (record,) = read(tmp_path)
+    assert record.experiment == "ResNet-18, CIFAR-10, 40 % of labels drawn from other classes: 40.0 % wrong, 1 epoch"
+
+
+def test_results_without_run_directories_keep_the_share_of_wrong_labels(tmp_path):
+    run = Run("sgd", model="resnet8", data="folder:some/birds", epochs=1, label_noise=0.6)
+    last = {"epoch": 1, "test_accuracy": 0.5, "seconds": 2.0}
+    entry = {"folder": "none", "state": "done", "reason": None, "last": last, "settings": run.settings()}
+    (tmp_path / "results.json").write_text(json.dumps({"runs": [{**entry, "wrong_labels": 0.404}]}))
+    (record,) = read(tmp_path)
+    assert record.experiment == "ResNet-8, birds, 60 % of labels drawn from all classes: 40.4 % wrong, 1 epoch"

@@ -167,7 +167,10 @@ def test_fewer_than_three_seeds_decide_nothing_and_are_no_tests():
     assert [d.more_seeds for d in decisions] == [None, 2, 1, 3]
     wide = [difference(1.0), difference(1.0, 3.0)]
     decisions = decide(wide, [2.0, 100.0])  # the spread of a difference of two seeds is its own
-    assert [d.more_seeds for d in decisions] == [fewest_seeds(1.0, 2.0, 1), fewest_seeds(2.0, math.sqrt(2), 2)]
+    assert [d.more_seeds for d in decisions] == [
+        fewest_seeds(1.0, 2.0, 1, level=0.975),
+        fewest_seeds(2.0, math.sqrt(2), 2, level=0.975),
+    ]
     assert decide(wide, [0.001, None])[0].more_seeds == 2
     assert decide([difference(2.0, 2.0)])[0].more_seeds == 1
 

@@ -117,7 +117,7 @@ def test_details_are_means_over_the_seeds(methods, finished_run, shown):
     assert own.chosen == {"rho_max": 0.2, "rho_min": 0.2}
     (section,) = sections_info(recipe, cells)
     assert section.title == "40 % of labels drawn from other classes: 40.0 % wrong"
-    top = "λmax, cross-entropy, 256 training samples"
+    top = "λmax, cross-entropy, at most 256 training samples"
     assert section.header == ("method", "test accuracy, %", "memorised, %", top, "chosen")
     rows = {row[0]: row[1:] for row in section.rows}
     numbers = ("87.00 ± 1.00 (3)", f"{place + 0.1:.1f} ± 0.1", "-")

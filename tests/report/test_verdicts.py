@@ -131,7 +131,9 @@ def test_flatness_of_our_networks(verdicts):
         ("SGD", "confirmed", 2 * tests["SGD"].pvalue),
         ("SAM", "open", tests["SAM"].pvalue),
     ):
-        verdict = verdicts[f"BSAM flatter than {name} (λmax, cross-entropy, 256 training samples): {title}", PAPER]
+        verdict = verdicts[
+            f"BSAM flatter than {name} (λmax, cross-entropy, at most 256 training samples): {title}", PAPER
+        ]
         low, high = tests[name].confidence_interval(0.95)
         assert f"[95 % interval {low:+.1f}, {high:+.1f}], 3 shared seeds." in verdict.evidence
         assert f" p = {p:.3g} after Holm's correction for 2 comparisons; the interval is not" in verdict.evidence

@@ -133,7 +133,7 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
         found[share, seed] = labels(task)
         wrong = (found[share, seed] != true).nonzero().flatten().tolist()
         assert len(wrong) == count
-        notes = {"flipped": wrong, "labels": {"classes": 10, "wrong": count / 640}}
+        notes = {"flipped": wrong, "labels": {"wrong": count / 640}}
         assert task.notes() == (notes if share else {})
         assert torch.equal(task.batch(torch.arange(640))[1], found[share, seed])
         assert before.items() <= task.evaluate(network).items()

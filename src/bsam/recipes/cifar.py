@@ -79,7 +79,7 @@ def by_rho_min(run: Run) -> TableCell:
 def by_noise(run: Run) -> TableCell:
     """Place a run: a section per data set, a row per method, a column per rate of label noise."""
     section = f"{model_entry(run.model).title}, {dataset_entry(run.data).title}"
-    return TableCell(section, variant_of(run).title, f"{run.label_noise:.0%} ({run.wrong_labels() or 0:.1%} wrong)")
+    return TableCell(section, variant_of(run).title, f"{run.label_noise:.0%}")
 
 
 def by_schedule(run: Run) -> TableCell:
@@ -115,11 +115,7 @@ CIFAR_RECIPES = (
         by_noise,
         published_table=LABEL_NOISE,
         figures=("accuracy_lines",),
-        axis=Axis("wrong training labels, %", lambda run: 100 * (run.wrong_labels() or 0)),
-        notes=lambda run: (
-            f"Columns: the share of the labels that are drawn from {run.noise_labels} classes, and the share that is "
-            "wrong.",
-        ),
+        axis=Axis("label noise, %", lambda run: 100 * run.label_noise),
         tunable=True,
     ),
     Recipe(

@@ -71,16 +71,16 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
 
     Args:
         settings: the run's.
-        samples: the number of training samples; None for measurements at the end of training.
+        samples: the number of training samples; None for measurements at the end of training, which use fewer than
+            :data:`CURVATURE_SAMPLES` only if there are fewer.
 
     Example:
         >>> measured_on({"task": "classification"}), measured_on({"task": "pose"}, 1000)
-        ('cross-entropy, 256 training samples', 'SimCC loss, 1,000 training samples')
+        ('cross-entropy, at most 256 training samples', 'SimCC loss, 1,000 training samples')
     """
     task = TASKS.get(settings.get("task", Run.task))
-    if samples is None:
-        samples = min(CURVATURE_SAMPLES, settings.get("limit_train") or CURVATURE_SAMPLES)
-    return f"{'loss' if task is None else task.loss_title}, {samples:,} training samples"
+    count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
+    return f"{'loss' if task is None else task.loss_title}, {count} training samples"
 
 
 def _memorised(state: RunState) -> float | None:
@@ -94,5 +94,5 @@ TOP_EIGENVALUE = ExtraColumn(
 )
 TOP_EIGENVALUE_NOTE = (
     "λmax: the largest eigenvalue of the Hessian of the cross-entropy, without label smoothing, on "
-    f"{CURVATURE_SAMPLES} training samples (all, if there are fewer), with the labels used in training."
+    f"at most {CURVATURE_SAMPLES} training samples, with the labels used in training."
 )

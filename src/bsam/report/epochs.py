@@ -68,7 +68,7 @@ def plan(trainer: Trainer) -> str:
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
-    noise = f" ({run.noise_text(getattr(task, 'classes', None))})" if run.label_noise else ""
+    noise = f" ({run.noise_text(task.notes().get('labels', {}).get('wrong'))})" if run.label_noise else ""
     bits = "" if run.weight_bits is None else f", W{run.weight_bits}A{run.activation_bits or run.weight_bits}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""

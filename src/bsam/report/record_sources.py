@@ -71,7 +71,7 @@ class Source:
         surface: the loss surface after the last epoch.
         flatness: the network's entry in a ``flatness.json``.
         predictions: the file with the network's outputs.
-        classes: the number of classes, if it has label noise and a run directory.
+        wrong_labels: the fraction of the training labels that are wrong; None if it is not stored.
     """
 
     run: Run
@@ -85,7 +85,7 @@ class Source:
     surface: LossSurface | None = None
     flatness: Mapping[str, Any] | None = None
     predictions: Path | None = None
-    classes: int | None = None
+    wrong_labels: float | None = None
 
     @property
     def last(self) -> Metrics | None:
@@ -171,7 +171,7 @@ class Sources:
             with self.noting(path / MACHINES):
                 extras["span"] = Span.of(files.machines(), state.epochs)
             with self.noting(path / "labels.json"):
-                extras["classes"] = files.note("labels").get("classes")
+                extras["wrong_labels"] = files.note("labels").get("wrong")
             with self.noting(path):
                 extras["probe"] = tuple(files.probe()) if (path / PROBE).exists() else ()
             with self.noting(path / CURVATURE):
@@ -210,6 +210,7 @@ class Sources:
                         epochs = metrics.get(path, () if last is None else (last,))
                         diverged = entry["reason"] or "unknown" if entry["state"] == "diverged" else None
                         source = Source(stored_run(entry["settings"]), path, folder, epochs, diverged)
+                        source = replace(source, wrong_labels=entry.get("wrong_labels"))
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(entry.get("top_eigenvalue"))))
         self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
 

@@ -221,11 +221,11 @@ def tuned_settings(trials: Sequence[Run]) -> set[str]:
     }
 
 
-def experiment_titles(keys: Mapping[str, tuple[Run, int | None]]) -> dict[str, str]:
+def experiment_titles(keys: Mapping[str, tuple[Run, float | None]]) -> dict[str, str]:
     """Return the title of each experiment by its key; equal titles get the settings in which the experiments differ.
 
     Args:
-        keys: a run of each experiment and its number of classes if the data set's entry may not know it, by its key.
+        keys: a run of each experiment and its share of wrong labels if that is stored, by its key.
     """
     titles = {key: _title(*about) for key, about in keys.items()}
     for title in set(titles.values()):
@@ -240,10 +240,10 @@ def experiment_titles(keys: Mapping[str, tuple[Run, int | None]]) -> dict[str, s
     return titles
 
 
-def _title(run: Run, classes: int | None) -> str:
+def _title(run: Run, wrong: float | None) -> str:
     parts = [model_title(run.model), _entry_title(dataset_entry, run.data)]
     if run.label_noise:
-        parts.append(run.noise_text(classes))
+        parts.append(run.noise_text(wrong))
     if run.weight_bits is not None:
         parts.append(f"{run.weight_bits} bits")
     if run.weights is not None:

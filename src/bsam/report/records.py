@@ -66,7 +66,7 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
     for source in sources:
         if not is_trial(source.run):
             groups.setdefault(experiment_key(source.run, names[source.folder]), []).append(source)
-    titles = experiment_titles({key: (group[0].run, group[0].classes) for key, group in groups.items()})
+    titles = experiment_titles({key: (group[0].run, group[0].wrong_labels) for key, group in groups.items()})
     alone = _trained_alone(sources)
     records, problems = [], []
     for key, listed in groups.items():

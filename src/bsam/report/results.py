@@ -99,8 +99,18 @@ def text_below(
         selected: the directories of the runs that count as missing if they are not finished; None counts all.
     """
     missing = sum(not state.ended and (selected is None or state.path.name in selected) for state in states)
-    lines = [*caption(recipe, summaries, states[0].run, missing), *tuning_notes(recipe, chosen)]
+    lines = [*caption(recipe, summaries, states[0].run, missing), *_noise_line(states), *tuning_notes(recipe, chosen)]
     return [*lines, *recipe.findings(summaries, states)]
+
+
+def _noise_line(states: Sequence[RunState]) -> list[str]:
+    """Return a line on the label noise of the runs, with the share of wrong labels if it is known; empty without it."""
+    texts: dict[tuple[str, float], str] = {}
+    for state in states:
+        key = state.run.data, state.run.label_noise
+        texts[key] = max(texts.get(key, ""), state.run.noise_text(_wrong_labels(state)), key=len)
+    shown = [text for text in dict.fromkeys(texts.values()) if text]
+    return [f"Label noise: {'; '.join(shown)}."] if shown else []
 
 
 def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:

@@ -187,7 +187,8 @@ def decide(differences: Sequence[Difference | None], spreads: Sequence[float | N
     """
     corrected = holm([d.p if d is not None and d.n >= MIN_SEEDS else None for d in differences])
     tests = sum(p is not None for p in corrected)
-    level = 1 - (1 - LEVEL) / max(tests, 1)  # what all tests need at most: Holm's method asks less of some
+    compared = sum(d is not None for d in differences)  # with more seeds, all of them are tested
+    level = 1 - (1 - LEVEL) / max(compared, 1)  # what all tests need at most: Holm's method asks less of some
     decisions = []
     for d, p, spread in zip(differences, corrected, spreads or [None] * len(differences), strict=True):
         needed = None if d is None else seeds_needed(d, spread, level)

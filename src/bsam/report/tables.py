@@ -183,7 +183,8 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
         table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)
         table.add_column(section.header[0], no_wrap=not section.wide)
         for name in section.header[1:]:
-            is_paper, text = name == "paper", name.replace("cross-entropy", "cross-\nentropy")  # rich would break the word anywhere
+            is_paper = name == "paper"
+            text = name.replace("cross-entropy", "cross-\nentropy")  # rich would break the word anywhere
             table.add_column(text, justify="right", style="dim" if is_paper else "", no_wrap=is_paper, overflow="fold")
         for row in section.rows:
             texts = [text.replace(" ± ", "\n± ") for text in row] if section.wide else row

@@ -233,15 +233,14 @@ class Classification(PretrainedTask):
         return digest.hexdigest()
 
     def notes(self) -> Mapping[str, Any]:
-        """Return ``flipped``, the indices of the wrong labels in the whole training set; ``labels``, the number of
-        classes and the fraction of wrong labels (both only with label noise); ``data``, how image files were split and
-        which were left out; ``inputs``, how images become inputs (only if the classes have names); and ``weights``,
-        where the initial weights came from.
+        """Return ``flipped``, the indices of the wrong labels in the whole training set; ``labels``, their share
+        (both only with label noise); ``data``, how image files were split and which were left out; ``inputs``, how
+        images become inputs (only if the classes have names); and ``weights``, where the initial weights came from.
         """
         notes: dict[str, Any] = {}
         if self.run.label_noise:
             notes["flipped"] = self._flipped.tolist()
-            notes["labels"] = {"classes": self.classes, "wrong": len(self._flipped) / len(self._original_splits[0])}
+            notes["labels"] = {"wrong": len(self._flipped) / len(self._original_splits[0])}
         if self._digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
             notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}

@@ -69,24 +69,21 @@ class ClassificationSettings(TaskSettings):
             )
         self._check_quantization()
 
-    def wrong_labels(self, classes: int | None = None) -> float | None:
-        """Return the fraction of the training labels that are wrong; None if the number of classes is not known.
-
-        Args:
-            classes: number of classes; None takes that of the data set, which is not known for a user's own data.
+    def wrong_labels(self) -> float | None:
+        """Return the fraction of the training labels that are wrong; None for a user's own data, whose number of
+        classes is not known before the data is read.
         """
-        if classes is None:
-            try:
-                classes = dataset_entry(self.data).classes
-            except BsamValueError:  # a data set that this version does not have
-                return None
-        return None if classes is None else wrong_share(self.label_noise, self.noise_labels, classes)
+        try:
+            classes = dataset_entry(self.data).classes
+        except BsamValueError:  # a data set that this version does not have
+            return None
+        return None if classes is None else round(wrong_share(self.label_noise, self.noise_labels, classes), 6)
 
-    def noise_text(self, classes: int | None = None) -> str:
+    def noise_text(self, wrong: float | None = None) -> str:
         """Describe the label noise; empty if there is none.
 
         Args:
-            classes: as in :meth:`wrong_labels`.
+            wrong: the fraction of the training labels that are wrong, if it is known; None computes it.
 
         Example:
             >>> ClassificationSettings(data="cifar10", label_noise=0.4).noise_text()
@@ -94,7 +91,7 @@ class ClassificationSettings(TaskSettings):
         """
         if not self.label_noise:
             return ""
-        wrong = self.wrong_labels(classes)
+        wrong = self.wrong_labels() if wrong is None else wrong
         text = f"{100 * self.label_noise:g} % of labels drawn from {self.noise_labels} classes"
         return text if wrong is None else f"{text}: {100 * wrong:.1f} % wrong"
 

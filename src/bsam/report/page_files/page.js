@@ -252,8 +252,8 @@ const undecided = ({outcome}) => outcome === "open" || outcome === "too few seed
 const titleOf = ({claim, experiment}) => (experiment ? claim.slice(0, -`: ${experiment}`.length) : claim);
 function seedsLeft({outcome, more_seeds: n}) {
   if (!n) return "";
-  const needed = plural(n, "more seed"), missing = outcome === "too few seeds" && n <= 3; // more than 3: an estimate
-  return missing ? `At least ${needed} needed to decide.` : `About ${needed} would decide, if mean and spread stay.`;
+  const least = outcome === "too few seeds" ? "; at least three shared seeds are needed" : "";
+  return `About ${plural(n, "more seed")} would decide, if mean and spread stay${least}.`;
 }
 const MANY = 8; // with more verdicts, the undecided ones of an experiment are folded
 
@@ -277,8 +277,8 @@ const GROUPS = {paper: "Claims of the paper", baseline: "Each method against its
 function verdictSection() {
   const section = node("section", {id: "verdicts"}, node("h2", {}, "Verdicts"));
   section.append(node("p", {class: "muted"},
-    "A verdict needs at least three shared seeds. Its level of 95 % holds for all methods that an experiment compares " +
-    "with one other method (Holm's correction); the intervals are not corrected."));
+    "A verdict needs at least three shared seeds. Verdicts on several methods against one baseline, on matched radii " +
+    "and on eigenvalues are corrected for the number of comparisons (Holm); the intervals are not."));
   [...new Set(data.verdicts.map(verdict => verdict.group))].forEach((group, i) => {
     const verdicts = data.verdicts.filter(verdict => verdict.group === group);
     const parts = [];
