@@ -363,7 +363,7 @@ def test_eigenvalues_of_tables_and_figures_have_different_labels(records, settin
     assert both in figure(data, "density")["caption"]
     trained = [dataclasses.replace(run, flatness=None) for run in runs]
     caption = figure(page_data(Records(tuple(trained), ())), "contours")["caption"]
-    assert f"; {loss}, {samples} training samples, with the labels used in training." in caption
+    assert f"; {loss}, at most 256 training samples, with the labels used in training." in caption
 
 
 def test_the_page_knows_every_outcome():
