@@ -221,9 +221,10 @@ def with_dashes(app: Any, doctree: Any, page: str) -> None:
         text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
 
 
-def write_report(app: Any, error: Exception | None) -> None:
+def write_report(app: Any) -> None:
     """Write the page of results/ into the site; a file there that cannot be read is a warning."""
-    if error is None and app.builder.format == "html":
+    if app.builder.format == "html":
+        Path(app.outdir).mkdir(parents=True, exist_ok=True)
         records = read_records([Path(__file__).parents[2] / "results"])
         for problem in records.problems:
             logger.warning(problem)
@@ -231,8 +232,11 @@ def write_report(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Write the pages before Sphinx looks for its sources, and that of the results next to those of Sphinx."""
+    """Write the pages before Sphinx looks for its sources, and that of the results next to those of Sphinx.
+
+    Later, autodoc replaces the defaults in signatures with their source text, which the page of results cannot read.
+    """
     app.connect("builder-inited", write)
-    app.connect("build-finished", write_report)
+    app.connect("builder-inited", write_report)
     app.connect("doctree-resolved", with_dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
