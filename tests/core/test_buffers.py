@@ -276,3 +276,70 @@ def test_embeddings_that_renormalize_their_weights(kind):
         other(x).square().mean().backward()
         base.step()
     assert distance(detached(model.parameters()), detached(other.parameters())) == 0
+
+
+class MadeInForward(InPlaceAverage):
+    """Registers its buffer in the first forward pass."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.made = False
+
+    def forward(self, x):
+        if not self.made:
+            self.register_buffer("mean", torch.zeros(6))
+            self.made = True
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LazyBatchNorm1d(affine=False), MadeInForward])
+@pytest.mark.parametrize("method", [bsam.SAM, bsam.BSAM])
+def test_buffers_that_the_first_forward_creates(make, method):
+    """They are updated once per step, as with the base optimizer alone."""
+    x, ends = torch.randn(8, 4), []
+    for wrap in (lambda base, model: base, method):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), make(), nn.Linear(6, 1))
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        buffers = []
+        for _ in range(3):
+            optimizer.step(closure)
+            buffers += detached(model.buffers())
+        ends.append(buffers)
+    assert len(ends[0]) >= 3
+    assert same(*ends)
+
+
+def test_a_buffer_that_is_a_view_of_a_parameter():
+    """It moves with the parameter; another buffer in the same storage is restored as usual."""
+    memory, x = torch.randn(20, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 1)).double()
+    model[0].weight.data = memory[:16].view(4, 4)
+    model.register_buffer("count", memory[16:17])
+    w, losses = detached(model.parameters()), []
+
+    def closure():
+        model.count.add_(1)
+        losses.append(model(x).square().mean())
+        return losses[-1]
+
+    def steps():
+        torch.nn.utils.vector_to_parameters(torch.cat([t.flatten() for t in w]), model.parameters())
+        optimizer = bsam.BSAM(sgd(model.parameters()), model, rho_max=0.3, rho_min=0.3)
+        count = float(model.count)
+        for _ in range(3):
+            optimizer.step(closure)
+        assert float(model.count) == count + 3
+        return detached(model.parameters())
+
+    without = steps()
+    model.register_buffer("view", model[0].weight.detach())
+    assert same(steps(), without)
+    assert torch.equal(model.view, model[0].weight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -139,3 +141,37 @@ def test_groups(plain, values, word):
     with pytest.raises(bsam.BsamError, match=word):
         optimizer.param_groups = [{**common, "params": head, **values}]
     assert [group["params"] for group in optimizer.param_groups] == [body]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_step_of_the_base_after_backward(problem, copied):
+    """LookSAM would not count it, and run two passes in every step. Without a prepared step, the base may step."""
+    optimizer = bsam.LookSAM(sgd(problem.model.parameters()), problem.model)
+    if copied:
+        problem.model, optimizer = copy.deepcopy((problem.model, optimizer))
+    optimizer.backward(problem.loss)
+    before = problem.weights()
+    with pytest.raises(bsam.BsamError, match=r"call optimizer.step\(\)"):
+        optimizer.base.step()
+    assert same(problem.weights(), before)
+    optimizer.step()
+    optimizer.zero_grad()
+    problem.loss().backward()
+    optimizer.base.step()  # a warm-up without the method
+    assert optimizer.t == 1
+
+
+def test_a_closure_with_a_parameter(problem):
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    with pytest.raises(bsam.BsamError, match=r"called without arguments.*'x'"):
+        optimizer.step(lambda x: problem.model(x).mean())
+    with pytest.raises(TypeError, match="positional") as caught:
+        optimizer.step(lambda: problem.model(problem.x, 1))
+    assert not isinstance(caught.value, bsam.BsamError)
+
+
+def test_a_radius_without_its_name(problem):
+    with pytest.raises(bsam.BsamError, match=r"SAM\(base, model, rho=0.1\)"):
+        bsam.SAM(sgd(problem.model.parameters()), problem.model, 0.1)
+    with pytest.raises(bsam.BsamError, match=r"BSAM\(base, model, rho_max=0.1\)"):
+        bsam.BSAM(sgd(problem.model.parameters()), problem.model, 0.1, 0.2)

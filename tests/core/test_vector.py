@@ -155,3 +155,23 @@ def test_norms_of_large_tensors_keep_their_digits():
     """float32 sums of millions of squares would lose three of them."""
     t = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(Vector([t]).norm().double(), t.double().norm(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("order", ["contiguous", "channels last", "transposed", "sliced"])
+def test_long_tensors_on_the_cpu_in_any_order(dtype, order):
+    """Norms and inner products have the digits of float32 sums of chunks, and float16 squares do not vanish."""
+    t = (torch.randn(512, 64, 6, 6, generator=torch.Generator().manual_seed(0)) * 1e-3).to(dtype)
+    orders = {
+        "contiguous": t,
+        "channels last": t.to(memory_format=torch.channels_last),
+        "transposed": t.view(512, -1).t(),
+        "sliced": t[:, ::2],
+    }
+    x = orders[order]
+    u, v = Vector([x]), Vector([(x + 1e-3).contiguous()])
+    y = (x + 1e-3).double().flatten()
+    torch.testing.assert_close(
+        u.norm().double(), x.double().norm(), rtol=3e-7 if dtype == torch.float32 else 1e-5, atol=0
+    )
+    torch.testing.assert_close(u.dot(v).double(), x.double().flatten() @ y, rtol=1e-5, atol=0)

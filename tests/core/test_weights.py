@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import bsam
 from helpers import detached, same, sgd
@@ -66,3 +69,47 @@ def test_parameters_may_be_cast_between_steps(problem):
         optimizer.backward(problem.loss)
         assert same(before, problem.weights())
         assert problem.model[0].weight.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("method", [bsam.SAM, bsam.BSAM, bsam.MSAM])
+def test_parameters_of_two_groups_that_share_memory(method):
+    """Every pass starts from w, and at a learning rate of 0 the weights stay where they are."""
+    embedding, head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    head.weight.data = embedding.weight.data
+    x, groups = torch.randn(8, 4), [{"params": list(m.parameters())} for m in (embedding, head)]
+    optimizer = method(torch.optim.SGD(groups, lr=0.0, momentum=0.9), nn.ModuleList([embedding, head]))
+    w, seen = embedding.weight.detach().clone(), []
+
+    def closure():
+        seen.append(embedding.weight.detach().clone())
+        return head(embedding(x).tanh()).square().mean()
+
+    for _ in range(5):
+        optimizer.step(closure)
+        assert torch.equal(embedding.weight, w)
+    assert not all(torch.equal(s, w) for s in seen[-2:])  # at this learning rate, BSAM's rho_min is 0
+
+
+def test_lazy_parameters():
+    model, x = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(8, 3)
+    optimizer = bsam.SAM(sgd(model.parameters()), model)
+    with pytest.raises(bsam.BsamError, match=r"lazy parameters.*model\(x\)"):
+        optimizer.step(lambda: model(x).square().mean())
+    with torch.no_grad():
+        model(x)
+    first, second = (optimizer.step(lambda: model(x).square().mean()) for _ in range(2))
+    assert second < first
+
+
+def test_a_parametrization_that_is_cached_around_the_step():
+    """The passes compute the cached weights again, so that the steps are those without the cache."""
+    ends = []
+    for cache in (contextlib.nullcontext, parametrize.cached):
+        torch.manual_seed(0)
+        layer, x = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3).double()), torch.randn(8, 3).double()
+        optimizer = bsam.BSAM(sgd(layer.parameters()), layer, rho_max=0.2, rho_min=0.1)
+        for _ in range(3):
+            with cache():
+                optimizer.step(lambda: layer(x).square().square().mean())
+        ends.append(detached(layer.parameters()))
+    assert same(*ends)

@@ -253,3 +253,12 @@ def test_state_that_belongs_to_no_parameter(problem, name):
     for _ in range(3):
         optimizer.step(second.loss)
     assert same(problem.weights(), second.weights())
+
+
+def test_printing_an_optimizer_shows_the_base_and_the_radii(plain):
+    optimizer = bsam.BSAM(sgd(plain.model.parameters()), plain.model, rho_max=0.07)
+    optimizer.step(plain.loss)
+    text = str(optimizer)
+    assert text.startswith("BSAM with SGD")
+    assert all(line in text for line in ("momentum: 0.9", "rho_max: 0.07", "rho_min: 0.05"))
+    assert not any(word in text for word in ("sharpness", "steps_taken", "tensor("))

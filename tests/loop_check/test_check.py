@@ -152,17 +152,49 @@ def test_a_loss_and_parts_of_it_from_outside(plain):
         assert finds(optimizer, closure, "inside the closure")
 
 
-def test_a_weight_that_is_cached_between_the_passes():
-    class Symmetric(nn.Module):
-        def forward(self, w):
-            return w.triu() + w.triu(1).T
-
-    layer, x = nn.Linear(3, 3), torch.randn(8, 3)
-    parametrize.register_parametrization(layer, "weight", Symmetric())
+def test_a_weight_that_is_cached_around_the_step():
+    """The step clears the cache between its passes, and so does the check."""
+    layer, x = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), torch.randn(8, 3)
     optimizer = bsam.SAM(sgd(layer.parameters()), layer)
-    assert optimizer.check(lambda: layer(x).square().mean()) == []
     with parametrize.cached():
-        assert finds(optimizer, lambda: layer(x).square().mean(), "inside the closure")
+        assert optimizer.check(lambda: layer(x).square().mean()) == []
+
+
+def test_a_model_in_eval_mode(problem, optimizer):
+    problem.model.eval()
+    assert finds(optimizer, problem.loss, "eval mode", "model.train()")
+
+
+def test_gradients_that_were_not_cleared(problem, optimizer):
+    optimizer.backward(problem.loss)
+    assert optimizer.check(problem.loss) == []  # the next backward accumulates
+    optimizer.step()
+    assert finds(optimizer, problem.loss, "p.grad", "zero_grad()")
+    optimizer.zero_grad(set_to_none=False)
+    assert optimizer.check(problem.loss) == []
+
+
+def test_a_loss_that_is_already_scaled(problem, optimizer):
+    scaler = torch.amp.GradScaler("cpu")
+    assert finds(optimizer, lambda: scaler.scale(problem.loss()), "times 65536", "scaler=scaler")
+    assert finds(optimizer, lambda: scaler.scale(problem.losses()), "times 65536")
+    assert optimizer.check(lambda: 3.0 * problem.loss()) == []
+
+    def scaled_backward():
+        loss = problem.loss()
+        scaler.scale(loss).backward()
+        return loss
+
+    assert optimizer.check(scaled_backward) == []
+
+
+def test_parameters_that_share_memory(plain):
+    first = next(m for m in plain.model if isinstance(m, nn.Linear))
+    layer = nn.Linear(first.in_features, first.out_features).double()
+    layer.weight.data = first.weight.data
+    model = nn.ModuleList([plain.model, layer])
+    optimizer = bsam.SAM(sgd(model.parameters()), model)
+    assert finds(optimizer, lambda: plain.loss() + layer(plain.x).square().mean(), "share memory", "1.weight")
 
 
 @pytest.mark.parametrize("runs_backward", [False, True])

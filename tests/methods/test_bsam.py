@@ -10,7 +10,7 @@ import torch
 
 import bsam
 from bsam.core.schedule import follow_lr
-from helpers import assert_close, flat, sgd
+from helpers import assert_close, detached, flat, same, sgd
 
 
 class Quadratic(torch.nn.Module):
@@ -223,25 +223,42 @@ def test_a_group_that_is_not_perturbed_is_extrapolated_with_the_others(plain, lr
     assert large / small == pytest.approx(4, rel=0.15)
 
 
-def test_two_passes_with_another_ratio_of_radii_in_each_group(plain):
+@pytest.mark.parametrize("radii", [[(0.1, 0.05), (0.04, 0.06)], [(0.0, 0.05), (0.0, 0.05)], [(0.1, 0.1), (0.0, 0.1)]])
+def test_two_passes_need_one_ratio_of_radii(plain, radii):
+    """If groups differ in ``rho_min / rho_max``, one gradient does not determine the other: the step takes three."""
     first, *others = plain.model.children()
-    radii = [(0.1, 0.05), (0.04, 0.06)]
-    modules = [[first], others]
-    groups = [
-        {"params": [p for m in ms for p in m.parameters()], "rho_max": a, "rho_min": b}
-        for ms, (a, b) in zip(modules, radii, strict=True)
-    ]
-    params, w = list(plain.model.parameters()), plain.weights()
-    ratios = [a_b for ms, a_b in zip(modules, radii, strict=True) for m in ms for _ in m.parameters()]
-    g = torch.autograd.grad(plain.loss(), params)
-    moved = [p + a * t / flat(g).norm() for p, t, (a, _) in zip(w, g, ratios, strict=True)]
-    torch.nn.utils.vector_to_parameters(flat(moved), params)
-    g_max = torch.autograd.grad(plain.loss(), params)
-    torch.nn.utils.vector_to_parameters(flat(w), params)
-    g_min = flat([x - b / a * (y - x) for x, y, (a, b) in zip(g, g_max, ratios, strict=True)])
-    expected = flat(g) + flat(g_max) - flat(g_max).norm() / g_min.norm() * g_min
-    bsam.BSAM(sgd(groups), plain.model, passes=2).backward(plain.loss)
-    torch.testing.assert_close(flat(p.grad for p in params), expected)
+    calls, directions = [], []
+    for passes in (2, 3):
+        groups = [
+            {"params": [p for m in modules for p in m.parameters()], "rho_max": a, "rho_min": b}
+            for modules, (a, b) in zip([[first], others], radii, strict=True)
+        ]
+        optimizer = bsam.BSAM(sgd(groups), plain.model, passes=passes)
+        optimizer.backward(lambda: calls.append(passes) or plain.loss())
+        directions.append(detached(p.grad for p in plain.model.parameters()))
+        optimizer.zero_grad()
+    assert same(*directions)
+    assert calls == [2, 2, 2, 3, 3, 3]
+
+
+def test_two_passes_with_equal_ratios_of_other_radii(plain):
+    """Radii that differ by a factor keep the second pass, and the direction is BSAM's to first order."""
+    first, *others = plain.model.children()
+    directions = {}
+    for rho in (0.02, 0.01):
+        for passes in (2, 3):
+            groups = [
+                {"params": [p for m in modules for p in m.parameters()], "rho_max": a * rho, "rho_min": 3 * a * rho}
+                for modules, a in (([first], 1.0), (others, 0.3))
+            ]
+            calls = []
+            optimizer = bsam.BSAM(sgd(groups), plain.model, passes=passes)
+            optimizer.backward(lambda: calls.append(1) or plain.loss())
+            assert len(calls) == passes
+            directions[rho, passes] = flat(p.grad for p in plain.model.parameters())
+            optimizer.zero_grad()
+    large, small = (float((directions[rho, 2] - directions[rho, 3]).norm()) for rho in (0.02, 0.01))
+    assert large / small == pytest.approx(4, rel=0.15)
 
 
 def test_state_dicts_between_different_every(plain):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.common.method_info import Need
-from helpers import distance, sgd, train, train_base
+from helpers import assert_close, detached, distance, flat, sgd, train, train_base
 
 FAMILY = {
     "asam": bsam.ASAM,
@@ -241,7 +241,7 @@ def test_unknown_positional_and_missing_arguments(problem, name):
     base = sgd(problem.model.parameters())
     with pytest.raises(TypeError, match="radius"):
         FAMILY[name](base, problem.model, radius=0.1)
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match="settings by name"):
         FAMILY[name](base, problem.model, 0.1)
     with pytest.raises(TypeError, match="total_steps"):
         bsam.AESAM(base, problem.model)
@@ -426,3 +426,30 @@ def test_micro_batches_without_a_chosen_sample_are_skipped(plain):
         bsam.KSAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, k=1).step(closure)
     for a, b in zip(plain.weights(), other.weights(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+def test_friendly_sam_of_a_parameter_whose_first_gradient_comes_late(plain):
+    """Its mean starts with that gradient, as in the authors' code, which keeps one mean per parameter."""
+    params, rho, decay, steps = list(plain.model.parameters()), 0.2, 0.6, 12
+    start, means, late = plain.weights(), {}, params[0]
+    w = start
+
+    def gradient(point):
+        torch.nn.utils.vector_to_parameters(flat(point), params)
+        return torch.autograd.grad(plain.loss(), params)
+
+    for t in range(steps):
+        chosen = [i for i, p in enumerate(params) if p is not late or t >= 4]
+        g = gradient(w)
+        v = {i: g[i] - means[i] if i in means else g[i] for i in chosen}
+        means.update({i: decay * means[i] + (1 - decay) * g[i] if i in means else g[i] for i in chosen})
+        length = flat(v.values()).norm()
+        moved = gradient([p + rho * v[i] / length if i in v else p for i, p in enumerate(w)])
+        w = [p - 0.1 * moved[i] if i in v else p for i, p in enumerate(w)]
+
+    torch.nn.utils.vector_to_parameters(flat(start), params)
+    optimizer = bsam.FriendlySAM(torch.optim.SGD(params, lr=0.1), plain.model, rho=rho, decay=decay)
+    for t in range(steps):
+        late.requires_grad_(t >= 4)
+        optimizer.step(plain.loss)
+    assert_close(detached(params), w, atol=1e-11)

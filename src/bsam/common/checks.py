@@ -98,6 +98,13 @@ def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
             f"{name} takes an optimizer, not parameters: write base = torch.optim.{(*classes, 'SGD')[0]}"
             f"(model.parameters(), lr=...) and {line}"
         )
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    extra = arguments[len(positional) :]
+    if extra and not any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
+        settings = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
+        radius = next((name for name in settings if name.startswith("rho")), None)
+        hint = f"write bsam.{name}(base, model, {radius}={extra[0]!r})" if radius else f"it has {', '.join(settings)}"
+        raise BsamTypeError(f"{name} takes its settings by name, got {extra[0]!r} without one: {hint}")
     unknown = next((argument for argument in named if argument not in parameters), None)
     options = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
     if unknown is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):

@@ -57,20 +57,29 @@ def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
 
 def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the L2 norm of each tensor."""
-    if all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in x):
+    if all(t.is_cpu for t in x):
         return [product.sqrt() for product in dots(x, x, dtype)]  # more accurate than float32 norms of large tensors
     return list(torch._foreach_norm(x, 2, dtype=dtype))
 
 
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
-    pairs = list(zip(x, y, strict=True))
-    if all(a.dtype == dtype and a.is_cpu and a.is_contiguous() and b.is_contiguous() for a, b in pairs):
-        return [_dot(a.view(-1), b.view(-1)) for a, b in pairs]  # no memory for the products
-    return [product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)]
+    if all(t.is_cpu for t in x):
+        return [_dot(*_flat(a, b), dtype) for a, b in zip(x, y, strict=True)]  # no memory for the products
+    wide = [t.to(dtype) for t in x]  # in float16, products of small entries would be 0
+    return [product.sum() for product in torch._foreach_mul(wide, y)]
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
+def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries of two tensors in one order, that of the first one's memory: views if both are dense."""
+    if a.is_contiguous() and b.is_contiguous():
+        return a.view(-1), b.view(-1)
+    order = sorted(range(a.dim()), key=a.stride, reverse=True)  # channels_last, transposed
+    return a.permute(order).reshape(-1), b.permute(order).reshape(-1)
+
+
+def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if len(a) <= CHUNK:
-        return torch.dot(a, b)
-    return torch.stack([torch.dot(x, y) for x, y in zip(a.split(CHUNK), b.split(CHUNK), strict=True)]).sum()
+        return torch.dot(a.to(dtype), b.to(dtype))
+    parts = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
+    return torch.stack([torch.dot(x.to(dtype), y.to(dtype)) for x, y in parts]).sum()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
-from .layout import sharding
+from .layout import local, sharding
 
 
 def is_writable(t: Tensor) -> bool:
@@ -18,6 +20,47 @@ def is_writable(t: Tensor) -> bool:
     if is_lazy(t) or t.layout != torch.strided or t.is_inference() or sharding(t) is not None:
         return False
     return all(stride != 0 or n == 1 for n, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def clear_weight_caches() -> None:
+    """Clear the caches of values computed from weights: autocast's casts, and those of ``parametrize.cached``."""
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
+
+
+class Memory:
+    """The memory that tensors occupy.
+
+    Example:
+        >>> t = torch.zeros(4)
+        >>> Memory([t[:2]]).overlaps(t[1:]), Memory([t[:2]]).overlaps(t[2:])
+        (True, False)
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by the address of the storage
+        for t in tensors:
+            self.add(t)
+
+    def add(self, t: Tensor) -> None:
+        """Add a tensor."""
+        storage, start, end = _address(t)
+        self._ranges[storage].append((start, end))
+
+    def overlaps(self, t: Tensor) -> bool:
+        """Whether a tensor shares memory with one of those added."""
+        storage, start, end = _address(t)
+        return any(start < other_end and other_start < end for other_start, other_end in self._ranges[storage])
+
+
+def _address(t: Tensor) -> tuple[int, int, int]:
+    """Return the address of the storage, and the first and last byte that the tensor uses."""
+    t = local(t)
+    storage, start = t.untyped_storage().data_ptr(), int(t.storage_offset()) * t.itemsize
+    if not t.numel() or not storage:
+        return storage, start, start
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return storage, start, start + (last + 1) * t.itemsize
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from ..common.tensors import copy, copy_keeping_versions, is_writable
+from ..common.tensors import Memory, copy, copy_keeping_versions, is_writable
 
 # buffers of one device and dtype, copies from before the step, copies from after the first pass
 _Group = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -22,6 +23,9 @@ class Buffers:
     step, and all passes evaluate the same function, whether a buffer is written in place or replaced. All buffers are
     copied in every step: batch norm writes in place without a new tensor version, so changes cannot be detected.
 
+    A buffer that comes into being in the first pass, such as those of lazy modules, has no earlier value: later passes
+    start from the value that the first pass left. A buffer that shares memory with a parameter moves with it.
+
     Modules whose class sets ``buffers_set_once = True`` are left out: their first batch initializes their buffers.
     """
 
@@ -30,34 +34,33 @@ class Buffers:
         self._entries: list[tuple[Any, str, Tensor | None]] = []
         self._first: list[Tensor | None] = []  # the tensors in these entries after the first pass
         self._groups: list[_Group] = []
-        self._saved, self._passes = False, 0
+        self._reallocated = False  # whether this is the first step, or has other buffers than the last one
+        self._saved, self._passes, self._used = False, 0, False
 
     @torch.no_grad()
-    def save(self, modules: Iterable[nn.Module]) -> None:
+    def save(self, modules: Sequence[nn.Module]) -> None:
         """Save the buffers of ``modules`` before the first pass of a step."""
         self._saved, self._passes = False, 0
-        entries = [
-            (m._buffers, name, t)
-            for root in modules
-            for m in root.modules()
-            if m._buffers and not getattr(type(m), "buffers_set_once", False)
-            for name, t in m._buffers.items()
-        ]
+        entries = _entries(modules)
         held = [t for _, _, t in entries]
         earlier = [t for _, _, t in self._entries]
-        if len(held) != len(earlier) or any(a is not b for a, b in zip(held, earlier, strict=True)):
-            self._groups = _allocate([t for t in held if t is not None and is_writable(t)])
-        self._entries = entries
+        alike = len(held) == len(earlier) and all(a is b for a, b in zip(held, earlier, strict=True))
+        self._reallocated = not (alike and self._used)
+        if self._reallocated:
+            self._groups = _allocate(held, modules)
+        self._entries, self._used = entries, True
         for buffers, before, _ in self._groups:
             copy(buffers, into=before)
         self._saved = True
 
     @torch.no_grad()
-    def begin_pass(self, modules: Iterable[nn.Module]) -> None:
+    def begin_pass(self, modules: Sequence[nn.Module]) -> None:
         """Save the buffers before the first pass, and restore them before later ones; keep the first pass's result."""
         if not self._saved:
             self.save(modules)
         if self._passes == 1:
+            if self._reallocated:
+                self._add_created(modules)
             self._first = [module_buffers[name] for module_buffers, name, _ in self._entries]
             for buffers, _, after in self._groups:
                 copy(buffers, into=after)
@@ -85,6 +88,15 @@ class Buffers:
                 copy_keeping_versions(after, into=buffers)
         self._saved, self._passes, self._first = False, 0, []
 
+    def _add_created(self, modules: Sequence[nn.Module]) -> None:
+        """Add buffers that the first pass created, with the values that it left."""
+        listed = {(id(module_buffers), name) for module_buffers, name, _ in self._entries}
+        created = [entry for entry in _entries(modules) if (id(entry[0]), entry[1]) not in listed]
+        groups = _allocate([t for _, _, t in created], modules)
+        for buffers, before, _ in groups:
+            copy(buffers, into=before)
+        self._entries, self._groups = self._entries + created, self._groups + groups
+
     def _restore_before(self) -> None:
         for module_buffers, name, t in self._entries:
             if module_buffers[name] is not t:
@@ -93,9 +105,22 @@ class Buffers:
             copy_keeping_versions(before, into=buffers)
 
 
-def _allocate(tensors: list[Tensor]) -> list[_Group]:
+def _entries(modules: Sequence[nn.Module]) -> list[tuple[Any, str, Tensor | None]]:
+    return [
+        (m._buffers, name, t)
+        for root in modules
+        for m in root.modules()
+        if m._buffers and not getattr(type(m), "buffers_set_once", False)
+        for name, t in m._buffers.items()
+        if t is None or not is_lazy(t)
+    ]
+
+
+def _allocate(tensors: list[Tensor | None], modules: Sequence[nn.Module]) -> list[_Group]:
     """Group buffers by device and dtype for foreach operations, and allocate memory for their copies."""
+    weights = Memory(p for root in modules for p in root.parameters() if not is_lazy(p))
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for t in tensors:
-        groups[t.device, t.dtype].append(t)
+        if t is not None and is_writable(t) and not weights.overlaps(t):
+            groups[t.device, t.dtype].append(t)
     return [(g, [torch.empty_like(t) for t in g], [torch.empty_like(t) for t in g]) for g in groups.values()]

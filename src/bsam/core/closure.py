@@ -67,7 +67,15 @@ def run_closure(
 def call(closure: Closure, subset: Tensor | None) -> Any:
     """Call the closure, with the indices of selected samples if ``subset`` is given."""
     if subset is None:
-        return closure()
+        try:
+            return closure()
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised by the call itself
+                raise BsamTypeError(
+                    f"the closure is called without arguments, but {error}: take the batch from the loop, as in "
+                    "`def closure(): return loss_fn(model(x), y)`"
+                ) from error
+            raise
     parameters = inspect.signature(closure).parameters.values()
     if not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
         raise BsamTypeError(

@@ -66,14 +66,15 @@ class MethodState:
                 for group in param_groups:
                     group[name] = value
 
-    def recall(self, name: str, weights: Weights) -> Vector | None:
-        """Return the vector stored under ``name``, zero for parameters without an entry; None if all are without."""
+    def recall(self, name: str, weights: Weights, missing: Vector | None = None) -> Vector | None:
+        """Return the vector stored under ``name``, as :meth:`SharpnessAware.recall` does."""
         stored = [self._tensors[p].get(name) for p in weights.params]
         if all(t is None for t in stored):
-            return None
+            return missing
+        others = [None] * len(stored) if missing is None or None not in stored else missing.tensors(weights.params)
         tensors = (
-            torch.zeros_like(p, requires_grad=False) if t is None else t.to(p)
-            for t, p in zip(stored, weights.params, strict=True)
+            t.to(p) if t is not None else torch.zeros_like(p, requires_grad=False) if other is None else other
+            for t, other, p in zip(stored, others, weights.params, strict=True)
         )
         return Vector(tensors, weights.layout)
 

@@ -229,9 +229,15 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if not self.ranks.under_no_sync:
             self._method_state.remember(name, value, self._weights)
 
-    def recall(self, name: str) -> Any:
-        """Return the value that an earlier step remembered under ``name``; None if there is none."""
-        return self.param_groups[0][name] if name in self.numbers else self._method_state.recall(name, self._weights)
+    def recall(self, name: str, missing: Vector | None = None) -> Any:
+        """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.
+
+        A parameter that had no gradient yet has no entry in a vector, for example because it was frozen: there the
+        vector has the entries of ``missing``, or zeros.
+        """
+        if name in self.numbers:
+            return self.param_groups[0][name]
+        return self._method_state.recall(name, self._weights, missing)
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number computed from gradients over ranks under DDP's ``no_sync``; otherwise return it unchanged.
@@ -354,6 +360,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             L.close(failed=True)
             self._step_state.phase = phase
 
+    @property
+    def stale_gradients(self) -> bool:
+        """Whether ``p.grad`` still holds a direction that ``step()`` has used, and the next ``backward`` adds to it."""
+        return self._step_state.used and any(p.grad is not None and bool(p.grad.any()) for p in self.params)
+
     def save_buffers(self) -> None:
         """Save the buffers. Call this if a framework runs the first pass of a step before it calls :meth:`backward`."""
         self._buffers.save(self.called_modules)
@@ -393,20 +404,21 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if closure is not None and self._step_state.phase != "in_backward":
             self.zero_grad()
             loss = self.backward(closure)
-        self._step_state.check_ready()
-        try:
-            start = self._step_state.start(self.ranks)
-            if start is not None and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
-                self._weights.move(start)
-            self.base.step()
-            self._weights.commit()
-        finally:
-            self._weights.restore()  # nothing to do after a commit
+        with self._step_state.in_step():
+            try:
+                start = self._step_state.start(self.ranks)
+                if start is not None and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
+                    self._weights.move(start)
+                self.base.step()
+                self._weights.commit()
+            finally:
+                self._weights.restore()  # nothing to do after a commit
         self._method_state.commit(self.param_groups)
         for group in self.param_groups:
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()
+        self._step_state.used = closure is None
         self._count()
         return loss
 
@@ -455,6 +467,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         super().__setstate__(state)  # also creates the hooks; Optimizer.__init__ would create parameter groups
         self._weights, self._buffers, self._gradients = Weights(), Buffers(), GradientMemory()
         self._step_state, self._itself = StepState(), weakref.ref(self)
+        self.base.register_step_pre_hook(self._step_state.check_base_step)
         self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
         self.observers: list[PassObserver] = []
         self._check_batch_norm = self.model is None  # first backward only: BatchNorm statistics would not be restored

@@ -13,6 +13,7 @@ from .vector import Vector
 NOT_READY = {
     "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
     "failed": "the last backward raised, so there is nothing to step with: call backward(closure) again",
+    "in_step": "step was called while a step is under way",
     "in_backward": "step was called from inside the closure: a closure must only compute the loss",
 }
 
@@ -21,10 +22,11 @@ NOT_READY = {
 class StepState:
     """The data that ``backward`` leaves for ``step``."""
 
-    phase: str = "idle"  # idle, in_backward, ready, or failed (the last backward raised)
+    phase: str = "idle"  # idle, in_backward, ready, in_step, or failed (the last backward raised)
     offset: Vector | None = None  # of the current backward: the step starts from w + offset
     offsets: list[Vector] = field(default_factory=list)  # from all backwards since the last step
     local_offsets: bool = False  # whether some offsets differ between ranks
+    used: bool = False  # whether a step without a closure has used ``p.grad``, which was not cleared since
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
@@ -43,10 +45,28 @@ class StepState:
         self.local_offsets |= local
         self.offset = None
 
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Return the context of the base optimizer's step; raise unless a step is prepared."""
+        self.check_ready()
+        try:
+            self.phase = "in_step"
+            yield
+        finally:
+            self.phase = "ready"
+
     def check_ready(self) -> None:
         """Raise unless a step is prepared."""
         if self.phase != "ready":
             raise BsamRuntimeError(NOT_READY[self.phase])
+
+    def check_base_step(self, *_: object) -> None:
+        """Raise if the base optimizer steps without the method, which would forget that the step was taken."""
+        if self.phase == "ready":
+            raise BsamRuntimeError(
+                "base.step() was called after optimizer.backward: call optimizer.step() instead, which runs the base "
+                "optimizer and counts the step"
+            )
 
     def start(self, ranks: Ranks) -> Vector | None:
         """Return the start of the step relative to w: the mean of the offsets, also over ranks if they differ."""
@@ -57,4 +77,4 @@ class StepState:
 
     def clear(self) -> None:
         """Discard the prepared step."""
-        self.phase, self.offsets, self.local_offsets = "idle", [], False
+        self.phase, self.offsets, self.local_offsets, self.used = "idle", [], False, False

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
 from ..common.layout import BucketedTensors, Layout
-from ..common.tensors import other_memory
+from ..common.tensors import clear_weight_caches, other_memory
 from .vector import Term, Vector
 
 
@@ -28,23 +28,24 @@ class Weights:
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
         self._backup: BucketedTensors = []
-        self._saved = 0  # number of buckets whose backup holds w
+        self.moved = False  # whether the parameters are away from w, which is then in the backup
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
         trained = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in trained]
-        signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in trained]
+        try:
+            signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in trained]
+        except (RuntimeError, ValueError) as error:  # lazy parameters have no shape
+            raise BsamRuntimeError(
+                "base has lazy parameters, which get their shapes in the first forward pass: run the network once "
+                "before training, as in `with torch.no_grad(): model(x)`"
+            ) from error
         if signature != self._signature:
             self.layout = Layout(self.params, [i for i, _ in trained])
             self._backup, self._signature = self.allocate(), signature
         self._tensors = self.layout.split(self.params)
-        self._saved = 0
-
-    @property
-    def moved(self) -> bool:
-        """Whether the parameters are away from ``w``."""
-        return self._saved > 0
+        self.moved = False
 
     @property
     def sharded(self) -> bool:
@@ -69,27 +70,27 @@ class Weights:
     @torch.no_grad()
     def move(self, to: Vector) -> None:
         """Move the parameters to ``w + to``, from any position."""
-        for k, (tensors, backup) in enumerate(zip(self._tensors, self._backup, strict=True)):
-            if k < self._saved:
-                torch._foreach_copy_(tensors, backup)
-            else:
-                torch._foreach_copy_(backup, tensors)
-                self._saved = k + 1  # before they move: an interrupt must restore only saved buckets
+        source, target = (self._backup, self._tensors) if self.moved else (self._tensors, self._backup)
+        for tensors, copies in zip(source, target, strict=True):  # all before the first moves: they may share memory
+            torch._foreach_copy_(copies, tensors)
+        self.moved = True
+        for k in range(len(self._tensors)):
             to.add_to(self._tensors, k)
-        torch.clear_autocast_cache()  # autocast around the step caches casts of the old weights
+        clear_weight_caches()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Copy ``w`` from the backup to the parameters; do nothing if they have not moved."""
-        for k in range(self._saved):
-            torch._foreach_copy_(self._tensors[k], self._backup[k])
+        if self.moved:
+            for tensors, backup in zip(self._tensors, self._backup, strict=True):
+                torch._foreach_copy_(tensors, backup)
         self.commit()
 
     def commit(self) -> None:
         """Keep the current values as ``w``: the backup is no longer used, and the next move saves a new one."""
-        if self._saved:
-            torch.clear_autocast_cache()
-        self._saved = 0
+        if self.moved:
+            clear_weight_caches()
+        self.moved = False
 
     @contextlib.contextmanager
     def elsewhere(self, *, in_backup: bool = False) -> Iterator[None]:
@@ -97,15 +98,15 @@ class Weights:
 
         Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
         """
-        backup, saved = self._backup, self._saved
+        backup, moved = self._backup, self.moved
         w = [[t.data for t in bucket] for bucket in self._tensors]
         with other_memory(self.params, self.layout.join(backup) if in_backup else None):
             try:
-                self._backup, self._saved = w, len(w)
+                self._backup, self.moved = w, True
                 yield
             finally:
-                self._backup, self._saved = backup, saved
-                torch.clear_autocast_cache()
+                self._backup, self.moved = backup, moved
+                clear_weight_caches()
 
 
 class GradientMemory:

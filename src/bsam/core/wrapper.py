@@ -60,6 +60,15 @@ class OptimizerWrapper(Optimizer):
         progress = {name: self.param_groups[0][name] for name in (*self.numbers, "steps_taken")}
         return self.completed({**self.settings, **group, **progress})
 
+    def __repr__(self) -> str:
+        """Show the base optimizer and the radii of each group, but no internal values."""
+        lines = [f"{type(self).__name__} with {type(self.base).__name__} ("]
+        for i, group in enumerate(self.param_groups):
+            internal = {"params", "steps_taken", "initial_lr", *self.numbers}
+            shown = (f"{k}: {v}" for k, v in group.items() if k not in internal and not k.startswith("sharpness_"))
+            lines += [f"Parameter group {i}", *(f"    {line}" for line in shown)]
+        return "\n".join(lines) + "\n)"
+
     @property
     def t(self) -> int:
         """The number of steps taken."""

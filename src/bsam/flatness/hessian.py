@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
+from ..common.tensors import clear_weight_caches
 from ..core.vector import Vector
 from .batches import Batches, CastBatches
 from .dataset_loss import BatchWeight, DatasetLoss, LossFunction, WeightedBatch
@@ -163,12 +164,12 @@ class HessianOperator:
 
     @contextlib.contextmanager
     def _differentiating(self) -> Iterator[None]:
-        torch.clear_autocast_cache()  # it may hold casts of the weights without tangents
+        clear_weight_caches()  # they may hold casts of the weights without tangents
         try:
             with self.loss.measuring(), Substitutes(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
                 yield
         finally:
-            torch.clear_autocast_cache()  # and now holds casts with tangents
+            clear_weight_caches()  # and now hold casts with tangents
 
     def _batch_products(self, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
         differentiate = forward_over_reverse if self.differentiation == "forward" else reverse_over_reverse

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..common.ddp import find_ddp, several_ranks
 from ..common.errors import BsamError, BsamTypeError
 from ..common.graph_check import GraphCheck
-from ..common.layout import local, sharding
+from ..common.layout import sharding
 from ..common.method_info import Need
 from ..common.module_calls import calls_seen
-from ..common.tensors import copy_keeping_versions, equal, is_writable
+from ..common.tensors import clear_weight_caches
+from .before import before_the_passes
+from .seen import Seen
 
 # Non-deterministic kernels cause smaller differences than these, even in bfloat16; another batch causes larger ones.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
@@ -35,6 +36,8 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
     - a loss, or a part of it, that was computed outside the closure;
     - batch norm and other buffers of modules that are not in ``model``;
     - parameters that get a gradient but are not in ``base``, and parameters of ``base`` that get none;
+    - parameters that share memory without being the same;
+    - a model in eval mode, gradients that were not cleared after a step, and a loss that is already scaled;
     - a DDP wrapper that the closure does not call.
 
     Weights, buffers, gradients and random generators are unchanged afterwards.
@@ -63,8 +66,9 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
     if not callable(closure):
         raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
     groups, seen = optimizer.param_groups, Seen(optimizer.called_modules)
-    graph_check = partial(GraphCheck, on_leaf=seen.note_parameter)
+    graph_check = partial(_Graphs, seen)
     with _generators_restored(groups), seen.restored(), optimizer.trial(closure, graph_check) as L:
+        earlier = before_the_passes(optimizer, seen.names)
         seen.save(optimizer.params)
         with calls_seen(seen.note):
             findings, differences = _evaluate_twice(L, Need.PER_SAMPLE_LOSSES in optimizer.needs)
@@ -74,115 +78,21 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
                 seen.leaves.clear()  # FSDP's gathered parameters
             findings = seen.moved() or differences
             findings += _parameters(seen, groups, zip(optimizer.params, L.has_grad, strict=True))
-            findings += _wrappers(optimizer.ranks, sharded, seen.modules)
+            findings += _wrappers(optimizer.ranks, sharded, seen.modules) + earlier + seen.scaled()
     print(*(f"{optimizer.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
     return findings
 
 
-class Seen:
-    """Record the modules, buffers, parameters and gradients that the closure uses, and restore them at the end."""
+class _Graphs(GraphCheck):
+    """Compare all nodes of the graphs, and record the losses and the parameters that they depend on."""
 
-    def __init__(self, roots: Iterable[nn.Module]) -> None:
-        self.modules: dict[nn.Module, None] = {}  # modules that were called
-        self.leaves: dict[Tensor, None] = {}  # parameters that the loss depends on
-        self.roots = list(roots)
-        self._known = {m: None for root in self.roots for m in root.modules()}
-        self._noted: set[nn.Module] = set()
-        self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, with their versions
-        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # in other modules, with their values
-        self._values: list[tuple[Tensor, Tensor]] = []  # trained parameters, with their values
-        self._set_once: list[tuple[nn.Module, dict[str, Tensor]]] = []  # modules with buffers_set_once
-        self._grads: dict[Tensor, Tensor | None] = {}
+    def __init__(self, seen: Seen, params: Sequence[Tensor]) -> None:
+        super().__init__(params, on_leaf=seen.note_parameter)
+        self._seen = seen
 
-    def save(self, params: Iterable[Tensor]) -> None:
-        """Save the trained parameters, and save and clear their gradients."""
-        for p in params:
-            self._values.append((p, p.detach().clone()))
-            self._keep_grad(p)
-        for module in self._known:
-            if getattr(type(module), "buffers_set_once", False):
-                self._set_once.append((module, {name: t.clone() for name, t in module.state_dict().items()}))
-            for p in module.parameters(recurse=False):
-                if not p.requires_grad and not is_lazy(p):
-                    self._frozen[p] = _state(p)
-
-    def note(self, module: nn.Module) -> None:
-        """Record a module before its forward pass, and its submodules, whose calls are not seen if it is compiled."""
-        if module in self.modules:
-            return
-        self.modules[module] = None
-        for m in module.modules():
-            if m in self._known or m in self._noted:
-                continue
-            self._noted.add(m)
-            for name, t in m._buffers.items():
-                if t is not None:
-                    self._buffers.append((m, name, t, t.detach().clone() if is_writable(t) else None))
-            for p in m.parameters(recurse=False):
-                self._keep_grad(p)
-
-    def note_parameter(self, p: Tensor) -> None:
-        """Record a leaf of the loss's graph before its gradient is computed."""
-        if isinstance(p, nn.Parameter):
-            self.leaves[p] = None
-        self._keep_grad(p)
-
-    def _keep_grad(self, p: Tensor) -> None:
-        if p not in self._grads:
-            self._grads[p], p.grad = p.grad, None
-
-    def moved(self) -> list[str]:
-        """Report state that changes in every pass because the optimizer does not restore it."""
-        modules = {m: None for m, name, t, old in self._buffers if _differs(m, name, t, old)}
-        frozen = [p for p, state in self._frozen.items() if _state(p) != state]
-        findings = []
-        if modules:
-            findings.append(
-                f"buffers of {_some(type(m).__name__ for m in modules)} are updated in every pass, because model does "
-                "not contain these modules: pass all modules that the closure calls, as in model=[network, other], or "
-                "call eval() on these"
-            )
-        if frozen:
-            findings.append(
-                f"{len(frozen)} frozen parameter(s) of model change in every pass ({self.names(frozen)}): update them "
-                "after optimizer.step instead of in the forward pass"
-            )
-        return findings
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Return a context that restores everything that was recorded and has changed."""
-        try:
-            yield
-        finally:
-            for p, g in self._grads.items():
-                p.grad = g
-            with torch.no_grad():
-                for p, value in self._values:
-                    if not equal(p, value):
-                        p.copy_(value)
-                for module, state in self._set_once:
-                    if any(not equal(t, state[name]) for name, t in module.state_dict().items()):
-                        module.load_state_dict(state)
-                for module, name, t, old in self._buffers:
-                    if _differs(module, name, t, old):
-                        module._buffers[name] = t
-                        if old is not None:
-                            copy_keeping_versions([old], into=[t])
-
-    def names(self, params: Iterable[Tensor]) -> str:
-        """Return the names of some parameters."""
-        names: dict[Tensor, str] = {p: name for root in self.roots for name, p in root.named_parameters()}
-        return _some(names.get(p, f"one of shape {tuple(p.shape)}") for p in params)
-
-
-def _state(p: Tensor) -> tuple[int, int]:
-    """Return values that change when a parameter is written in place or through ``p.data = ...``."""
-    return p._version, local(p).data_ptr()
-
-
-def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> bool:
-    return module._buffers[name] is not t or (old is not None and not equal(t, old))
+    def check(self, loss: Tensor, moved: bool) -> None:
+        self._seen.note_loss(loss)
+        super().check(loss, moved)
 
 
 @contextlib.contextmanager
@@ -203,7 +113,7 @@ def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
         loss, g = L.value_and_grad()
         if per_sample:
             L.value(subset=torch.arange(len(L.sample_losses), device=loss.device))
-        torch.clear_autocast_cache()  # in training the weights move between passes, which clears it
+        clear_weight_caches()  # as between the passes of a step
         again, g_again = L.value_and_grad()
     except BsamError as error:
         return [str(error)], []
@@ -268,8 +178,3 @@ def _wrappers(ranks: Any, sharded: bool, called: Iterable[nn.Module]) -> list[st
             "weights will diverge: wrap the network, and call the wrapper in the closure"
         ]
     return []
-
-
-def _some(names: Iterable[str]) -> str:
-    distinct = list(dict.fromkeys(names))
-    return ", ".join(distinct[:3]) + (", ..." if len(distinct) > 3 else "")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number, check_radius
 from ..common.errors import BsamValueError
+from ..common.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
-from ..core.vector import TINY, Coefficient, PerGroup, Vector, map_scalars, ratio
-from ..core.wrapper import PERTURB
+from ..core.vector import TINY, Vector, ratio
 from .asam import adapted
 
 
@@ -47,7 +49,9 @@ class BSAM(SharpnessAware):
             base optimizers have a setting called ``lr_max``, too.
         lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
-            the radii (our extension, not in the paper).
+            the radii (our extension, not in the paper). This needs the same ratio ``rho_min / rho_max`` in all groups;
+            steps with other radii take three passes. Extrapolation multiplies the rounding errors of the gradients by
+            that ratio, so in bfloat16 and float16 keep ``rho_min`` below about twice ``rho_max``.
         every: 1 is Algorithm 1; with k, only every k-th step computes BSAM's direction ``d``. The steps in between take
             one pass: to the new gradient, they add the component of the last ``d`` orthogonal to its ``g``, scaled by
             the ratio of the two gradients' norms (our extension, not in the paper). ``passes=2, every=5`` takes 1.2
@@ -163,36 +167,35 @@ class BSAM(SharpnessAware):
         e_max, e_min = self.epsilon(v, "rho_max", Tg.norm()), self.epsilon(v, "rho_min", Tg.norm())  # lines 4 and 6
         if self.start_from_min:
             self.start_from(-e_min)
-        if self.full_passes == 2:
-            return self.extrapolated(L, g, L.grad(at=e_max))
+        k = self.ratio_of_radii() if self.full_passes == 2 else None
+        if k is not None:
+            return self.extrapolated(L, g, L.grad(at=e_max), k)
         g_max, g_min = L.grads(e_max, -e_min)  # lines 5 and 7
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
 
-    def extrapolated(self, L: Objective, g: Vector, g_max: Vector) -> Vector:
+    def extrapolated(self, L: Objective, g: Vector, g_max: Vector, k: Scalar) -> Vector:
         """Return the direction with ``g_min = g - k (g_max - g)``, where ``k = rho_min / rho_max``.
 
-        It uses ``g_min = (1 + k) u`` with ``u = g - share * g_max`` and ``share = k / (1 + k)``. To save memory, ``u``
-        may overwrite ``g``, which is recovered as ``u + share * g_max``.
+        It uses ``g_min = (1 + k) u`` with ``u = g - share * g_max`` and ``share = k / (1 + k)``. The factor ``1 + k``
+        cancels in the direction. To save memory, ``u`` may overwrite ``g``, which is then ``u + share * g_max``.
         """
-        k = self.ratio_of_radii()
-        share = map_scalars(lambda k: k / (1 + k), k)
+        share = k / (1 + k)
         u = g - share * g_max
         g_is_needed = self.every > 1 or self.start_from_min
         u = self.vector(u.tensors()) if g_is_needed else L.evaluated(u)
-        # if k is one number, the factor 1 + k cancels in ratio * g_min
-        g_min = map_scalars(lambda k: 1 + k, k) * u if isinstance(k, PerGroup) else u
-        return u + share * g_max + g_max - ratio(g_max.norm(), g_min.norm()) * g_min
+        return u + share * g_max + g_max - ratio(g_max.norm(), u.norm()) * u
 
-    def ratio_of_radii(self) -> Coefficient:
-        """Return ``rho_min / rho_max``: one number if it is the same in all groups that are perturbed.
+    def ratio_of_radii(self) -> Scalar | None:
+        """Return ``rho_min / rho_max``; None if groups that are perturbed differ in it, or if ``rho_max`` is 0.
 
-        The other groups get the first perturbed group's ratio: their gradients change only because other groups move.
+        While a CUDA graph is captured, learning rates that are tensors cannot be read: the first group's ratio then
+        counts for all.
         """
-        ratios = map_scalars(ratio, self.radii("rho_min"), self.radii("rho_max"))
-        if not isinstance(ratios, PerGroup):
-            return ratios
-        moved = [group.get(PERTURB, True) for group in self.param_groups]
-        first, *others = (k for k, perturbed in zip(ratios, moved, strict=True) if perturbed)
-        if all(isinstance(k, float) and k == first for k in others):
-            return first
-        return PerGroup(k if perturbed else first for k, perturbed in zip(ratios, moved, strict=True))
+        radii = [(self.radius(group, "rho_min"), self.radius(group, "rho_max")) for group in self.param_groups]
+        moved = [(a, b) for a, b in radii if b != 0.0 or isinstance(a, Tensor) or a != 0.0]
+        if any(b == 0.0 for _, b in moved):
+            return None
+        k, *others = [a / b for a, b in moved] or [0.0]
+        if any(isinstance(other, Tensor) and other.is_cuda for other in others):
+            others = [] if torch.cuda.is_current_stream_capturing() else others
+        return k if all(math.isclose(other, k, rel_tol=1e-6) for other in others) else None

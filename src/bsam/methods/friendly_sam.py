@@ -23,7 +23,7 @@ class FriendlySAM(SharpnessAware):
 
         m \leftarrow \lambda m + (1 - \lambda) g
 
-    The first step has no mean yet: it perturbs along ``g``, which becomes the mean.
+    Where a parameter has no mean yet, as in the first step, it is perturbed along ``g``, which becomes the mean.
 
     Args:
         rho: the radius, or its maximum if it follows the learning rate. The paper uses 0.2 for CIFAR-100.
@@ -87,5 +87,6 @@ class FriendlySAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         m = self.recall("gradient_mean")
-        self.remember("gradient_mean", g if m is None else self.decay * m + (1 - self.decay) * g)
+        before = self.recall("gradient_mean", missing=g)  # the mean of a parameter starts with its first gradient
+        self.remember("gradient_mean", self.decay * before + (1 - self.decay) * g)
         return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"))
