@@ -80,6 +80,7 @@ class Classification(PretrainedTask):
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
+        self.image_size = self.inputs.size
         self._split, self._digest = data.split, data.digest
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed, run.noise_labels)
