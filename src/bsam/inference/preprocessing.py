@@ -80,7 +80,7 @@ def metadata(task: Classification, in_file: bool) -> dict[str, str]:
         numbers = (", ".join(f"{value:.6g}" for value in values) for values in (mean, std))
         sentence = f"{dtype} {shape}, {pixels}, standardised with mean {next(numbers)} and std {next(numbers)}"
     written = {
-        "task": task.run.task,
+        "task": "classification",
         "model": task.run.model,
         "input": sentence,
         "input_range": json.dumps([low, high]),

@@ -11,7 +11,7 @@ TIMEOUT = 5.0  # seconds
 def connection_error() -> str | None:
     """Return why the hub cannot be reached; None if it answers. Proxies and settings are those of huggingface_hub."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # not marked as public
 
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
