@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import signal
@@ -171,3 +172,13 @@ def trace_without_shapes() -> None:
         tracing.set_meta = lambda proxy, value: (
             proxy if isinstance(value, Tensor) and not fake_tensor.is_fake(value) else note(proxy, value)
         )
+
+
+@pytest.fixture(scope="session")
+def operators_once():
+    """Torch builds the table of all operators for each ONNX file; build it once."""
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
+        yield

@@ -32,7 +32,7 @@ def test_a_folder_of_persons_from_start_to_end(weights, tmp_path, capsys, error_
     assert cli.main([*command, "--skip-corrupt"]) == 0
     printed = capsys.readouterr().out
     assert "SimCC, ResNet-8" in printed
-    assert "on 17 samples of LSP Extended" in printed
+    assert "on 17 samples of LSP Extended at 32 x 32 pixels, 1 epoch" in printed
     assert "linear.bias 5, linear.weight 5x64" in printed  # left out
     run_dir = RunDir(out)
     assert run_dir.run().task == "pose"

@@ -149,7 +149,8 @@ OTHERS = {
     "export w4 --out folder.onnx": "folder.onnx",
     "export w4 --out net.onnx --images 0": "images",
     "export mine --out net.onnx": "mine",
-    "export float --out net.onnx": "--weight-bits",
+    "export float --out net.safetensors": "--weight-bits",
+    "export pose-run --out net.onnx": "task pose",
 }
 GROUPS = {
     "train --method bsam --epochs 3 --batch 64 --device cpu": TRAIN,

@@ -13,6 +13,7 @@ import pytest
 
 import bsam
 from bsam import data
+from bsam.common.errors import BsamValueError
 from bsam.data.sources import Source, fetch
 
 NAME = "cifar-10-batches-bin"
@@ -125,6 +126,15 @@ def test_a_data_set_is_downloaded_by_its_name_from_all_its_sources(serve, tmp_pa
     monkeypatch.setitem(data.DATASETS, "cifar10", replace(data.DATASETS["cifar10"], sources=sources))
     data.download("cifar10", str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.gz", "two.gz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("digits", "scikit-learn"), ("flowers102", "cannot be downloaded"), ("folder:a", "cannot")]
+)
+def test_a_data_set_without_a_download_is_an_error(name, reason, tmp_path):
+    with pytest.raises(BsamValueError, match=f"{name}.*{reason}"):
+        data.download(name, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 CIFAR10_NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")

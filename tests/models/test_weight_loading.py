@@ -7,12 +7,13 @@ import json
 import os
 import pickle
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from bsam.common.errors import BsamRuntimeError, BsamValueError
-from bsam.models import build
+from bsam.models import build, weight_loading
 from bsam.models.timm_import import import_timm
 from bsam.models.weight_files import model_of_file
 from bsam.models.weight_loading import check_model, load_weights
@@ -145,6 +146,7 @@ def test_other_files_are_refused(content, network, tmp_path, monkeypatch):
 
 def test_downloads(network, pretrained, monkeypatch):
     timm = import_timm()
+    monkeypatch.setattr(weight_loading, "connection_error", lambda: None)
     downloaded = build(NAME, classes=20)
     downloaded.load_state_dict(pretrained)
     calls = []
@@ -159,6 +161,36 @@ def test_error_without_internet_says_what_to_download(network, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("no route to host.\nAnd more")
 
+    monkeypatch.setattr(weight_loading, "connection_error", lambda: None)
     monkeypatch.setattr(import_timm(), "create_model", fail)
     with pytest.raises(BsamRuntimeError, match=r"no route to host.*timm/test_resnet\.r160_in1k .*--weights FILE"):
         load_weights(network, NAME, "pretrained")
+
+
+def test_without_internet_the_hub_is_asked_once_and_its_cache_is_used(
+    network, pretrained, monkeypatch, capfd, tmp_path
+):
+    """huggingface_hub itself asks twelve times, for a minute."""
+    asked = []
+
+    def no_route(address, *args, **kwargs):
+        asked.append(address)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("socket.create_connection", no_route)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(BsamRuntimeError, match=r"https://\S+ cannot be reached: no route to host.*--weights FILE"):
+        load_weights(network, NAME, "pretrained")
+    assert len(asked) == 1
+    assert capfd.readouterr() == ("", "")
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    cached = tmp_path / "models--timm--test_resnet.r160_in1k"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs/main").write_text("0" * 40)
+    (cached / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    full = import_timm().create_model("test_resnet").state_dict() | {
+        k: v for k, v in pretrained.items() if k not in HEAD
+    }
+    write(cached / "snapshots" / ("0" * 40) / "model.safetensors", full)
+    load_weights(network, NAME, "pretrained")
+    assert network.state_dict()["bn1.bias"].equal(pretrained["bn1.bias"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import onnx
 import pytest
@@ -11,7 +9,6 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 from torch.nn import functional as F
-from torch.onnx._internal._lazy_import import onnxscript_apis
 
 from bsam.models import build
 from bsam.models.pyramidnet import PyramidBlock
@@ -22,13 +19,7 @@ from bsam.quantization import OnnxNetwork, QuantConv2d, QuantLinear, calibrate, 
 from bsam.quantization.int_modules import IntLayer
 from bsam.quantization.modules import QuantLayer
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _operators_once():
-    """Torch builds the table of all operators for each file; build it once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnxscript_apis, "get_torchlib_ops", cache(onnxscript_apis.get_torchlib_ops))
-        yield
+pytestmark = pytest.mark.usefixtures("operators_once")
 
 
 class Mixed(nn.Module):

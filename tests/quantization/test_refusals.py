@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from safetensors.torch import save_file
 from torch import nn
 
@@ -125,6 +127,22 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     check("save_quantized", net)
 
 
+def test_an_onnx_file_with_several_inputs_or_outputs(tmp_path):
+    for inputs, outputs in (("left", "right"), ("sum",)), (("left",), ("copy", "again")):
+        values = [
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in names]
+            for names in (inputs, outputs)
+        ]
+        nodes = [helper.make_node("Sum", inputs, [name]) for name in outputs]
+        graph = helper.make_graph(nodes, "network", *values)
+        opset = [helper.make_opsetid("", 21)]
+        onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "net.onnx")
+        with pytest.raises(BsamValueError, match="one input") as error:
+            OnnxNetwork(tmp_path / "net.onnx")
+        assert all(name in str(error.value) for name in (*inputs, *outputs))
+        assert "cannot read" not in str(error.value)
+
+
 def test_exports_that_fail_keep_the_old_file(tmp_path, monkeypatch):
     def not_traced(*args, **kwargs):
         raise RuntimeError("step 1 of 3") from ValueError("a branch on data\nat line 1")
@@ -133,7 +151,7 @@ def test_exports_that_fail_keep_the_old_file(tmp_path, monkeypatch):
     path.write_text("old")
     monkeypatch.setattr(torch.onnx, "export", not_traced)
     for network, error, word in (
-        (NET, BsamValueError, "quantized"),
+        (NET, BsamValueError, "a branch on data"),
         (quantize(NET), BsamRuntimeError, "initialized"),
         (model, BsamValueError, "a branch on data"),
     ):
@@ -143,7 +161,7 @@ def test_exports_that_fail_keep_the_old_file(tmp_path, monkeypatch):
     for name in ("none", "net.onnx"):
         with pytest.raises(BsamValueError, match=name):
             OnnxNetwork(tmp_path / name)
-    monkeypatch.setattr("bsam.quantization.onnx_files._traced", lambda model, x: b"new")
+    monkeypatch.setattr("bsam.quantization.onnx_files._traced", lambda model, x, metadata: b"new")
     with pytest.raises(BsamValueError, match="nowhere"):
         export_onnx(model, tmp_path / "nowhere" / "net.onnx", x)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)

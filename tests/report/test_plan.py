@@ -32,12 +32,14 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     run = CURVES.runs("smoke")[2]
     diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
-    with show_runs(CURVES, 5, "tuning") as callbacks:
+    told = set()
+    with show_runs(CURVES, 5, "tuning", told) as callbacks:
         callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)), None)
         callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)), None)
         callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
         (tmp_path / "log.txt").touch()
         callbacks.on_end(RunState(run, tmp_path), Progress(5, 1, 0, 4, (90.0, 0)), "out of memory")
+        callbacks.on_message("Something else.")
         callbacks.on_message("Something else.")
         callbacks.on_progress(Progress(5, 1, 2, 2, (45.0, 0)))
     out, error = capsys.readouterr()
@@ -48,4 +50,8 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
         "Something else.",
     ]
+    with show_runs(CURVES, 5, "runs", told) as callbacks:
+        callbacks.on_message("Something else.")
+        callbacks.on_message("Something new.")
+    assert capsys.readouterr().out == "Something new.\n"
     assert error.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K\n")

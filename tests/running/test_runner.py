@@ -1,3 +1,4 @@
+import errno
 import json
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +14,7 @@ from bsam.recipes.states import state_of
 from bsam.running import job, runner
 from bsam.running.job import Outcome
 from bsam.running.runner import Callbacks, RunsFailed, run_all
+from bsam.training import files
 from bsam.training.config import Run
 from bsam.training.files import RunLocked
 from bsam.training.run_dir import run_dir_name
@@ -70,6 +72,39 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(fake, tmp_path
     assert "Traceback" in (tmp_path / first / "log.txt").read_text()
     assert words(state_of(run, tmp_path) for run in runs) == ["done", "missing", "missing", "done", "missing"]
     assert words(run_all(runs, tmp_path)) == ["done"] * 5
+
+
+def test_a_folder_that_cannot_be_written_is_one_error_before_the_first_run(fake, tmp_path, monkeypatch):
+    """Not one for each run, as from worker processes."""
+    (tmp_path / "file").touch()
+    ended = []
+    callbacks = Callbacks(lambda state, progress, failed: ended.append(failed))
+
+    def submit(job, *callbacks):
+        future = Future()
+        try:
+            future.set_result(job.train(*callbacks))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def check(folder, reason):
+        with pytest.raises(bsam.BsamError, match=f"{folder} cannot be used .*{reason}") as error:
+            run_all(RUNS, folder, callbacks, SimpleNamespace(slots=4, submit=submit))
+        assert not isinstance(error.value, RunsFailed)
+        assert not ended
+
+    def read_only(dir):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    check(tmp_path / "file" / "runs", "Not a directory")
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
+    check(tmp_path, "Permission denied")
+    monkeypatch.undo()
+    monkeypatch.setattr(job, "fit", fake)
+    run_all(RUNS, tmp_path)
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
+    run_all(RUNS, tmp_path)  # nothing to train
 
 
 def test_an_error_of_several_runs_is_reported_once():

@@ -1,6 +1,8 @@
 import json
 import math
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,3 +132,14 @@ def test_the_warm_up_is_linear_and_the_schedule_starts_where_it_ends(schedule):
     assert rates[6:] == pytest.approx(decay, rel=1e-12)
     whole_run = Run("sgd", lr=0.4, epochs=2, warmup=2)
     assert [whole_run.learning_rate(t, 2) for t in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_the_help_of_capture_states_the_tolerances_of_the_gpu_tests():
+    help, gpu = Run.__dataclass_fields__["capture"].metadata["help"], Path(__file__).parents[1] / "gpu"
+    for file, name in (
+        ("test_training_cuda.py", "^TOLERANCE ="),
+        ("test_training_cuda.py", "^WIDE_TOLERANCE ="),
+        ("test_pose_cuda.py", '"bsam on adam":'),
+    ):
+        (tolerance,) = re.findall(rf"{name} (\d[\de.-]*)", (gpu / file).read_text(encoding="utf-8"), re.MULTILINE)
+        assert re.search(rf"(?<![\d.]){100 * float(tolerance):g} %", help), tolerance

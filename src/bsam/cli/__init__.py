@@ -12,6 +12,7 @@ from ..common.errors import BsamError
 from ..common.extras import require_packages
 from ..training.run_dir import CHECKPOINT
 from . import compare, demo, export, flatness, listing, predict, report, run, train
+from .parsing import Parser
 from .signals import Terminated
 
 COMMANDS = (listing, demo, train, compare, run, report, flatness, predict, export)
@@ -79,7 +80,7 @@ def _end(status: int, sentence: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="bsam",
         description="Train networks with sharpness-aware optimizers (BSAM, SAM and relatives) and measure how flat "
         "their minima are.",

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..common.extras import require_packages
 from ..recipes.choices import with_tuned_settings
 from ..recipes.compare import COMPARE, DEFAULT_METHODS, compare_recipe, compared_runs
 from ..recipes.experiments import MAX_SEEDS, Recipe
@@ -145,6 +146,7 @@ def compare(
     """
     from ..report.results import PAGE
 
+    require_packages(NEEDS)
     known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]
     for name in settings:
         find_name("setting", name, known)

@@ -217,10 +217,11 @@ def _train(
     make_executor = _executor(arguments, settings, unfinished, console.print)
     check_data({run.data for run in chosen}, arguments.data_dir)
     failed: dict[str, str] = {}
+    told: set[str] = set()
 
     def run(runs: Sequence[Run], stage: str) -> None:
         try:
-            with show_runs(recipe, len(runs), stage) as callbacks:
+            with show_runs(recipe, len(runs), stage, told) as callbacks:
                 run_all(runs, out, callbacks, executor, **options)
         except RunsFailed as error:
             failed.update(error.failed)

@@ -84,7 +84,7 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
     """Download the files of a data set from its authors' site, unless :func:`load` would already find them.
 
-    Nothing happens for data sets that cannot be downloaded.
+    Raise a BsamValueError if there is nothing to download.
 
     Args:
         name: one of :data:`DATASETS`.
@@ -92,6 +92,8 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
         progress: whether to show a progress bar on the error stream.
     """
     entry = dataset_entry(name)
+    if not entry.sources:
+        raise BsamValueError(f"there is nothing to download for {name}: it {entry.provided}")
     if entry.is_in(Path(folder)):
         return
     for source in entry.sources:

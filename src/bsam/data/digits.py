@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..common.extras import require_package
-from .examples import Dataset, Examples
+from .examples import Dataset, Examples, Pixels
 
 TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; the others for precise accuracies
 
@@ -36,7 +36,8 @@ def digits(seed: int = 0) -> Dataset:
         rest, train_size=TRAIN, test_size=VALIDATION, stratify=labels[rest], random_state=seed
     )
     x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
-    training_images = x[train]
-    x = (x - training_images.mean()) / training_images.std()
+    mean, std = x[train].mean(), x[train].std()
+    x = (x - mean) / std
+    pixels = Pixels(0.0, 16.0, float(mean), float(std))
     a, b, c = (Examples(x[part], y[part]) for part in (train, validation, test))
-    return Dataset("digits", 10, train=a, validation=b, test=c, mean=(0.0,), std=(1.0,))
+    return Dataset("digits", 10, train=a, validation=b, test=c, mean=(0.0,), std=(1.0,), pixels=pixels)

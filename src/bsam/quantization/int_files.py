@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -57,7 +58,7 @@ def write_file(path: Path, content: bytes) -> int:
     return path.write_bytes(content)
 
 
-def save_quantized(model: nn.Module, path: Path | str) -> int:
+def save_quantized(model: nn.Module, path: Path | str, *, metadata: Mapping[str, str] | None = None) -> int:
     """Write a network with integer weights to a safetensors file and return the file's size in bytes.
 
     Codes of up to 4 bits take half a byte each, others one byte. Scales, biases and everything else, such as batch
@@ -66,6 +67,7 @@ def save_quantized(model: nn.Module, path: Path | str) -> int:
     Args:
         model: a network from :func:`~bsam.quantization.convert`.
         path: the file to write; an existing file is overwritten.
+        metadata: further entries of the file's metadata, such as the preprocessing of the inputs.
     """
     require_package("safetensors", "train")
     from safetensors.torch import save
@@ -79,8 +81,8 @@ def save_quantized(model: nn.Module, path: Path | str) -> int:
             tensors[_join(name, "weight")] = pack(layer.weight)
     bits = {name: [layer.weight_bits, layer.activation_bits] for name, layer in layers.items()}
     identities = [name for name, m in model.named_modules() if type(m) is nn.Identity]
-    metadata = {FORMAT: "1", "layers": json.dumps(bits), "identities": json.dumps(identities)}
-    return write_file(Path(path), save(tensors, metadata))
+    entries = {FORMAT: "1", "layers": json.dumps(bits), "identities": json.dumps(identities)}
+    return write_file(Path(path), save(tensors, {**(metadata or {}), **entries}))
 
 
 def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:

@@ -1,9 +1,10 @@
-"""Export quantized networks to ONNX files, and run them."""
+"""Export networks to ONNX files, and run them."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,36 +20,39 @@ from .convert import convert
 from .fake_quantize import code_range
 from .int_files import write_file
 from .int_modules import IntLayer
-from .modules import replace
+from .modules import QuantLayer, replace
 
 OPSET = 21  # the first with INT4 and UINT4
 TYPES = {"FLOAT": 1, "UINT8": 2, "UINT4": 21}  # in onnx.TensorProto
 WEIGHT_TYPE = "bsam.weight_type"  # node metadata during the export
 
 
-def export_onnx(model: nn.Module, path: Path | str, x: Tensor) -> int:
-    """Write a quantized network to an ONNX file (opset 21) and return the file's size in bytes.
+def export_onnx(model: nn.Module, path: Path | str, x: Tensor, *, metadata: Mapping[str, str] | None = None) -> int:
+    """Write a network, quantized or not, to an ONNX file (opset 21) and return the file's size in bytes.
 
-    Weights of up to 4 bits are stored as INT4, two codes to a byte, others as INT8; DequantizeLinear multiplies them by
-    the scales of the output channels. Layer inputs pass through QuantizeLinear and DequantizeLinear, with type UINT4
-    for 4 bits and UINT8 for 8. Other numbers of bits have no type in opset 21 and use UINT8 after a Clip to the range
-    of the codes. Scales, biases and everything else, such as batch norm, are float32. A 4-bit ResNet-18 takes 0.13
-    times the size of the float one.
+    Quantized weights of up to 4 bits are stored as INT4, two codes to a byte, others as INT8; DequantizeLinear
+    multiplies them by the scales of the output channels. Inputs of quantized layers pass through QuantizeLinear and
+    DequantizeLinear, with type UINT4 for 4 bits and UINT8 for 8. Other numbers of bits have no type in opset 21 and use
+    UINT8 after a Clip to the range of the codes. Scales, biases and everything else, such as batch norm, are float32. A
+    4-bit ResNet-18 takes 0.13 times the size of the float one.
 
-    The file accepts any batch size; the other sizes are those of ``x``. Needs the extra ``onnx``.
+    The file accepts any batch size; the other sizes are those of ``x``. It computes what ``model`` computes, so put the
+    preprocessing before the network, as in ``nn.Sequential(preprocessing, network)``, or describe it in ``metadata``.
+    Needs the extra ``onnx``.
 
     Args:
-        model: a network in float32 from :func:`~bsam.quantization.quantize`, trained or calibrated, or from
-            :func:`~bsam.quantization.convert`. It is not changed.
+        model: a network in float32, from :func:`~bsam.quantization.quantize` (trained or calibrated),
+            :func:`~bsam.quantization.convert`, or not quantized. It is exported in eval mode, and not changed.
         path: the file to write; an existing file is overwritten, or kept if the export fails.
         x: a batch of inputs; only its shape and dtype are used.
+        metadata: the file's ``metadata_props``.
     """
     for package in ("onnx", "onnxscript"):
         require_package(package, "onnx")
-    is_converted = any(isinstance(module, IntLayer) for module in model.modules())
-    model = (copy.deepcopy(model).eval() if is_converted else convert(model)).cpu()
+    is_fake_quantized = any(isinstance(module, QuantLayer) for module in model.modules())
+    model = (convert(model) if is_fake_quantized else copy.deepcopy(model).eval()).cpu()
     new: dict[nn.Module, nn.Module] = {m: _OnnxLayer(m) for m in model.modules() if isinstance(m, IntLayer)}
-    content = _traced(replace(model, new), x)
+    content = _traced(replace(model, new), x, metadata or {})
     return write_file(Path(path), content)
 
 
@@ -78,13 +82,20 @@ class OnnxNetwork(nn.Module):
         options.log_severity_level = 4  # errors are raised
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            (self._input,), (_,) = self._session.get_inputs(), self._session.get_outputs()
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise BsamValueError(f"onnxruntime cannot read {path} ({_reason(error)})") from error
+        both = self._session.get_inputs(), self._session.get_outputs()
+        inputs, outputs = ([value.name for value in values] for values in both)
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise BsamValueError(
+                f"the network in {path} must have one input and one output; it has the inputs {', '.join(inputs)} and "
+                f"the outputs {', '.join(outputs)}. Run it with onnxruntime.InferenceSession"
+            )
+        (self._input,) = inputs
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for a batch."""
-        (out,) = self._session.run(None, {self._input.name: x.detach().cpu().numpy()})
+        (out,) = self._session.run(None, {self._input: x.detach().cpu().numpy()})
         return torch.from_numpy(out).to(x.device)
 
 
@@ -141,7 +152,7 @@ def _node(op: str, x: Tensor, *scale: Tensor, dtype: str = "FLOAT", weight_type:
     return symbolic(op, (x, *scale), {**axis}, dtype=TYPES[dtype], shape=x.shape, version=OPSET, metadata_props=note)
 
 
-def _traced(model: nn.Module, x: Tensor) -> bytes:
+def _traced(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return the content of the ONNX file."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -171,6 +182,7 @@ def _traced(model: nn.Module, x: Tensor) -> bytes:
             f"({_reason(error.__cause__ or error)})"
         ) from error
     ClearMetadataAndDocStringPass()(program.model)  # removes source code and paths
+    program.model.metadata_props.update(metadata)
     return onnx_ir.to_proto(program.model).SerializeToString()
 
 

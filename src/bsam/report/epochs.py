@@ -69,12 +69,13 @@ def plan(trainer: Trainer) -> str:
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
     noise = f" ({run.noise_text(task.notes().get('labels', {}).get('wrong'))})" if run.label_noise else ""
+    size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
     bits = "" if run.weight_bits is None else f", W{run.weight_bits}A{run.activation_bits or run.weight_bits}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
-        f"{data}{noise}, {_count(run.epochs, 'epoch')} of {_count(trainer.steps, 'step')}, batch {run.batch}.\n"
+        f"{data}{size}{noise}, {_count(run.epochs, 'epoch')} of {_count(trainer.steps, 'step')}, batch {run.batch}.\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 
@@ -125,7 +126,7 @@ def _number(value: float | None) -> str:
     """Format a metric; None, which stands for a non-finite number in JSON, as nan."""
     if value is None:
         return "nan"
-    return f"{value:.4f}" if abs(value) >= 0.01 or not value else f"{value:.2e}"
+    return f"{value:.4f}" if 0.01 <= abs(value) < 10_000 or not value else f"{value:.2e}"
 
 
 def clock(seconds: float) -> str:

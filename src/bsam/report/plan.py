@@ -87,15 +87,24 @@ def counts(progress: Progress) -> str:
 
 
 @contextlib.contextmanager
-def show_runs(recipe: Recipe, runs: int, stage: str = "runs") -> Iterator[Callbacks]:
+def show_runs(recipe: Recipe, runs: int, stage: str = "runs", told: set[str] | None = None) -> Iterator[Callbacks]:
     """Show how many runs have ended and the time left, and print a line for each run that ends.
+
+    Messages that several runs have in common, such as that their initial weights are random, are printed once.
 
     Args:
         recipe: the experiment.
         runs: the number of runs.
         stage: the label of the progress line.
+        told: the messages that were printed in earlier stages; new ones are added.
     """
+    told = set() if told is None else told
     with ProgressLine() as line:
+
+        def on_message(sentence: str) -> None:
+            if sentence not in told:
+                told.add(sentence)
+                line.say(sentence)
 
         def on_end(state: RunState, progress: Progress, failed: str | None) -> None:
             log = state.path / LOG
@@ -106,4 +115,4 @@ def show_runs(recipe: Recipe, runs: int, stage: str = "runs") -> Iterator[Callba
         def on_progress(progress: Progress) -> None:
             line.reach(stage, progress.done + progress.failed, runs, counts(progress))
 
-        yield Callbacks(on_end, on_progress, line.say)
+        yield Callbacks(on_end, on_progress, on_message)

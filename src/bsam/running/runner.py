@@ -13,6 +13,7 @@ from typing import Any
 from ..common.errors import BsamRuntimeError
 from ..recipes.states import state_of, states_of
 from ..training.config import Run
+from ..training.files import check_writable
 from ..training.run_dir import LOG, RunDir, RunState, run_dir_name
 from .eta import EtaEstimator
 from .executors import Executor, InProcess
@@ -110,6 +111,8 @@ def run_all(
         ['done']
     """
     job = _Runs(runs, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
+    if not all(state.ended for state in job.states.values()):
+        check_writable(Path(out), "runs")  # one error, instead of one for each run
     if locked := job.run_each(list(job.states)):
         job.run_each(locked)
     if job.failed:

@@ -79,7 +79,8 @@ class Classification(PretrainedTask):
         refuse_settings("classification", run, {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False})
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
-        self.inputs = inputs_of(run, data)
+        self.inputs, self.pixels = inputs_of(run, data), data.pixels
+        self.image_size = self.inputs.size
         self._split, self._digest = data.split, data.digest
         train = _limited(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed, run.noise_labels)
@@ -190,18 +191,35 @@ class Classification(PretrainedTask):
 
     def eval_examples(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the images and labels that the network is evaluated on, in batches; balanced if limited."""
+        for x, y in self.eval_images(limit):
+            yield self.inputs(x), y
+
+    def eval_images(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the stored images of :meth:`eval_examples` instead of the network's inputs."""
         split = self._eval_split
-        return self._inputs_of(split if limit is None else split.some(min(limit, len(split))))
+        return self._stored(split if limit is None else split.some(min(limit, len(split))))
+
+    def pixel_range(self) -> tuple[float, float]:
+        """Return the smallest and the largest pixel: of bytes 0 and 255, of other training images those that occur."""
+        if self.inputs.in_bytes:
+            return 0.0, 255.0
+        x = self._original_splits[0].x
+        return (float(x.min()), float(x.max())) if self.pixels is None else (self.pixels.low, self.pixels.high)
 
     def _inputs_of(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         """Return inputs of the network and labels, in batches, on the device."""
+        for x, y in self._stored(examples):
+            yield self.inputs(x), y
+
+    def _stored(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return stored images and labels, in batches, on the device."""
         batches = examples.batches(self._eval_batch_size)
         if self._host == self.device:
             images: Iterator[Tensor] = (x for x, _ in batches)
         else:
             images = stream(examples.x, torch.arange(len(examples)).split(self._eval_batch_size), self.device)
         for x, (_, y) in zip(images, batches, strict=True):
-            yield self.inputs(x), y.to(self.device)
+            yield x, y.to(self.device)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""

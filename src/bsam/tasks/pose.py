@@ -71,7 +71,7 @@ class Pose(PretrainedTask):
             raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size={side} out")
         super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
-        self.classes = len(data.skeleton.joints)
+        self.classes, self.image_size = len(data.skeleton.joints), data.side
         self._split, self._digest = data.split, data.digest
         self._train, test = _limited(data.train, "limit_train", run.limit_train), data.test
         if run.eval_split == "holdout":

@@ -80,6 +80,7 @@ class Task(ABC):
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
     samples: int  #: number of training samples
     classes: int  #: number of outputs per sample
+    image_size: int | None = None  #: side of the network's inputs in pixels, if they are square images
     smoothing: float = 0.0  #: torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
 
     @abstractmethod

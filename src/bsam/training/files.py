@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,7 +64,16 @@ def usable(folder: Path, purpose: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BsamRuntimeError(f"{folder} cannot be used as a folder for {purpose}: {error.strerror}") from error
+        raise BsamRuntimeError(
+            f"{folder} cannot be used as a folder for {purpose} ({error.strerror}): choose another one"
+        ) from error
+
+
+def check_writable(folder: Path, purpose: str) -> None:
+    """Create a folder if it does not exist; raise a BsamRuntimeError unless files can be created in it."""
+    with usable(folder, purpose):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def refuse_other_files(folder: Path, allowed: Iterable[str] = ()) -> None:
