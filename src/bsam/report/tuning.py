@@ -1,49 +1,119 @@
-"""The tables of tuning: candidates, their scores, the choice and its cost."""
+"""The tables of tuning: candidates, their scores, the choice, whether it is within the noise, and its cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..common.progress import duration
-from ..recipes.choices import Choice
+from ..recipes.choice import Choice
 from ..recipes.experiments import Recipe
-from ..recipes.summaries import chosen_text
-from ..recipes.tuning import differing
-from ..recipes.variants import passes_of
-from ..tasks.task import HOLDOUT
+from ..recipes.summaries import chosen_text, settings_text
+from ..recipes.variants import passes_of, variant_of
+from ..training.config import BASE
+from ..training.run_dir import RunState
 from .tables import TableSection
 
+NOISE, EDGE = "~", "*"  # marks
+SPLITS = {"validation": "validation", "holdout": "held-out"}
 
-def tuning_sections(recipe: Recipe, choices: Sequence[Choice]) -> list[TableSection]:
+
+def tuned_on(choice: Choice) -> str:
+    """Return what the settings were tuned on, and warnings, in words.
+
+    Such as ``"tuned on 400 validation samples, 3 seeds; within the noise, at the edge of the grid"``.
+    """
+    return "; ".join([f"tuned on {_samples(choice)}", *filter(None, [", ".join(choice_warnings(choice))])])
+
+
+def choice_warnings(choice: Choice) -> list[str]:
+    """Return what makes a choice doubtful, in words: other candidates are as good, or better ones may lie beyond."""
+    warnings, edges = ["within the noise"] if choice.rivals else [], choice.edges(choice.best())
+    which = "" if edges == choice.names else f"{settings_text(edges)} "
+    return warnings + ([f"{which}at the edge of the grid"] if edges else [])
+
+
+def _samples(choice: Choice) -> str:
+    number = "" if choice.samples is None else f"{choice.samples:,} "
+    seeds = f", {choice.seeds} seed{'s' * (choice.seeds > 1)}"
+    return f"{number}{SPLITS.get(choice.split, choice.split)} samples{seeds}"
+
+
+def base_sentence(choice: Choice | None) -> str:
+    """Return a sentence on the settings that were chosen for the base optimizer; empty if there are none."""
+    if choice is None or (best := choice.best()) is None:
+        return ""
+    base = variant_of(choice.run).title
+    return (
+        f"All methods use {chosen_text(choice.values(best))}, chosen for {base} alone from "
+        f"{len(choice.candidates)} candidates ({tuned_on(choice)})."
+    )
+
+
+def how_chosen(states: Sequence[RunState], choices: Mapping[str, Choice], base: Choice | None) -> dict[str, str]:
+    """Return how the settings of tuned runs were chosen, in words, by the name of the run directory.
+
+    Args:
+        states: the final runs.
+        choices: the choice of each run that has one, by the name of its directory.
+        base: the choice of the base optimizer's settings, which all runs use.
+    """
+    how = {}
+    for state in states:
+        parts, name = [], state.path.name
+        if name in choices and choices[name].best() is not None:
+            names = choices[name].names
+            what = "" if all(name.startswith("rho") for name in names) else f"{settings_text(names)} "
+            parts.append(what + tuned_on(choices[name]))
+        if base is not None and base.best() is not None:
+            of_base = f"as tuned for {variant_of(base.run).title}" if state.run.method != BASE else tuned_on(base)
+            parts.append(f"{settings_text(base.names)} {of_base}")
+        if parts:
+            how[name] = "; ".join(parts)
+    return how
+
+
+def tuning_sections(recipe: Recipe, choices: Sequence[Choice], base: Choice | None = None) -> list[TableSection]:
     """Return a table per section and column of the recipe's table: candidates, their scores, the choice, its cost.
 
-    Empty if ``--tune`` was not used or no tuning run has ended.
+    The candidates of the base optimizer have a table before them. Empty if nothing was tuned or no tuning run has
+    ended.
     """
+    tables = [] if base is None or not _begun(base) else [_base_section(recipe, base)]
     if not recipe.tuned:
-        return []
+        return tables
     sections: dict[str, list[Choice]] = {}
     for choice in choices:
-        if any(state.ended for state in choice.trials):
+        if _begun(choice):
             sections.setdefault(_title(recipe, choice), []).append(choice)
-    return [_section(recipe, title, group) for title, group in sections.items()]
+    return tables + [_section(recipe, title, group) for title, group in sections.items()]
 
 
-def tuning_notes(recipe: Recipe, choices: Sequence[Choice]) -> list[str]:
+def tuning_notes(recipe: Recipe, choices: Sequence[Choice], base: Choice | None = None) -> list[str]:
     """Return the lines below these tables."""
-    if not tuning_sections(recipe, choices):
+    if not tuning_sections(recipe, choices, base):
         return []
-    noisy = any(choice.run.label_noise for choice in choices)
+    shown = [choice for choice in (base, *choices) if choice is not None and _begun(choice)]
+    first = shown[0]
+    noisy = bool(first.run.label_noise) and first.split == "holdout"
     labels = "; some of their labels are wrong, too" if noisy else ""
+    seeds = "one extra seed" if first.seeds == 1 else f"the same {first.seeds} extra seeds; scores are their means"
+    radii = " Columns: the radius without tuning, times this factor." if len(shown) > (base is not None) else ""
     lines = [
-        f"Tuning: the score after the last epoch on {HOLDOUT:.0%} of the training samples, which the tuning runs did "
-        f"not train on{labels}. Columns: the radius without tuning, times this factor. All candidates use one extra "
-        "seed. Ties go to the smaller radius. * The chosen radius is the smallest or the largest candidate: a better "
-        "one may lie beyond.",
+        f"Tuning: the score after the last epoch on {_samples(first).partition(',')[0]}, which the tuning runs did not "
+        f"train on{labels}.{radii} All candidates use {seeds}. Ties go to the middle of the grid.",
+        "Noise: the standard error of the best score, from the number of samples"
+        f"{' and the seeds' * (first.seeds > 1)}. {NOISE} The choice is within the noise: another candidate's score is "
+        f"within a standard error. {EDGE} At the edge of the grid: the smallest or the largest candidate, a better one "
+        "may lie beyond.",
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
     if noisy:
         lines.insert(1, "In brackets: the score on the true labels, and the choice by them where it differs.")
-    return lines
+    return [*lines, *filter(None, [base_sentence(base)])]
+
+
+def _begun(choice: Choice) -> bool:
+    return any(state.ended for state in choice.states)
 
 
 def _title(recipe: Recipe, choice: Choice) -> str:
@@ -53,32 +123,65 @@ def _title(recipe: Recipe, choice: Choice) -> str:
 
 def _section(recipe: Recipe, title: str, choices: Sequence[Choice]) -> TableSection:
     assert recipe.tuning is not None
-    header = (recipe.rows, *recipe.tuning.labels, "chosen", "cost")
+    header = (recipe.rows, *recipe.tuning.labels, "noise", "chosen", "cost")
     return TableSection(recipe.titled(title), header, tuple(_row(recipe, choice) for choice in choices))
 
 
 def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:
-    noisy, best, clean_best = bool(choice.run.label_noise), choice.best(), choice.best(clean=True)
-    pairs = zip(choice.trials, choice.scores(), choice.scores(clean=True), strict=True)
-    scores = [
-        "diverged" if state.diverged is not None else _number(score) + (f" ({_number(clean)})" if noisy else "")
-        for state, score, clean in pairs
-    ]
-    chosen = _radii(choice, best) + "*" * (best in (0, len(choice.trials) - 1))
+    noisy = bool(choice.run.label_noise) and choice.split == "holdout"
+    best, clean_best = choice.best(), choice.best(clean=True)
+    chosen = marked_text(choice, best)
     if noisy and clean_best != best:
-        chosen += f" ({_radii(choice, clean_best)})"
-    passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.trials)
-    seconds = sum(metrics["seconds"] for state in choice.trials for metrics in state.epochs)
-    return (recipe.cell(choice.run).row, *scores, chosen, f"{passes:g} passes, {duration(seconds)}")
+        chosen += f" ({marked_text(choice, clean_best, marks=False)})"
+    row = recipe.cell(choice.run).row
+    return (row, *_scores(choice, noisy), _number(choice.noise), chosen, _cost(choice.states))
+
+
+def _base_section(recipe: Recipe, choice: Choice) -> TableSection:
+    """Return a table with a row per learning rate and a column per weight decay."""
+    values = [choice.values(number) for number in range(len(choice.candidates))]
+    rates, decays = (list(dict.fromkeys(value.get(name) for value in values)) for name in ("lr", "weight_decay"))
+    scores, marks = _scores(choice, noisy=False), [""] * len(values)
+    if (best := choice.best()) is not None:
+        marks[best] = f" chosen{NOISE * bool(choice.rivals)}{EDGE * bool(choice.edges(best))}"
+    cells = {
+        (value.get("lr"), value.get("weight_decay")): score + mark
+        for value, score, mark in zip(values, scores, marks, strict=True)
+    }
+    header = ("learning rate", *(f"weight decay {decay:g}" for decay in decays), "noise", "cost")
+    last = _number(choice.noise), _cost(choice.states)
+    body = [
+        (f"{rate:g}", *(cells[rate, decay] for decay in decays), *(last if number == 0 else ("", "")))
+        for number, rate in enumerate(rates)
+    ]
+    return TableSection(recipe.titled(f"Tuning: {variant_of(choice.run).title} alone"), header, tuple(body))
+
+
+def _scores(choice: Choice, noisy: bool) -> list[str]:
+    texts = []
+    for seeds, score, clean, diverged in zip(
+        choice.trials, choice.scores(), choice.scores(clean=True), choice.diverged, strict=True
+    ):
+        text = _number(score) + (f" ({_number(clean)})" if noisy else "")
+        some = f", {diverged} diverged" if diverged else ""
+        texts.append("diverged" if diverged == len(seeds) else text + some)
+    return texts
+
+
+def _cost(states: Sequence[RunState]) -> str:
+    passes = sum(passes_of(state.run) * len(state.epochs) for state in states)
+    seconds = sum(metrics["seconds"] for state in states for metrics in state.epochs)
+    return f"{passes:g} passes, {duration(seconds)}"
 
 
 def _number(score: float | None) -> str:
     return "-" if score is None else f"{score:.2f}"
 
 
-def _radii(choice: Choice, number: int | None) -> str:
-    """Return the settings of a candidate that differ between candidates, as text."""
+def marked_text(choice: Choice, number: int | None, marks: bool = True) -> str:
+    """Return the settings of a candidate that differ between candidates as text, with marks."""
     if number is None:
         return "-"
-    names, arguments = differing(choice.candidates), choice.candidates[number]["arguments"]
-    return chosen_text({name: value for name, value in arguments.items() if name in names})
+    edges = choice.edges(number) if marks else []
+    noise = NOISE if marks and choice.rivals else ""
+    return chosen_text(choice.values(number)) + noise + EDGE * bool(edges)

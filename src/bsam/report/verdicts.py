@@ -12,7 +12,7 @@ from ..training.config import Run
 from .comparisons import BETTER, TOO_FEW, WORSE, Comparison, Value, group_by, values_by_seed, verdicts_of
 from .comparisons import Verdict as Verdict
 from .record import Record, Records
-from .record_titles import TUNED, claimed_numbers, of_paper, paper_variant
+from .record_titles import claimed_numbers, of_paper, paper_variant
 from .statistics import MIN_SEEDS, paired
 
 PAPER_RADII, OUR_RADII = "at the paper's radii", "at our radii"  # ours where the paper states none
@@ -92,7 +92,7 @@ class _PaperExperiment:
         self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
         self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
         for record, run in runs:
-            tuned = record.chosen == TUNED
+            tuned = record.tuned
             name = variant_of(run).name if tuned else paper_variant(run)
             if name is not None:
                 self.rows[tuned].setdefault(name, []).append(record)

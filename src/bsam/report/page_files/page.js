@@ -66,10 +66,11 @@ function columnsOf(experiment) {
     {
       title: experiment.unit, kind: "score", first, value: row => row.mean,
       text: row => (row.n ? `${statistics(row, digits)} (${row.n})` : ""),
-      badges: row => [["diverged", row.diverged], ["unfinished", row.unfinished], ["not started",
-          row.not_started]].filter(([, n]) => n),
+      badges: row => [["did not learn", row.not_learned], ["diverged", row.diverged], ["unfinished", row.unfinished],
+          ["not started", row.not_started]].filter(([, n]) => n),
       csv: {
-        mean: row => row.mean, std: row => row.std, n: row => row.n, diverged: row => row.diverged,
+        mean: row => row.mean, std: row => row.std, n: row => row.n, "did not learn": row => row.not_learned,
+        diverged: row => row.diverged,
         unfinished: row => row.unfinished, "not started": row => row.not_started,
       },
     },
@@ -94,7 +95,7 @@ function columnsOf(experiment) {
     plain("passes per step", row => row.passes),
     plain("seconds per epoch", row => row.seconds, value => short(Number(value.toPrecision(3)))),
     plain("total radius", row => row.radius),
-    {title: "radius chosen", value: row => row.chosen, text: row => row.chosen, csv: {chosen: row => row.chosen},
+    {title: "how chosen", value: row => row.chosen, text: row => row.chosen, csv: {chosen: row => row.chosen},
         words: true},
   ];
   return columns.filter((column, i) => i < 2 || some(column.value));
@@ -247,6 +248,7 @@ function bestRow(experiment) {
 // ---- verdicts
 const SIGNS = {
   confirmed: "✓", contradicted: "✗", "not confirmed": "≈", better: "✓", worse: "✗", open: "?", "too few seeds": "…",
+  "did not learn": "⚠",
 };
 const undecided = ({outcome}) => outcome === "open" || outcome === "too few seeds";
 const titleOf = ({claim, experiment}) => (experiment ? claim.slice(0, -`: ${experiment}`.length) : claim);
