@@ -52,8 +52,8 @@ def add(commands: Any) -> None:
     flag("--seeds", type=int, default=SEEDS, help=seeds, metavar="N")
     tune = (
         "first choose each method's radius: 1/2, 1, 2 or 4 times the default, by the score on the validation set or, "
-        "if there is none, on a fifth of the training samples (at least 200, at most half), which the tuning runs do not "
-        "train on. Test samples are never used for tuning"
+        "if there is none, on a fifth of the training samples (at least 200, at most half), which the tuning runs do "
+        "not train on. Test samples are never used for tuning"
     )
     flag("--tune", action="store_true", help=tune)
     tune_base = (
@@ -111,8 +111,8 @@ def _result(
     recipe: Recipe, runs: Sequence[Run], states: Sequence[RunState], baseline: str, out: Path, page: Path | None = None
 ) -> ComparisonResult:
     """Compare the final runs, whose states are given; ``runs`` are the runs before tuning."""
-    chosen = choices_of(recipe, with_tuned_base(recipe, runs, out), out)
-    return compare_states(states, baseline, chosen, base_choice(recipe, runs, out), page)
+    base = base_choice(recipe, runs, out)
+    return compare_states(states, baseline, choices_of(recipe, with_tuned_base(runs, base), out), base, page)
 
 
 def compare(
@@ -207,7 +207,7 @@ def compare(
     recipe, runs, title = _prepare(arguments)
 
     def states() -> list[RunState]:
-        based = with_tuned_base(recipe, runs, arguments.out)
+        based = with_tuned_base(runs, base_choice(recipe, runs, arguments.out))
         return states_of(with_tuned_settings(recipe, based, arguments.out), arguments.out)
 
     try:

@@ -189,7 +189,7 @@ def run_recipe(
         unfinished = sum(not state.ended for state in states)
         failed = _train(arguments, recipe, scale, chosen, unfinished, console)
     base, base_trials = base_choice(recipe, runs, out), base_tuning_runs(recipe, runs)
-    runs, chosen = (with_tuned_base(recipe, some, out) for some in (runs, chosen))
+    runs, chosen = (with_tuned_base(some, base) for some in (runs, chosen))
     finals = states_of(with_tuned_settings(recipe, runs, out), out)
     tuning = states_of([*base_trials, *tuning_runs(recipe, runs)], out)
     chosen_settings, how = choices(recipe, runs, out), how_chosen(finals, choices_of(recipe, runs, out), base)
@@ -212,7 +212,7 @@ def run_recipe(
 
 def _planned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
     """Return all runs to train, in order: those that tune the base optimizer, those that tune radii, the final ones."""
-    based = with_tuned_base(recipe, runs, out)
+    based = with_tuned_base(runs, base_choice(recipe, runs, out))
     return [*base_tuning_runs(recipe, runs), *tuning_runs(recipe, based), *with_tuned_settings(recipe, based, out)]
 
 
@@ -252,7 +252,7 @@ def _train(
             run(trials, "tuning the base optimizer")
         base = base_choice(recipe, chosen, out)
         if base is None or base.settings is not None:
-            chosen = with_tuned_base(recipe, chosen, out)
+            chosen = with_tuned_base(chosen, base)
             if trials := tuning_runs(recipe, chosen):
                 run(trials, "tuning")
             waiting = untuned(recipe, chosen, out)

@@ -43,10 +43,10 @@ def base_choice(recipe: Recipe, runs: Sequence[Run], out: Path) -> Choice | None
     return None if recipe.base_tuning is None else _choice(recipe.base_tuning, _base_run(runs), (), out)
 
 
-def with_tuned_base(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
+def with_tuned_base(runs: Sequence[Run], base: Choice | None) -> list[Run]:
     """Return the runs with the settings that were chosen for the base optimizer; unchanged until they are chosen."""
-    choice = base_choice(recipe, runs, out)
-    return list(runs) if choice is None else [replace(run, **(choice.settings or {})) for run in runs]
+    settings = (None if base is None else base.settings) or {}
+    return [replace(run, **settings) for run in runs]
 
 
 def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:

@@ -92,7 +92,7 @@ class Comparison:
             return self._without_scores(failed.strip()) if failed else None
         titles = f"{self._text(ours, self.our_title)}, {self._text(theirs, self.their_title)}"
         if not_learned := failure_text(self.ours, self.our_title) + failure_text(self.theirs, self.their_title):
-            return Verdict(self.claim, self.at, NOT_LEARNED, f"No verdict.{not_learned}{failed} {titles}.", None)
+            return Verdict(self.claim, self.at, NOT_LEARNED, f"No verdict.{not_learned}{failed}", None)
         if self.difference is None:
             return Verdict(self.claim, self.at, TOO_FEW, f"{titles}: no shared seeds.{failed}{self.more}", MIN_SEEDS)
         outcome, note = self._outcome(self.difference, decision)

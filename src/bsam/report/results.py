@@ -65,10 +65,10 @@ def runs_info(states: Sequence[RunState], how: Mapping[str, str] | None = None) 
             "top_eigenvalue": RunDir(state.path).top_eigenvalue() if state.finished else None,
             "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
             "settings": state.run.settings(),
-            "chosen": (how or {}).get(state.path.name),
             "wrong_labels": _wrong_labels(state),
             "machines": RunDir(state.path).machines(),
             **{name: note for name in NOTES if (note := RunDir(state.path).note(name))},
+            **({"chosen": how[state.path.name]} if how and state.path.name in how else {}),
         }
         for state in states
     ]
@@ -169,7 +169,7 @@ def check_folder(out: Path, recipe: Recipe) -> None:
 
 
 def _tuned(recipe: Recipe) -> dict[str, bool]:
-    return dict(zip(TUNED, (recipe.tuned, recipe.base_tuning is not None), strict=True))
+    return {"tuned": recipe.tuned, "tuned_base": recipe.base_tuning is not None}
 
 
 def write_results(
@@ -203,7 +203,8 @@ def write_results(
     content = {
         "recipe": recipe.name,
         "scale": scale,
-        **_tuned(recipe),
+        "tuned": recipe.tuned,
+        **({"tuned_base": True} if recipe.base_tuning is not None else {}),
         "title": recipe.title,
         "unit": score_title(run),
         "seeds": sorted({state.run.seed for state in states}),

@@ -14,6 +14,7 @@ from ..training.run_dir import RunState
 from .tables import TableSection
 
 NOISE, EDGE = "~", "*"  # marks
+BASE_NAMES = ("lr", "weight_decay")
 SPLITS = {"validation": "validation", "holdout": "held-out"}
 
 
@@ -42,10 +43,11 @@ def base_sentence(choice: Choice | None) -> str:
     """Return a sentence on the settings that were chosen for the base optimizer; empty if there are none."""
     if choice is None or (best := choice.best()) is None:
         return ""
-    base = variant_of(choice.run).title
+    base, values = variant_of(choice.run).title, choice.values(best)
+    settings = " and ".join(chosen_text({name: values[name]}) for name in values)
     return (
-        f"All methods use {chosen_text(choice.values(best))}, chosen for {base} alone from "
-        f"{len(choice.candidates)} candidates ({tuned_on(choice)})."
+        f"All methods use {settings}, which were chosen for {base} alone from {len(choice.candidates)} candidates "
+        f"({tuned_on(choice)})."
     )
 
 
@@ -109,7 +111,7 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice], base: Choice | None 
     ]
     if noisy:
         lines.insert(1, "In brackets: the score on the true labels, and the choice by them where it differs.")
-    return [*lines, *filter(None, [base_sentence(base)])]
+    return lines
 
 
 def _begun(choice: Choice) -> bool:
@@ -139,22 +141,16 @@ def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:
 
 def _base_section(recipe: Recipe, choice: Choice) -> TableSection:
     """Return a table with a row per learning rate and a column per weight decay."""
-    values = [choice.values(number) for number in range(len(choice.candidates))]
-    rates, decays = (list(dict.fromkeys(value.get(name) for value in values)) for name in ("lr", "weight_decay"))
-    scores, marks = _scores(choice, noisy=False), [""] * len(values)
-    if (best := choice.best()) is not None:
-        marks[best] = f" chosen{NOISE * bool(choice.rivals)}{EDGE * bool(choice.edges(best))}"
-    cells = {
-        (value.get("lr"), value.get("weight_decay")): score + mark
-        for value, score, mark in zip(values, scores, marks, strict=True)
-    }
-    header = ("learning rate", *(f"weight decay {decay:g}" for decay in decays), "noise", "cost")
-    last = _number(choice.noise), _cost(choice.states)
+    rates, decays = (list(dict.fromkeys(candidate[name] for candidate in choice.candidates)) for name in BASE_NAMES)
+    scores = iter(_scores(choice, noisy=False))  # candidates are in the order of this table
+    last = _number(choice.noise), marked_text(choice, choice.best()), _cost(choice.states)
     body = [
-        (f"{rate:g}", *(cells[rate, decay] for decay in decays), *(last if number == 0 else ("", "")))
+        (f"{rate:g}", *(next(scores) for _ in decays), *(last if number == 0 else ("",) * len(last)))
         for number, rate in enumerate(rates)
     ]
-    return TableSection(recipe.titled(f"Tuning: {variant_of(choice.run).title} alone"), header, tuple(body))
+    title = f"Tuning: {variant_of(choice.run).title} alone, lr in rows, weight decay in columns"
+    header = ("lr", *(f"{decay:g}" for decay in decays), "noise", "chosen", "cost")
+    return TableSection(recipe.titled(title), header, tuple(body))
 
 
 def _scores(choice: Choice, noisy: bool) -> list[str]:

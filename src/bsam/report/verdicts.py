@@ -56,7 +56,10 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         matched = True
         verdicts += verdicts_of(
             [
-                Comparison(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE))
+                Comparison(
+                    *(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE)),
+                    more=_tuning(runs) + _tuning(rows[name]),
+                )
                 for row, runs in rows.items()
                 if row != name
             ]
@@ -65,6 +68,11 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         known = ", ".join(dict.fromkeys(record.method for record in records.runs)) or "none"
         raise BsamValueError(f"baseline must be one of the rows of an experiment ({known}); got {baseline!r}")
     return verdicts
+
+
+def _tuning(runs: Sequence[Record]) -> str:
+    """Return a sentence on how the settings of a row were tuned; empty if they were not."""
+    return f" {runs[0].method}: {runs[0].chosen}." if "tuned" in runs[0].chosen else ""
 
 
 def baseline_row(rows: Iterable[str], baseline: str) -> str | None:

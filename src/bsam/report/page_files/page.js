@@ -241,7 +241,7 @@ function copyButtons(table, experiment) {
 
 function bestRow(experiment) {
   const sign = experiment.higher_is_better ? 1 : -1;
-  const known = experiment.rows.filter(row => row.mean !== null);
+  const known = experiment.rows.filter(row => row.mean !== null && !row.not_learned);
   return known.length > 1 ? known.reduce((best, row) => (sign * row.mean > sign * best.mean ? row : best)) : null;
 }
 
@@ -625,7 +625,10 @@ main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbe
     "several comparisons, and says nothing about one seed. Only finished runs count in means. λmax is the largest " +
     "eigenvalue of the Hessian, without label smoothing and with the labels used in training. Tables show the value " +
     "computed at the end of training, figures those of bsam flatness; their labels say on how many samples. " +
-    "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
+    "The best mean of a table is bold, which says nothing about chance: see the intervals. A method is not compared " +
+    "if one of its networks did not learn, which means that it is no better than chance. Tuned settings are within " +
+    "the noise if another candidate's score was within a standard error of the best, and at the edge of the grid if " +
+    "they are the smallest or the largest that were tried.")));
 
 const links = [
   ...(data.verdicts.length ? [["verdicts", "Verdicts"]] : []),
