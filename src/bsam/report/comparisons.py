@@ -193,22 +193,23 @@ def failed_seeds(runs: Sequence[Record]) -> dict[int, str]:
 
 
 def failure_text(runs: Sequence[Record], title: str) -> str:
-    """Return sentences on the networks that did not learn, with those of the first as an example; empty without any."""
+    """Return sentences on the networks of a row that did not learn; empty without any."""
     return failures_text(title, failed_seeds(runs), sum(record.state == "finished" for record in runs))
 
 
 def failures_text(title: str, failures: Mapping[int, str], finished: int) -> str:
-    """Return sentences that begin with a space.
+    """Return sentences on the networks of a row that did not learn, after a space; empty without any.
 
     Args:
         title: the row.
-        failures: the sentences by seed.
+        failures: a sentence on each of these networks, by seed; that of the first is shown.
         finished: the number of finished seeds.
     """
     if not failures:
         return ""
     seed, sentence = min(failures.items())
-    return f" {title} did not learn with {len(failures)} of {finished} seeds. Seed {seed}: {sentence}"
+    seeds = f"{len(failures)} of {finished} seed{'s' * (finished > 1)}"
+    return f" {title} did not learn with {seeds}. Seed {seed}: {sentence}"
 
 
 def _failed(runs: Sequence[Record], title: str) -> str:
