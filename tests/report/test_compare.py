@@ -230,7 +230,7 @@ def test_a_method_that_is_no_better_than_chance_gets_no_verdict(states):
     assert (
         " No verdict on BSAM (Algorithm 1) at total radius 0.1 (not tuned). BSAM (Algorithm 1) did not learn with 2 of "
         "3 seeds. Seed 0: The network is no better than chance: accuracy 0.1010, 10 classes, loss 2.31 (2.303 by "
-        "guessing). Try another --lr (now 0.05), a smaller radius (now --set rho_max=0.05 rho_min=0.05) or more "
+        "guessing). Try another --lr (now 0.05), a smaller radius (now rho_max=0.05 rho_min=0.05) or more "
         "epochs. "
     ) in str(comparison)
     assert str(comparison).startswith("SAM is better than SGD, by more than chance. ")

@@ -209,7 +209,8 @@ def failures_text(title: str, failures: Mapping[int, str], finished: int) -> str
         return ""
     seed, sentence = min(failures.items())
     seeds = f"{len(failures)} of {finished} seed{'s' * (finished > 1)}"
-    return f" {title} did not learn with {seeds}. Seed {seed}: {sentence}"
+    advice = sentence.replace("--set ", "")  # a flag of bsam train, which bsam compare does not have
+    return f" {title} did not learn with {seeds}. Seed {seed}: {advice}"
 
 
 def _failed(runs: Sequence[Record], title: str) -> str:
