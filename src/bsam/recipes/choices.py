@@ -86,7 +86,7 @@ def choices_of(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, Choi
     chosen = _by_key(choices(recipe, runs, out))
     finals = zip(runs, with_tuned_settings(recipe, runs, out), strict=True)
     of_runs = {run_dir_name(final): chosen[_key(run)] for run, final in finals if chosen}
-    return {name: choice for name, choice in of_runs.items() if choice.candidates}
+    return {name: choice for name, choice in of_runs.items() if choice.names}
 
 
 def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, tuple[Run, list[str]]]:

@@ -23,7 +23,9 @@ def tuned_on(choice: Choice) -> str:
 
     Such as ``"tuned on 400 validation samples, 3 seeds; within the noise, at the edge of the grid"``.
     """
-    return "; ".join([f"tuned on {_samples(choice)}", *filter(None, [", ".join(choice_warnings(choice))])])
+    seeds = f"{choice.seeds} seed{'s' * (choice.seeds > 1)}"
+    warnings = ", ".join(choice_warnings(choice))
+    return f"tuned on {_samples(choice)}, {seeds}" + (f"; {warnings}" if warnings else "")
 
 
 def choice_warnings(choice: Choice) -> list[str]:
@@ -35,8 +37,7 @@ def choice_warnings(choice: Choice) -> list[str]:
 
 def _samples(choice: Choice) -> str:
     number = "" if choice.samples is None else f"{choice.samples:,} "
-    seeds = f", {choice.seeds} seed{'s' * (choice.seeds > 1)}"
-    return f"{number}{SPLITS.get(choice.split, choice.split)} samples{seeds}"
+    return f"{number}{SPLITS.get(choice.split, choice.split)} samples"
 
 
 def base_sentence(choice: Choice | None) -> str:
@@ -61,16 +62,15 @@ def how_chosen(states: Sequence[RunState], choices: Mapping[str, Choice], base: 
     """
     how = {}
     for state in states:
-        parts, name = [], state.path.name
-        if name in choices and choices[name].best() is not None:
-            names = choices[name].names
-            what = "" if all(name.startswith("rho") for name in names) else f"{settings_text(names)} "
-            parts.append(what + tuned_on(choices[name]))
+        parts, choice = [], choices.get(state.path.name)
+        if choice is not None and choice.best() is not None:
+            is_radius = all(name.startswith("rho") for name in choice.names)
+            parts.append(("" if is_radius else f"{settings_text(choice.names)} ") + tuned_on(choice))
         if base is not None and base.best() is not None:
             of_base = f"as tuned for {variant_of(base.run).title}" if state.run.method != BASE else tuned_on(base)
             parts.append(f"{settings_text(base.names)} {of_base}")
         if parts:
-            how[name] = "; ".join(parts)
+            how[state.path.name] = "; ".join(parts)
     return how
 
 
@@ -101,8 +101,8 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice], base: Choice | None 
     seeds = "one extra seed" if first.seeds == 1 else f"the same {first.seeds} extra seeds; scores are their means"
     radii = " Columns: the radius without tuning, times this factor." if len(shown) > (base is not None) else ""
     lines = [
-        f"Tuning: the score after the last epoch on {_samples(first).partition(',')[0]}, which the tuning runs did not "
-        f"train on{labels}.{radii} All candidates use {seeds}. Ties go to the middle of the grid.",
+        f"Tuning: the score after the last epoch on {_samples(first)}, which the tuning runs did not train "
+        f"on{labels}.{radii} All candidates use {seeds}. Ties go to the middle of the grid.",
         "Noise: the standard error of the best score, from the number of samples"
         f"{' and the seeds' * (first.seeds > 1)}. {NOISE} The choice is within the noise: another candidate's score is "
         f"within a standard error. {EDGE} At the edge of the grid: the smallest or the largest candidate, a better one "
