@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bsam.methods import METHODS
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+TITLES = {method.__name__: method.title for method in METHODS.values()}
 COLUMNS = ("SAM", "BSAM3", "BSAM2", "pytorch_optimizer SAM")
 
 
@@ -32,7 +35,12 @@ def method_costs() -> list[str]:
     runs = [stored(f"step_time_cpu_methods{n}")["results"][0]["costs"] for n in ("", "_again", "_third")]
     memory = stored("memory_cpu")["methods"]
     return [
-        row(name, f"{costs['promised']:g}", *(spread(r.get(name)) for r in runs), f"{memory[name]['extra_step']:.2f}")
+        row(
+            TITLES.get(name, name),
+            f"{costs['promised']:g}",
+            *(spread(r.get(name)) for r in runs),
+            f"{memory[name]['extra_step']:.2f}",
+        )
         for name, costs in runs[0].items()
     ]
 

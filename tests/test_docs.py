@@ -213,6 +213,15 @@ def test_the_tables_of_results_are_the_stored_ones():
         assert f"`results/{table.parent.name}`" in PAGES["results.md"]
 
 
+def test_text_and_tables_have_the_titles_of_methods_and_code_their_classes():
+    """One name for one thing: K-SAM in text and tables, `KSAM` in code."""
+    classes = "|".join(cls for cls, title in docs_tables.TITLES.items() if cls != title)
+    assert "KSAM" in classes
+    texts = {**PAGES, "README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+    plain = {page: re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL) for page, text in texts.items()}
+    assert not [(page, name) for page, text in plain.items() for name in re.findall(rf"\b(?:{classes})\b", text)]
+
+
 def test_lines_are_short():
     stored = {row for table in (ROOT / "results").glob("*/table.md") for row in table.read_text("utf-8").splitlines()}
     lines = [(page, line) for page, text in PAGES.items() for line in text.splitlines() if line not in stored]

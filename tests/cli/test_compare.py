@@ -4,7 +4,7 @@ import json
 import os
 import re
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from scipy import stats
@@ -127,17 +127,90 @@ def test_tuned_radii_and_an_interruption(tmp_path, capsys, monkeypatch):
     assert len(done) == 5
     assert cli.main(command(tmp_path, *flags)) == 0
     assert done.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}.items()
-    trials = {dict(radii)["rho"]: seeds[10_000] for (_, radii), seeds in scores_of(tmp_path, "holdout").items()}
+    trials = {dict(radii)["rho"]: seeds[10_000] for (_, radii), seeds in scores_of(tmp_path, "validation").items()}
     assert sorted(trials) == [0.025, 0.05, 0.1, 0.2]
-    best = max(trials, key=lambda rho: (trials[rho], -rho))
+    best = max(trials, key=lambda rho: (trials[rho], rho in (0.05, 0.1), -rho))  # on ties, the middle of the grid
     finals = scores_of(tmp_path)
     assert sorted(finals) == [("base", ()), ("sam", (("rho", best),))]
     text = text_of(capsys)
-    assert f"SAM at total radius {best:g} (tuned on held-out samples) is" in text
+    assert f"SAM at total radius {best:g} (tuned on 400 validation samples, 1 seed" in text
+    assert "the score after the last epoch on 400 validation samples, which the tuning runs did not train on" in text
     again = bsam.compare("digits", methods=["sgd", "sam"], seeds=2, tune=True, out=tmp_path, device="cpu", **SETTINGS)
     assert str(again) in text
     assert again.methods[1].radius == best
     assert again.methods[1].scores == pytest.approx(finals["sam", (("rho", best),)])
+
+
+class FakeTuning(FakeFit):
+    """Trains nothing; the scores on validation samples are best at lr 0.12, weight decay 0.01 and rho 0.1."""
+
+    SAMPLES = 1200
+
+    def __call__(self, run, folder, **options):
+        super().__call__(run, folder, **options)
+        (folder / "identity.json").write_text(json.dumps({"eval_samples": self.SAMPLES}))
+
+
+def tuned_score(run):
+    if run.eval_split == "test":
+        return 0.9 + 0.001 * run.seed + 0.01 * (run.method == "sam")
+    if run.method == "base":
+        return 0.9 - 0.1 * (run.lr != 0.12) - 0.1 * (run.weight_decay != 0.01)
+    return 0.9 - (0.005 if run.arguments["rho"] == 0.05 else 0.1 if run.arguments["rho"] != 0.1 else 0.0)
+
+
+def test_the_tuned_base_and_what_console_and_pages_say_about_it(tmp_path, monkeypatch, capsys):
+    fit = FakeTuning(tuned_score)
+    monkeypatch.setattr(job, "fit", fit)
+    out = tmp_path / "out"
+    flags = ("--methods", "sgd", "sam", "--seeds", 3, "--tune", "--tune-base", "--tune-seeds", 2)
+    assert cli.main(command(out, *flags)) == 0
+    tried, radii = fit.asked[:24], fit.asked[24:32]
+    assert {(run.method, run.eval_split, run.seed) for run in tried} == {
+        ("base", "validation", 10_000),
+        ("base", "validation", 10_001),
+    }
+    assert {(run.method, run.lr, run.weight_decay, run.seed) for run in radii} == {
+        ("sam", 0.12, 0.01, 10_000),
+        ("sam", 0.12, 0.01, 10_001),
+    }
+    finals = [(run.method, run.arguments, run.lr, run.weight_decay) for run in fit.asked[32:]]
+    assert finals == [("base", {}, 0.12, 0.01), ("sam", {"rho": 0.1}, 0.12, 0.01)] * 3
+    text = text_of(capsys)
+    assert 0.5 < 100 * (0.9 * 0.1 / 1200) ** 0.5 < 1  # rho 0.05, which is 0.5 points below, may be as good
+    assert "after the last epoch on 1,200 validation samples, which the tuning runs did not train on" in text
+    assert "SAM at total radius 0.1 (tuned on 1,200 validation samples, 2 seeds; within the noise) is better by" in text
+    shared = (
+        "lr 0.12 and weight decay 0.01, which were chosen for SGD alone from 12 candidates (tuned on 1,200 validation"
+    )
+    assert f"All methods use {shared} samples, 2 seeds; lr at the edge of the grid)." in text
+    assert "lr 0.12, weight decay 0.01*" in (out / "table.md").read_text()
+    assert "rho 0.1~" in (out / "table.md").read_text()
+    assert len(fit.asked) == 38
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    for page in (out / "report.html", tmp_path / "again.html"):
+        (content,) = re.findall(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+        shown = json.loads(content)
+        assert [row["chosen"] for row in shown["experiments"][0]["rows"]] == [
+            "lr and weight decay tuned on 1,200 validation samples, 2 seeds; lr at the edge of the grid",
+            "tuned on 1,200 validation samples, 2 seeds; within the noise; lr and weight decay as tuned for SGD",
+        ]
+        assert "SAM: tuned on 1,200 validation samples, 2 seeds; within the noise" in shown["verdicts"][0]["evidence"]
+
+
+def test_a_base_that_could_not_be_tuned_stops_the_comparison(tmp_path, monkeypatch, error_of):
+    fit = FakeTuning(tuned_score)
+    monkeypatch.setattr(job, "fit", fit)
+    run = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})["sgd"]
+    first = replace(run, lr=0.012, weight_decay=1e-4, seed=10_000, eval_split="validation", limit_test=None)
+    fit.trouble = {run_dir_name(first): RuntimeError("out of memory")}
+    tune = {"tune_base": True, "tune_seeds": 1}
+    with pytest.raises(RunsFailed, match="out of memory"):
+        bsam.compare("digits", methods=["sgd", "sam"], seeds=1, out=tmp_path, device="cpu", **tune, **SETTINGS)
+    assert len(fit.asked) == 12
+    assert {run.eval_split for run in fit.asked} == {"validation"}
+    other = error_of(*command(tmp_path, "--methods", "sgd", "sam", "--seeds", 1, "--tune"))
+    assert "holds other results (compare, with --tune-base): choose another folder" in other
 
 
 def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, capsys):
@@ -199,6 +272,8 @@ def test_a_folder_of_images_and_a_dry_run(images, tmp_path, capsys):
         (["--init", "nowhere"], "nowhere"),
         (["--weights", "nowhere.pt", "--model", "resnet8"], "nowhere.pt"),
         (["--jobs", "2", "--ray"], "use one of them"),
+        (["--tune-seeds", "2"], "--tune-seeds has no effect without --tune or --tune-base"),
+        (["--tune", "--tune-seeds", "0"], "tune_seeds"),
     ],
 )
 def test_errors(flags, message, error_of, tmp_path):

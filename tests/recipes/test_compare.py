@@ -3,8 +3,8 @@
 import pytest
 
 from bsam.common.errors import BsamValueError
-from bsam.recipes.choices import tuning_runs
-from bsam.recipes.compare import compare_recipe, compared_runs
+from bsam.recipes.choices import base_tuning_runs, tuning_runs
+from bsam.recipes.compare import compare_recipe, compared_runs, tuning_split
 from bsam.recipes.variants import variant_of, variants
 from bsam.training.config import Run
 
@@ -78,3 +78,42 @@ def test_all_seeds_and_trials_begin_with_a_given_run():
     recipe = compare_recipe(list(runs.values()), tune=True)
     planned = recipe.runs(seeds=2)
     assert {run.init for run in [*planned, *tuning_runs(recipe, planned)]} == {"/elsewhere/float"}
+
+
+def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
+    """Image files are listed, and arrays of a function are looked at; no image is decoded."""
+    for name in ("train", "val", "test"):
+        for label in ("cat", "dog"):
+            (tmp_path / "both" / name / label).mkdir(parents=True)
+            (tmp_path / "both" / name / label / "1.jpg").touch()
+    (tmp_path / "both" / "val").rename(tmp_path / "val")
+    assert tuning_split(f"folder:{tmp_path / 'both'}") == "holdout"
+    (tmp_path / "val").rename(tmp_path / "both" / "val")
+    assert tuning_split(f"folder:{tmp_path / 'both'}") == "validation"
+    (tmp_path / "made_arrays.py").write_text(
+        "import numpy as np\nfrom bsam.data import Dataset\n"
+        "pair = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])\n"
+        "def three(folder):\n    return Dataset.from_arrays(pair, pair, pair)\n"
+        "def two(folder):\n    return Dataset.from_arrays(pair, pair)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert (tuning_split("made_arrays:three"), tuning_split("made_arrays:two")) == ("validation", "holdout")
+    assert (tuning_split("digits"), tuning_split("cifar10"), tuning_split("mpii")) == (
+        "validation",
+        "holdout",
+        "holdout",
+    )
+
+
+def test_the_base_optimizer_is_tuned_alone_and_first():
+    runs = compared_runs(["sam", "bsam"], SETTINGS)
+    recipe = compare_recipe(list(runs.values()), tune=True, tune_base=True, seeds=2, split="validation")
+    planned = recipe.runs(seeds=3)
+    trials = base_tuning_runs(recipe, planned)
+    assert {(run.method, run.eval_split) for run in trials} == {("base", "validation")}
+    grid = [(lr, decay) for lr in (0.03, 0.1, 0.3) for decay in (1e-4, 1e-3, 1e-2, 1e-1)]
+    assert [(run.lr, run.weight_decay, run.seed) for run in trials] == [(*p, s) for p in grid for s in (10_000, 10_001)]
+    radii = [(run.arguments["rho"], run.seed) for run in tuning_runs(recipe, planned) if run.method == "sam"]
+    assert radii == [(rho, seed) for rho in (0.05, 0.1, 0.2, 0.4) for seed in (10_000, 10_001)]
+    with pytest.raises(BsamValueError, match="tune_seeds"):
+        compare_recipe(list(runs.values()), tune=True, seeds=0)

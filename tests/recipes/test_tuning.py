@@ -117,18 +117,19 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
     states = run_all(finals, tmp_path)
     (section,) = tuning_sections(small, found)
     assert section.title == "Tuning: ResNet-8, Digits, 40%"
-    assert section.header == ("method", "x 0.5", "x 1", "x 2", "x 4", "chosen", "cost")
+    assert section.header == ("method", "x 0.5", "x 1", "x 2", "x 4", "noise", "chosen", "cost")
     scores = ("30.00 (50.00)", "50.00 (80.00)", "55.00 (85.00)", "40.00 (90.00)")
     assert section.rows == (
-        ("SAM", *scores, "rho 0.1 (rho 0.2)", "16 passes, 8.0 s"),  # 4 candidates, 2 epochs, 2 passes
+        ("SAM", *scores, "-", "rho 0.1 (rho 0.2)", "16 passes, 8.0 s"),  # 4 candidates, 2 epochs, 2 passes
         (
             "BSAM (Algorithm 1)",
             *scores,
+            "-",
             "rho_max 0.1, rho_min 0.1 (rho_max 0.2, rho_min 0.2)",
             "24 passes, 8.0 s",
         ),
     )
-    assert len(tuning_notes(small, found)) == 3
+    assert len(tuning_notes(small, found)) == 4
     write_results(tmp_path, replace(small, figures=()), "smoke", states, chosen=found)
     table = (tmp_path / "table.md").read_text()
     assert "| SAM | 70.00 ± 0.00 (2) | rho 0.1 |" in table
@@ -144,8 +145,8 @@ def test_a_try_that_diverged_is_a_result(small, monkeypatch, tmp_path):
     monkeypatch.setattr(job, "fit", fit)
     run_all(trials, tmp_path)
     (section,) = tuning_sections(small, choices(small, runs, tmp_path))
-    assert section.rows[0][1:6] == ("30.00 (30.00)", "50.00 (50.00)", "diverged", "40.00 (40.00)", "rho 0.05")
-    assert section.rows[1][1:6] == ("diverged",) * 4 + ("rho_max 0.025, rho_min 0.025*",)  # at the edge of the grid
+    assert section.rows[0][1:7] == ("30.00 (30.00)", "50.00 (50.00)", "diverged", "40.00 (40.00)", "-", "rho 0.05")
+    assert section.rows[1][1:7] == ("diverged",) * 4 + ("-", "rho_max 0.025, rho_min 0.025*")  # at the edge
 
 
 def test_a_row_of_measures_says_what_was_chosen(monkeypatch, tmp_path):

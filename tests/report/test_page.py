@@ -14,7 +14,16 @@ from PIL import Image
 from scipy import stats
 
 from bsam.report import page, page_images
-from bsam.report.comparisons import BETTER, CONFIRMED, CONTRADICTED, NOT_CONFIRMED, OPEN, TOO_FEW, WORSE
+from bsam.report.comparisons import (
+    BETTER,
+    CONFIRMED,
+    CONTRADICTED,
+    NOT_CONFIRMED,
+    NOT_LEARNED,
+    OPEN,
+    TOO_FEW,
+    WORSE,
+)
 from bsam.report.page import page_data, page_html, script_json, write_page
 from bsam.report.records import Record, Records, read_records
 from bsam.training.config import Run
@@ -369,7 +378,7 @@ def test_eigenvalues_of_tables_and_figures_have_different_labels(records, settin
 def test_the_page_knows_every_outcome():
     """The tally of verdicts counts only those with a sign."""
     signs = re.search(r"const SIGNS = {(.*?)};", (FILES / "page.js").read_text("utf-8"), re.DOTALL)[1]
-    outcomes = {CONFIRMED, CONTRADICTED, NOT_CONFIRMED, BETTER, WORSE, OPEN, TOO_FEW}
+    outcomes = {CONFIRMED, CONTRADICTED, NOT_CONFIRMED, NOT_LEARNED, BETTER, WORSE, OPEN, TOO_FEW}
     assert {key.strip('"') for key in re.findall(r'("[^"]+"|\w+):', signs)} == outcomes
 
 

@@ -304,9 +304,12 @@ def test_tuned_runs_are_known_by_their_tuning_runs(name, tmp_path):
     records = {record.folder.name: record for record in read(tmp_path)}
     assert records.keys() == {run_dir_name(run) for run, _ in final}
     assert all(record.seed < TUNING_SEED for record in records.values())
-    expected = {True: {"tuned on held-out samples"}, False: {""}}
-    for was_tuned in (True, False):
-        assert {records[run_dir_name(run)].chosen for run, by in final if by == was_tuned} == expected[was_tuned]
+    split = "validation" if name == "demo" else "held-out"
+    for run, was_tuned in final:
+        record = records[run_dir_name(run)]
+        what = "weight decay " if run.method == "base" else ""
+        assert record.chosen == (f"{what}tuned on {split} samples" if was_tuned else "")
+        assert record.tuned == was_tuned
     if name == "demo":
         assert len({record.experiment for record in records.values()}) == 1
         assert rows(records.values())[:2] == [
@@ -325,6 +328,16 @@ def test_tuned_and_other_runs_of_one_method_are_two_rows(tmp_path):
         ("SAM", "the paper's", 96.74),
         ("SAM, tuned", "tuned on held-out samples", 96.74),
     ]
+
+
+def test_a_base_optimizer_with_a_tuned_learning_rate_says_what_was_tuned(tmp_path):
+    """It has no radius: both the row and the choice name the learning rate."""
+    for lr in (0.05, 0.15):
+        write(Run("sgd", **CIFAR, lr=lr, seed=TUNING_SEED, eval_split="holdout"), tmp_path)
+    for run in (Run("sgd", **CIFAR, lr=0.15), Run("sam", **CIFAR)):
+        write(run, tmp_path)
+    found = [(record.method, record.chosen) for record in read(tmp_path)]
+    assert found == [("SGD, tuned lr", "lr tuned on held-out samples"), ("SAM", "the paper's")]
 
 
 def test_methods_that_were_not_tuned_and_not_run_do_not_matter(tmp_path):

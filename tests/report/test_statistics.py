@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bsam.common.errors import BsamValueError
 from bsam.report.statistics import Difference, decide, holm, paired, pooled_std, seeds_needed, t_quantile, within
 
 DEGREES = [*range(1, 40), 99, 100, 998, 999]
@@ -179,3 +180,12 @@ def test_equal_differences_are_no_test():
     decisions = decide([difference(2.0, 2.0, 2.0), difference(1.0, 1.1, 1.2)])
     assert (decisions[0].p, decisions[0].is_significant, decisions[0].more_seeds) == (None, False, None)
     assert decisions[1].tests == 1
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_not_finite(score):
+    """Only those of shared seeds are compared."""
+    assert paired({0: 1.0, 1: 2.0, 2: score}, {0: 0.0, 1: 0.5}).n == 2
+    for pair in (({0: 1.0, 3: score}, {0: 0.0, 3: 1.0}), ({0: 1.0, 3: 1.0}, {0: 0.0, 3: score})):
+        with pytest.raises(BsamValueError, match=f"must be finite numbers, got {score} for seed 3"):
+            paired(*pair)

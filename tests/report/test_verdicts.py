@@ -71,12 +71,21 @@ def test_decided_claims_have_three_seeds():
         "paper": {"confirmed", "contradicted", "not confirmed", "open", "too few seeds"},
         "baseline": {"better", "worse", "open", "too few seeds"},
     }
+    not_learned = [verdict for verdict in shown if verdict["outcome"] == "did not learn"]
+    rows = {verdict["claim"].partition(" against SGD")[0] for verdict in not_learned}
+    at = "rho_max {0}, rho_min {0}".format
+    large = {f"BSAM (Algorithm 1), {at(0.2)}", f"BSAM (Algorithm 1), {at(0.3)}", f"BSAM (2 passes), {at(0.3)}"}
+    assert rows == {*large, "BSAM (Algorithm 1)"}  # the last one with 80 % wrong labels
     for verdict in shown:
+        if verdict in not_learned:
+            assert "no better than chance" in verdict["evidence"]
+            continue
         assert verdict["outcome"] in words[verdict["group"]]
         seeds = re.search(r"(\d+) shared seed", verdict["evidence"])
         assert (verdict["outcome"] == "too few seeds") == (seeds is None or int(seeds[1]) < 3)
         assert (verdict["outcome"] in ("open", "too few seeds")) == (verdict["more_seeds"] is not None)
-    assert {verdict["outcome"] for verdict in shown} == words["paper"] | words["baseline"]
+    found = {verdict["outcome"] for verdict in shown} - {"did not learn"}
+    assert found == (words["paper"] | words["baseline"]) - {"worse"}
 
 
 def test_published_differences_are_the_papers(verdicts):
@@ -360,7 +369,8 @@ def paper_runs(scores, chosen="", title=CLEAN, **more):
         run = Run(method, dict(zip(names, radii, strict=False)), model="resnet18", data="cifar10", **more)
         for seed, score in enumerate(values):
             settings = {**run.settings(), "seed": seed}
-            runs.append(record(method, seed, score, experiment=title, settings=settings, chosen=chosen))
+            how = {"chosen": chosen, "tuned": "tuned" in chosen}
+            runs.append(record(method, seed, score, experiment=title, settings=settings, **how))
     return runs
 
 
@@ -432,3 +442,24 @@ def test_a_narrow_interval_around_zero_does_not_confirm_a_large_published_gap():
 
 def test_records_of_others_are_no_claims_of_the_paper():
     assert paper_verdicts(Records(tuple(made(experiment=CLEAN, SGD=A, SAM=A)), ())) == []
+
+
+def test_networks_that_did_not_learn_have_no_verdict():
+    """A clear difference is none if a network is at chance; the others are corrected as if the row were not there."""
+    sentence = "The network is no better than chance: accuracy 0.1000."
+    rows = {"B": np.add(A, [1.5, 2.0, 2.8]).tolist(), "C": np.add(A, [-80.0, -80.1, -80.3]).tolist()}
+    runs = [replace(run, failure=sentence) if (run.method, run.seed) == ("C", 1) else run for run in made(A=A, **rows)]
+    b, c = verdicts_on(runs)
+    assert (b.outcome, c.outcome, c.more_seeds) == ("better", "did not learn", None)
+    assert "Holm" not in b.evidence
+    assert c.evidence == f"No verdict. C did not learn with 1 of 3 seeds. Seed 1: {sentence}"
+    (row,) = (row for row in page_data(Records(tuple(runs), ()))["experiments"][0]["rows"] if row["method"] == "C")
+    assert (row["difference"], row["not_learned"]) == (None, 1)
+    runs = [replace(run, failure=sentence) if run.method == "A" else run for run in made(A=A, **rows)]
+    assert [verdict.outcome for verdict in verdicts_on(runs)] == ["did not learn", "did not learn"]
+
+
+def test_the_tuning_of_both_rows_is_part_of_the_evidence():
+    runs = [replace(run, chosen="tuned on 64 held-out samples; within the noise") for run in made(B=[92.0, 93.1, 94])]
+    (verdict,) = verdicts_on([*made(A=A), *runs])
+    assert verdict.evidence.endswith(" B: tuned on 64 held-out samples; within the noise.")

@@ -40,7 +40,7 @@ def test_held_out_images_are_not_trained_on_and_keep_their_flipped_labels(limit)
     data = data if limit is None else data.some(limit)
     noisy, _ = flip_labels(data.y, 0.4, 10, seed=3)
     held_out = holdout_mask(len(data), seed=3)
-    n = len(data) // 10
+    n = {640: 200, 200: 100}[len(data)]
     assert int(held_out.sum()) == n
     assert (task.samples, task.eval_samples) == (len(data) - n, n)
     trained = torch.cat([x for x, _ in task.examples()])
@@ -56,6 +56,12 @@ def test_held_out_images_are_not_trained_on_and_keep_their_flipped_labels(limit)
     assert (by_noisy["memorised"], by_true["memorised"]) == (1.0, 0.0)  # of the images that are trained on
     batch = task.batch(torch.arange(task.samples))
     assert torch.equal(batch[1], noisy[~held_out])
+
+
+def test_how_many_samples_are_held_out():
+    """A fifth, at least 200, and at most half."""
+    sizes = {2: 1, 99: 49, 310: 155, 400: 200, 640: 200, 1000: 200, 1005: 201, 50_000: 10_000}
+    assert {samples: int(holdout_mask(samples, 0).sum()) for samples in sizes} == sizes
 
 
 def test_a_limit_holds_for_both_scores():
@@ -89,8 +95,8 @@ def test_the_last_persons_are_held_out():
     settings = {"task": "pose", "model": "simcc_resnet8", "data": "stick_figures", "label_smoothing": 0.0}
     run = Run("base", base="adam", image_size=32, eval_split="holdout", **settings)
     task = Pose(run, CPU, data=data)
-    n = len(data.train) - 4
-    assert (task.samples, len(task._test)) == (n, 4)
+    n = len(data.train) // 2  # so few that half of them are held out
+    assert (task.samples, task.eval_samples, len(task._test)) == (n, n, n)
     joints = torch.cat([y for _, y in task.examples()])
     whole = Pose(Run("base", base="adam", image_size=32, **settings), CPU, data=data)
     assert torch.equal(joints, torch.cat([y for _, y in whole.examples()])[:n])

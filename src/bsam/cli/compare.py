@@ -8,9 +8,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from ..recipes.choices import with_tuned_settings
-from ..recipes.compare import COMPARE, DEFAULT_METHODS, compare_recipe, compared_runs
+from ..recipes.choices import base_choice, choices_of, with_tuned_base, with_tuned_settings
+from ..recipes.compare import COMPARE, DEFAULT_METHODS, compare_recipe, compared_runs, tuning_split
 from ..recipes.experiments import MAX_SEEDS, Recipe
 from ..recipes.states import states_of
 from ..recipes.variants import variant_of, variants
@@ -32,7 +33,7 @@ arguments, the seed and the evaluation split; methods have the names and argumen
 directory for each run, table.md, results.json and report.html to --out. If it is interrupted, the same command
 continues; with more --seeds or --methods, only the new runs are trained."""
 SEEDS = 3
-# compare sets them itself: radii are tuned on the split "holdout", and the final runs are evaluated on the test set
+# compare sets them itself: tuning runs are evaluated on validation or held-out samples, final runs on the test set
 LEFT_OUT = ("method", "arguments", "seed", "eval_split")
 
 
@@ -51,12 +52,23 @@ def add(commands: Any) -> None:
     seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS} (default: {SEEDS})"
     flag("--seeds", type=int, default=SEEDS, help=seeds, metavar="N")
     tune = (
-        "first choose each method's radius: 1/2, 1, 2 or 4 times the default, by the score on a tenth of the training "
-        "samples, which the tuning runs do not train on. Test samples are never used for tuning"
+        "first choose each method's radius: 1/2, 1, 2 or 4 times the default, by the score on the validation set or, "
+        "if there is none, on a fifth of the training samples (at least 200, at most half), which the tuning runs do "
+        "not train on. Test samples are never used for tuning"
     )
     flag("--tune", action="store_true", help=tune)
+    tune_base = (
+        "before that, choose learning rate and weight decay in the same way, for the base optimizer alone: 0.3, 1 or 3 "
+        "times --lr, each with 0.1, 1, 10 or 100 times --weight-decay. All methods then use them"
+    )
+    flag("--tune-base", action="store_true", help=tune_base)
+    tune_seeds = "number of seeds for each candidate of --tune and --tune-base (default: 1)"
+    flag("--tune-seeds", type=int, default=1, help=tune_seeds, metavar="N")
     add_run_flags(command, LEFT_OUT)
-    out = "folder for the results (default: runs/compare-MODEL-DATA, or runs/compare-MODEL-DATA-tuned with --tune)"
+    out = (
+        "folder for the results (default: runs/compare-MODEL-DATA, followed by -tuned with --tune, and by -base with "
+        "--tune-base)"
+    )
     flag("--out", type=Path, help=out, metavar="FOLDER")
     add_running_flags(command, "on a CPU 1")
     command.set_defaults(run=_compare, saved_items="epochs", needs=NEEDS, scale=None)
@@ -78,16 +90,30 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Recipe, list[Run], str]:
     if arguments.baseline is not None:
         first = compared[find_name("baseline", arguments.baseline, compared)]
     baseline = variant_of(first).title
-    recipe = replace(
-        compare_recipe(list(compared.values()), arguments.tune),
-        findings=lambda summaries, states: [str(compare_states(states, baseline, arguments.tune))],
-    )
+    if arguments.tune_seeds != 1 and not (arguments.tune or arguments.tune_base):
+        raise BsamValueError("--tune-seeds has no effect without --tune or --tune-base: add one of them")
+    tune: dict[str, Any] = {"tune": arguments.tune, "tune_base": arguments.tune_base, "seeds": arguments.tune_seeds}
+    if arguments.tune or arguments.tune_base:
+        tune["split"] = tuning_split(first.data, arguments.data_dir)
+    recipe = compare_recipe(list(compared.values()), **tune)
     runs = recipe.runs(seeds=arguments.seeds)
+    recipe = replace(
+        recipe, findings=lambda summaries, states: [str(_result(recipe, runs, states, baseline, arguments.out))]
+    )
     if not (arguments.dry_run or arguments.report):
         check_weights(first, arguments.data_dir)
         initial_network(first)
-    arguments.out = arguments.out or Path("runs") / f"{COMPARE}-{subject_name(first)}{'-tuned' * arguments.tune}"
+    suffix = "-tuned" * arguments.tune + "-base" * arguments.tune_base
+    arguments.out = arguments.out or Path("runs") / f"{COMPARE}-{subject_name(first)}{suffix}"
     return recipe, runs, baseline
+
+
+def _result(
+    recipe: Recipe, runs: Sequence[Run], states: Sequence[RunState], baseline: str, out: Path, page: Path | None = None
+) -> ComparisonResult:
+    """Compare the final runs, whose states are given; ``runs`` are the runs before tuning."""
+    base = base_choice(recipe, runs, out)
+    return compare_states(states, baseline, choices_of(recipe, with_tuned_base(runs, base), out), base, page)
 
 
 def compare(
@@ -97,6 +123,8 @@ def compare(
     *,
     seeds: int = SEEDS,
     tune: bool = False,
+    tune_base: bool = False,
+    tune_seeds: int = 1,
     out: str | Path | None = None,
     baseline: str | None = None,
     jobs: int = 1,
@@ -115,8 +143,12 @@ def compare(
         model: a network from ``bsam list models``, or ``timm:NAME``; None takes that of the weights or the data set.
         methods: at least two of ``"base"`` and the names in ``bsam.recipes.variants()``.
         seeds: the number of seeds.
-        tune: whether to choose each method's radius first, on held-out training samples.
-        out: the folder for the results; None is ``runs/compare-MODEL-DATA``, with ``-tuned`` at the end if ``tune``.
+        tune: whether to choose each method's radius first, on validation samples or held-out training samples.
+        tune_base: whether to choose learning rate and weight decay before that, for the base optimizer alone; all
+            methods then use them.
+        tune_seeds: the number of seeds of each candidate.
+        out: the folder for the results; None is ``runs/compare-MODEL-DATA``, followed by ``-tuned`` if ``tune`` and by
+            ``-base`` if ``tune_base``.
         baseline: the method that the others are compared with; None takes the first one.
         jobs: the number of runs to train at a time on this machine. If it is above 1, other processes
             train them, so a script needs ``if __name__ == "__main__":`` around its code, as for ``multiprocessing``.
@@ -156,6 +188,8 @@ def compare(
         methods=methods,
         seeds=seeds,
         tune=tune,
+        tune_base=tune_base,
+        tune_seeds=tune_seeds,
         out=None if out is None else Path(out),
         baseline=baseline,
         jobs=jobs,
@@ -175,7 +209,8 @@ def compare(
     recipe, runs, title = _prepare(arguments)
 
     def states() -> list[RunState]:
-        return states_of(with_tuned_settings(recipe, runs, arguments.out), arguments.out)
+        based = with_tuned_base(runs, base_choice(recipe, runs, arguments.out))
+        return states_of(with_tuned_settings(recipe, based, arguments.out), arguments.out)
 
     try:
         run_recipe(arguments, recipe, runs, runs, title)
@@ -183,4 +218,4 @@ def compare(
         if not all(state.ended for state in states()):
             raise
     page = arguments.out / PAGE
-    return compare_states(states(), title, tune, page if page.exists() else None)
+    return _result(recipe, runs, states(), title, arguments.out, page if page.exists() else None)

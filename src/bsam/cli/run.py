@@ -15,7 +15,17 @@ from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..data import check_data
 from ..recipes import RECIPES, recipe_of
-from ..recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
+from ..recipes.choices import (
+    base_choice,
+    base_tuning_runs,
+    choices,
+    choices_of,
+    tuned,
+    tuning_runs,
+    untuned,
+    with_tuned_base,
+    with_tuned_settings,
+)
 from ..recipes.experiments import MAX_SEEDS, Recipe
 from ..recipes.initial_weights import check_weights_given, with_weights
 from ..recipes.scales import SCALES, Scale
@@ -58,8 +68,9 @@ def add(commands: Any) -> None:
     flag("--models", nargs="+", default=[], help=only.format("these networks"), metavar="MODEL")
     flag("--data", nargs="+", default=[], help=only.format("on these data sets"), metavar="DATA")
     tune = (
-        "first choose each method's radius: 1/2, 1, 2 or 4 times the paper's, by the score on a tenth of the training "
-        "samples, which the tuning runs do not train on. Test samples are never used for tuning"
+        "first choose each method's radius: 1/2, 1, 2 or 4 times the paper's, by the score on a fifth of the training "
+        "samples (at least 200, at most half), which the tuning runs do not train on. Test samples are never used for "
+        "tuning"
     )
     flag("--tune", action="store_true", help=tune)
     files = (
@@ -157,7 +168,7 @@ def run_recipe(
     from ..report.plan import plan_table, totals
     from ..report.results import check_folder, text_below, write_report, write_results
     from ..report.tables import rich_tables, sections_info
-    from ..report.tuning import tuning_sections
+    from ..report.tuning import how_chosen, tuning_sections
 
     scale = arguments.scale or recipe.scale_names[0]
     recipe = recipe.at(scale)
@@ -168,7 +179,7 @@ def run_recipe(
     console = Console(markup=False)
     failed: Mapping[str, str] = {}
     check_folder(out, recipe)
-    states = states_of([*tuning_runs(recipe, chosen), *with_tuned_settings(recipe, chosen, out)], out)
+    states = states_of(_planned(recipe, chosen, out), out)
     if arguments.dry_run:
         console.print(plan_table(recipe, states))
         console.print(totals(states), highlight=False)
@@ -177,24 +188,32 @@ def run_recipe(
         console.print(f"{recipe.title}. {totals(states)}", highlight=False)
         unfinished = sum(not state.ended for state in states)
         failed = _train(arguments, recipe, scale, chosen, unfinished, console)
+    base, base_trials = base_choice(recipe, runs, out), base_tuning_runs(recipe, runs)
+    runs, chosen = (with_tuned_base(some, base) for some in (runs, chosen))
     finals = states_of(with_tuned_settings(recipe, runs, out), out)
-    tuning = states_of(tuning_runs(recipe, runs), out)
-    chosen_settings = choices(recipe, runs, out)
+    tuning = states_of([*base_trials, *tuning_runs(recipe, runs)], out)
+    chosen_settings, how = choices(recipe, runs, out), how_chosen(finals, choices_of(recipe, runs, out), base)
     selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
     # write before printing, which raises if the output pipe is closed
-    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected)
-    pages = write_report(out, recipe, [*finals, *tuning], baseline)
+    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected, base, how)
+    pages = write_report(out, recipe, [*finals, *tuning], baseline, how)
     summaries = table_info(recipe, finals)
-    for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings)]):
+    for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings, base)]):
         console.print(table)
         console.print()
-    notes = text_below(recipe, summaries, finals, chosen_settings, selected)
+    notes = text_below(recipe, summaries, finals, chosen_settings, selected, base)
     console.print("\n".join(notes), highlight=False)
     console.print(f"Written: {', '.join(map(str, [*written, *pages]))}", soft_wrap=True)
     for page in pages:
         console.print(f"Open {page} in a browser.", soft_wrap=True)
     if failed:
         raise RunsFailed(failed, len(states))
+
+
+def _planned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
+    """Return all runs to train, in order: those that tune the base optimizer, those that tune radii, the final ones."""
+    based = with_tuned_base(runs, base_choice(recipe, runs, out))
+    return [*base_tuning_runs(recipe, runs), *tuning_runs(recipe, based), *with_tuned_settings(recipe, based, out)]
 
 
 def _train(
@@ -230,9 +249,16 @@ def _train(
             raise
 
     with terminable(), make_executor as executor:
-        if trials := tuning_runs(recipe, chosen):
-            run(trials, "tuning")
-        waiting = untuned(recipe, chosen, out)
+        if trials := base_tuning_runs(recipe, chosen):
+            run(trials, "tuning the base optimizer")
+        base = base_choice(recipe, chosen, out)
+        if base is None or base.settings is not None:
+            chosen = with_tuned_base(chosen, base)
+            if trials := tuning_runs(recipe, chosen):
+                run(trials, "tuning")
+            waiting = untuned(recipe, chosen, out)
+        else:
+            waiting = {run_dir_name(final): (final, [state.path.name for state in base.states]) for final in chosen}
         failed |= {name: "its tuning failed" for name, (_, trials) in waiting.items() if failed.keys() & set(trials)}
         ready = [final for final in with_tuned_settings(recipe, chosen, out) if run_dir_name(final) not in waiting]
         run(ready, "runs")

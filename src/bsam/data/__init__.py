@@ -38,7 +38,7 @@ _FASHION = (fashion_mnist.fashion_mnist, fashion_mnist.has_fashion_mnist, fashio
 DATASETS: dict[str, KnownData] = {
     entry.name: entry
     for entry in (
-        ArrayData("digits", "Digits", 10, "none", "digits_net", 1, 8, lambda _: digits.digits()),
+        ArrayData("digits", "Digits", 10, "none", "digits_net", 1, 8, lambda _: digits.digits(), validation=True),
         ArrayData("cifar10", "CIFAR-10", 10, *_LIKE_CIFAR, *_CIFAR10),
         ArrayData("cifar100", "CIFAR-100", 100, *_LIKE_CIFAR, *_CIFAR100),
         ArrayData("fashion_mnist", "Fashion-MNIST", 10, *_LIKE_MNIST, *_FASHION),

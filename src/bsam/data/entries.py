@@ -97,6 +97,10 @@ class KnownData(DatasetEntry):
         """Return the entry itself."""
         return self
 
+    def has_validation(self, folder: Path | None = None) -> bool:
+        """Return whether it has a validation set. Image files are listed for this, but not decoded."""
+        return False
+
     @property
     def images(self) -> str:
         """A description of the images, for lists."""
@@ -118,6 +122,7 @@ class ArrayData(KnownData):
         read: returns the data set in a folder; data from a package ignores the folder.
         is_in: returns whether the files to download are in a folder.
         sources: files to download; none if it comes with a package.
+        validation: whether it has a validation set.
     """
 
     channels: int
@@ -125,7 +130,12 @@ class ArrayData(KnownData):
     read: Callable[[Path], Dataset]
     is_in: Callable[[Path], bool] = lambda folder: True
     sources: tuple[Source, ...] = ()
+    validation: bool = False
     provided: ClassVar[str] = "comes with scikit-learn"
+
+    def has_validation(self, folder: Path | None = None) -> bool:
+        """Return whether it has a validation set."""
+        return self.validation
 
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set."""
@@ -167,6 +177,10 @@ class ImageData(FileData):
     """
 
     files: Callable[[Path], ImageFiles]
+
+    def has_validation(self, folder: Path | None = None) -> bool:
+        """Return whether there are validation files in a folder."""
+        return self.image_files(folder).validation is not None
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
         """Return its image files in a folder; raise if the number of classes is wrong."""

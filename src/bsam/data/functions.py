@@ -55,7 +55,8 @@ def _entry(name: str, data: object) -> KnownData:
     if isinstance(data, Dataset):
         arrays = _checked_arrays(replace(data, name=name))
         channels, side = arrays.train.x.shape[1:3]
-        return ArrayData(name, name, arrays.classes, "none", "resnet18", channels, side, lambda _: arrays)
+        given: dict[str, Any] = {"read": lambda _: arrays, "validation": arrays.validation is not None}
+        return ArrayData(name, name, arrays.classes, "none", "resnet18", channels, side, **given)
     if isinstance(data, ImageFiles):
         files = _checked_files(data)
         return ImageData(name, name, len(files.class_names), "none", None, lambda _: files, in_data_dir=False)

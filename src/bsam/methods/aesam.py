@@ -1,4 +1,4 @@
-"""AESAM."""
+"""AE-SAM."""
 
 from __future__ import annotations
 

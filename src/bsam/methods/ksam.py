@@ -1,4 +1,4 @@
-"""KSAM."""
+"""K-SAM."""
 
 from __future__ import annotations
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..common.errors import BsamValueError
-from ..training.config import Run
-from ..training.run_dir import RunState, run_dir_name
+from ..training.config import BASE, Run
+from ..training.run_dir import run_dir_name
+from .choice import Choice as Choice
 from .experiments import Recipe
 from .scales import Scale
-from .states import score_of, states_of
-from .tuning import radius_tuning
+from .states import states_of
+from .tuning import Tuning, radius_tuning
 from .variants import variant_of
 
 
@@ -31,60 +31,32 @@ def tuned(recipe: Recipe) -> Recipe:
     return replace(recipe, grid=grid, tuning=radius_tuning())
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The candidates for the settings of a run, and the tuning run of each.
-
-    Args:
-        run: the run before tuning.
-        candidates: the settings to choose from, as fields of :class:`Run` by name; empty if there is nothing to choose.
-        trials: the state of each candidate's tuning run.
-    """
-
-    run: Run
-    candidates: Sequence[Mapping[str, Any]]
-    trials: Sequence[RunState]
-
-    def scores(self, clean: bool = False) -> list[float | None]:
-        """Return the score of each candidate after the last epoch; None if it diverged or is not finished.
-
-        Args:
-            clean: whether to score on the true labels if some of the evaluation labels are wrong.
-        """
-        return [_score(state, clean) if state.finished else None for state in self.trials]
-
-    def best(self, clean: bool = False) -> int | None:
-        """Return the index of the candidate with the highest score, the first one on ties; None until all have ended.
-
-        A candidate that diverged is chosen only if all did.
-        """
-        if not self.trials or not all(state.ended for state in self.trials):
-            return None
-        scores = [-1.0 if score is None else score for score in self.scores(clean)]
-        return scores.index(max(scores))
-
-    @property
-    def settings(self) -> Mapping[str, Any] | None:
-        """The chosen candidate; empty without candidates, None until all tuning runs have ended."""
-        if not self.candidates:
-            return {}
-        best = self.best()
-        return None if best is None else self.candidates[best]
+def base_tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
+    """Return the tuning runs that choose the settings of the base optimizer, which come before all others."""
+    if recipe.base_tuning is None:
+        return []
+    return [trial for seeds in recipe.base_tuning.runs(_base_run(runs)) for trial in seeds]
 
 
-def _score(state: RunState, clean: bool) -> float | None:
-    score = state.epochs[-1].get(f"{state.run.eval_split}_clean_accuracy") if clean else None
-    return score_of(state) if score is None else 100 * score
+def base_choice(recipe: Recipe, runs: Sequence[Run], out: Path) -> Choice | None:
+    """Return the choice of the base optimizer's settings; None if the recipe does not tune it."""
+    return None if recipe.base_tuning is None else _choice(recipe.base_tuning, _base_run(runs), (), out)
+
+
+def with_tuned_base(runs: Sequence[Run], base: Choice | None) -> list[Run]:
+    """Return the runs with the settings that were chosen for the base optimizer; unchanged until they are chosen."""
+    settings = (None if base is None else base.settings) or {}
+    return [replace(run, **settings) for run in runs]
 
 
 def tuning_runs(recipe: Recipe, runs: Sequence[Run]) -> list[Run]:
     """Return the tuning runs that choose the settings of ``runs``; empty if the recipe needs no tuning."""
-    if recipe.tuning is None:
+    if (tuning := recipe.tuning) is None:
         return []
     first = _first_seed(runs)
     initial = {run.init for run in first}
-    initial_runs = [recipe.tuning.run(run) for run in first if run_dir_name(run) in initial]
-    return initial_runs + [trial for run in first for trial in recipe.tuning.runs(run, first)]
+    initial_runs = [tuning.run(run, n) for n in range(tuning.seeds) for run in first if run_dir_name(run) in initial]
+    return initial_runs + [trial for run in first for seeds in tuning.runs(run, first) for trial in seeds]
 
 
 def choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Choice]:
@@ -92,7 +64,15 @@ def choices(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Choice]:
     if recipe.tuning is None:
         return []
     first = _first_seed(runs)
-    return [Choice(run, recipe.tuning.settings(run), states_of(recipe.tuning.runs(run, first), out)) for run in first]
+    return [_choice(recipe.tuning, run, first, out) for run in first]
+
+
+def _choice(tuning: Tuning, run: Run, runs: Sequence[Run], out: Path) -> Choice:
+    return Choice(run, tuning.settings(run), [states_of(seeds, out) for seeds in tuning.runs(run, runs)])
+
+
+def _base_run(runs: Sequence[Run]) -> Run:
+    return replace(_first_seed(runs)[0], method=BASE, arguments={}, probe=None)
 
 
 def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
@@ -101,11 +81,19 @@ def with_tuned_settings(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[
     return [replace(run, **(chosen[_key(run)].settings or {})) if chosen else run for run in runs]
 
 
+def choices_of(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, Choice]:
+    """Return the choice behind the settings of each final run that has one, by the name of its directory."""
+    chosen = _by_key(choices(recipe, runs, out))
+    finals = zip(runs, with_tuned_settings(recipe, runs, out), strict=True)
+    of_runs = {run_dir_name(final): chosen[_key(run)] for run, final in finals if chosen}
+    return {name: choice for name, choice in of_runs.items() if choice.names}
+
+
 def untuned(recipe: Recipe, runs: Sequence[Run], out: Path) -> dict[str, tuple[Run, list[str]]]:
     """Return the runs whose tuning has not ended, by directory name, with the directory names of their tuning runs."""
     chosen = _by_key(choices(recipe, runs, out))
     waiting = [(run, chosen[_key(run)]) for run in runs if chosen and chosen[_key(run)].settings is None]
-    return {run_dir_name(run): (run, [state.path.name for state in choice.trials]) for run, choice in waiting}
+    return {run_dir_name(run): (run, [state.path.name for state in choice.states]) for run, choice in waiting}
 
 
 def _first_seed(runs: Sequence[Run]) -> list[Run]:

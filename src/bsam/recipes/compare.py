@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
+from ..tasks.settings import Split
 from ..training.config import BASE, Run
 from ..training.names import find_name
-from .experiments import Recipe
+from .experiments import MAX_SEEDS, Recipe
 from .scales import Scale
-from .tuning import radius_tuning
+from .tuning import base_tuning, radius_tuning
 from .variants import arguments, variant_of, variants
 
 COMPARE = "compare"
@@ -48,13 +51,29 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
     return runs
 
 
-def compare_recipe(runs: Sequence[Run], tune: bool = False) -> Recipe:
+def tuning_split(data: str, data_dir: Path | None = None) -> Split:
+    """Return the split to tune on: the data set's validation set, or held-out training samples if it has none.
+
+    Example:
+        >>> tuning_split("digits"), tuning_split("cifar10")
+        ('validation', 'holdout')
+    """
+    return "validation" if dataset_entry(data).resolve(data_dir).has_validation(data_dir) else "holdout"
+
+
+def compare_recipe(
+    runs: Sequence[Run], tune: bool = False, *, tune_base: bool = False, seeds: int = 1, split: Split = "holdout"
+) -> Recipe:
     """Return a recipe that trains these runs with each seed.
 
     Args:
         runs: the runs of :func:`compared_runs`.
-        tune: whether to choose each method's radius first, on held-out training samples.
+        tune: whether to choose each method's radius first.
+        tune_base: whether to choose the base optimizer's learning rate and weight decay before that, for all methods.
+        seeds: the number of tuning seeds.
+        split: the split to tune on, from :func:`tuning_split`.
     """
+    check_count("tune_seeds", seeds, high=MAX_SEEDS)
     titles = [variant_of(run).title for run in runs]
     subject = f"{model_entry(runs[0].model).title}, {dataset_entry(runs[0].data).title}"
     return Recipe(
@@ -62,5 +81,6 @@ def compare_recipe(runs: Sequence[Run], tune: bool = False) -> Recipe:
         f"{', '.join(titles[:-1])} and {titles[-1]}: {subject}",
         lambda scale: list(runs),
         scales=(Scale(COMPARE, "the network and the data set of the command"),),
-        tuning=radius_tuning() if tune else None,
+        tuning=radius_tuning(split, seeds) if tune else None,
+        base_tuning=base_tuning(split, seeds) if tune_base else None,
     )

@@ -64,6 +64,7 @@ class Recipe:
         axis: the horizontal axis of the figure ``accuracy_lines``.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
         tuning: how settings are chosen before the final runs; None keeps them as they are.
+        base_tuning: how settings are chosen for the base optimizer alone, before that; all runs then use them.
         details: further columns of the table.
         notes: called with one of the runs; returns the lines below the table.
         findings: called with the cells of the table and the states of the runs; returns sentences on what they show.
@@ -95,6 +96,7 @@ class Recipe:
     seeds: int = 1
     method_title: Callable[[Run], str] = lambda run: variant_of(run).title
     remark: str = ""
+    base_tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         if "accuracy_lines" in self.figures and self.axis is None:

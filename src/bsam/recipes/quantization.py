@@ -17,7 +17,7 @@ from .variants import variant_of, variants
 NETWORKS = ("resnet18", "mobilenet_v1")
 BITS = 4  # of weights and activations
 EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # of the quantized runs; float runs have those of the scale
-SMOKE = {"limit_train": 12, "batch": 10}  # few samples, as Hessian products are slow; --tune holds out one of them
+SMOKE = {"limit_train": 12, "batch": 6}  # few samples, as Hessian products are slow; --tune holds out half of them
 FULL_PRECISION = "Full precision"  # the row of the float network
 
 

@@ -72,5 +72,14 @@ def chosen_text(chosen: Mapping[str, Any] | None) -> str:
         ... )
         ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
     """
-    words = {"weight_decay": "weight decay"}
-    return ", ".join(f"{words.get(name, name)} {value:g}" for name, value in (chosen or {}).items()) or "-"
+    return ", ".join(f"{settings_text([name])} {value:g}" for name, value in (chosen or {}).items()) or "-"
+
+
+def settings_text(names: Sequence[str]) -> str:
+    """Return the names of settings in words.
+
+    Example:
+        >>> settings_text(["lr", "weight_decay"])
+        'lr and weight decay'
+    """
+    return " and ".join(name.replace("weight_decay", "weight decay") for name in names)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..recipes.choice import Choice
 from ..recipes.states import score_of
 from ..recipes.variants import passes_of, variant_of
-from ..training.run_dir import RunState
+from ..training.run_dir import RunDir, RunState
+from .comparisons import failures_text
+from .outcome import failure
 from .record_titles import total_radius
 from .records import read_records
 from .statistics import MIN_SEEDS, Decision, Difference, decide, paired
 from .tables import score_title
+from .tuning import base_sentence, tuned_on
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,12 @@ class ComparedMethod:
         diverged: the number of runs that diverged.
         unfinished: the number of runs that have neither finished nor diverged.
         radius: the total radius: rho, or rho_max + rho_min; None if the method has none.
-        chosen: how the radius was chosen: ``"tuned on held-out samples"`` or ``"not tuned"``.
+        chosen: how the radius was chosen: ``"not tuned"``, or for example ``"tuned on 400 validation samples, 1 seed;
+            within the noise"``.
         passes: forward and backward passes per step.
         seconds: seconds per epoch; None if unknown or if runs shared the device.
+        failures: a sentence on each finished run whose network is no better than chance, by seed. A method with such
+            runs is not compared, and nothing is compared with a baseline that has them.
     """
 
     method: str
@@ -45,6 +52,7 @@ class ComparedMethod:
     chosen: str
     passes: float
     seconds: float | None
+    failures: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -91,22 +99,28 @@ class ComparisonResult:
         unit: the unit of the scores; higher is better.
         methods: the methods, in the order in which they were given.
         page: the report, an HTML file; None if it was not written.
+        shared: a sentence on the tuned settings that all methods share; empty if there are none.
     """
 
     baseline: str
     unit: str
     methods: tuple[ComparedMethod, ...]
     page: Path | None = None
+    shared: str = ""
 
     def __str__(self) -> str:
         (baseline,) = (row for row in self.methods if row.method == self.baseline)
         others = [row for row in self.methods if row is not baseline]
         if baseline.mean is None:
             return f"{self.baseline} has no finished run{_not_finished(baseline)}, so nothing can be compared with it."
+        if baseline.failures:
+            texts = "".join(failures_text(row.method, row.failures, row.n) for row in self.methods)
+            return f"Nothing can be compared with {self.baseline}, which did not learn.{texts}"
         spread = "" if baseline.std is None else f" ± {baseline.std:.2f}"
         seeds = f"{baseline.n} seed{'s' * (baseline.n > 1)}"
         numbers = f"{self.baseline}: {self.unit} {baseline.mean:.2f}{spread}, {seeds}{_not_finished(baseline)}."
-        return " ".join([self._answer(others), numbers, *(self._sentence(row, baseline) for row in others)])
+        sentences = [self._answer(others), numbers, *(self._sentence(row, baseline) for row in others), self.shared]
+        return " ".join(filter(None, sentences))
 
     def _answer(self, others: Sequence[ComparedMethod]) -> str:
         seeds = [row.difference.n for row in others if row.difference is not None]
@@ -116,13 +130,18 @@ class ComparisonResult:
             return f"{listed} {'are' if len(names) > 1 else 'is'} better than {self.baseline}, by more than chance."
         if seeds and max(seeds) < MIN_SEEDS:
             return f"Too few seeds: telling whether a method is better than {self.baseline} needs at least {MIN_SEEDS}."
+        learned = " that learned" if any(row.failures for row in others) else ""
         if any(row.gain > 0 for row in others):
-            return f"No method is better than {self.baseline} by more than chance."
-        return f"No method is better than {self.baseline}."
+            return f"No method{learned} is better than {self.baseline} by more than chance."
+        if all(row.failures for row in others):
+            return f"No method can be compared with {self.baseline}: none of them learned."
+        return f"No method{learned} is better than {self.baseline}."
 
     def _sentence(self, row: ComparedMethod, baseline: ComparedMethod) -> str:
         d, decision = row.difference, row.decision
         radius = "" if row.radius is None else f" at total radius {row.radius:g} ({row.chosen})"
+        if row.failures:
+            return f"No verdict on {row.method}{radius}.{failures_text(row.method, row.failures, row.n)}"
         if d is None or decision is None:
             return f"{row.method} has no finished run to compare{_not_finished(row)}."
         by = f"{'better' if row.gain > 0 else 'worse'} by {abs(row.gain):.2f}{' points' * ('%' in self.unit)}"
@@ -148,14 +167,19 @@ class ComparisonResult:
 
 
 def compare_states(
-    states: Sequence[RunState], baseline: str, tuned: bool = False, page: Path | None = None
+    states: Sequence[RunState],
+    baseline: str,
+    choices: Mapping[str, Choice] | None = None,
+    base: Choice | None = None,
+    page: Path | None = None,
 ) -> ComparisonResult:
     """Compare the finished runs of each method with those of a baseline.
 
     Args:
         states: runs that differ in their method and seed only.
         baseline: the title of the baseline.
-        tuned: whether their radii were tuned.
+        choices: the choice of their radii, by the name of the run directory.
+        base: the choice of the base optimizer's settings.
         page: the report, an HTML file.
     """
     groups: dict[str, list[RunState]] = {}
@@ -167,10 +191,23 @@ def compare_states(
     # read together, because a run is timed only if none of the others may have shared its device
     records = read_records([state.path for state in states if state.epochs]).runs
     seconds = {record.folder: record.seconds for record in records if record.seconds is not None}
-    compared = {title: paired(scores[title], scores[baseline]) for title in groups if title != baseline}
+    failures = {
+        title: {
+            state.run.seed: sentence
+            for state in group
+            if state.finished and (sentence := failure(state.run, RunDir(state.path), state.epochs)) is not None
+        }
+        for title, group in groups.items()
+    }
+    compared = {
+        title: None if failures[title] or failures[baseline] else paired(scores[title], scores[baseline])
+        for title in groups
+        if title != baseline
+    }
     decisions = dict(zip(compared, decide(list(compared.values())), strict=True))
     rows = []
     for title, group in groups.items():
+        choice = (choices or {}).get(group[0].path.name)
         times = [seconds[state.path] for state in group if state.path in seconds]
         rows.append(
             ComparedMethod(
@@ -181,12 +218,13 @@ def compare_states(
                 sum(state.diverged is not None for state in group),
                 sum(not state.ended for state in group),
                 total_radius(group[0].run),
-                "tuned on held-out samples" if tuned else "not tuned",
+                "not tuned" if choice is None or choice.best() is None else tuned_on(choice),
                 passes_of(group[0].run),
                 statistics.fmean(times) if times else None,
+                failures[title],
             )
         )
-    return ComparisonResult(baseline, score_title(states[0].run), tuple(rows), page)
+    return ComparisonResult(baseline, score_title(states[0].run), tuple(rows), page, base_sentence(base))
 
 
 def _not_finished(row: ComparedMethod) -> str:

@@ -17,6 +17,7 @@ Value: TypeAlias = Callable[[Record], float | None]
 CONFIRMED, CONTRADICTED, NOT_CONFIRMED = "confirmed", "contradicted", "not confirmed"  # claims of the paper
 BETTER, WORSE = "better", "worse"  # than a baseline
 OPEN, TOO_FEW = "open", "too few seeds"
+NOT_LEARNED = "did not learn"  # a network is no better than chance, so there is no verdict
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Verdict:
         at: ``"at the paper's radii"``, ``"at our radii"`` if the paper states none, ``"at matched radii"`` or ``"at
             tuned radii"``; empty for a user's runs.
         outcome: ``"confirmed"``, ``"contradicted"`` or ``"not confirmed"`` for a claim of the paper, ``"better"`` or
-            ``"worse"`` for a comparison with a baseline; for both ``"open"``, or ``"too few seeds"`` with fewer than
-            three shared seeds.
+            ``"worse"`` for a comparison with a baseline; for both ``"open"``, ``"too few seeds"`` with fewer than three
+            shared seeds, or ``"did not learn"`` if a network of either side is no better than chance.
         evidence: sentences with the numbers.
         more_seeds: how many more seeds would decide if mean and spread stay as they are, and at least as many as are
             missing to three; None if that is not known or the claim is decided.
@@ -78,7 +79,9 @@ class Comparison:
 
     @cached_property
     def difference(self) -> Difference | None:
-        """The difference over the shared seeds; None without any."""
+        """The difference over the shared seeds; None without any, and if a network of either side did not learn."""
+        if failed_seeds(self.ours) or failed_seeds(self.theirs):
+            return None
         return paired(values_by_seed(self.ours, self.value), values_by_seed(self.theirs, self.value))
 
     def verdict(self, decision: Decision) -> Verdict | None:
@@ -88,6 +91,8 @@ class Comparison:
         if not ours or not theirs:
             return self._without_scores(failed.strip()) if failed else None
         titles = f"{self._text(ours, self.our_title)}, {self._text(theirs, self.their_title)}"
+        if not_learned := failure_text(self.ours, self.our_title) + failure_text(self.theirs, self.their_title):
+            return Verdict(self.claim, self.at, NOT_LEARNED, f"No verdict.{not_learned}{failed}", None)
         if self.difference is None:
             return Verdict(self.claim, self.at, TOO_FEW, f"{titles}: no shared seeds.{failed}{self.more}", MIN_SEEDS)
         outcome, note = self._outcome(self.difference, decision)
@@ -180,6 +185,32 @@ def values_by_seed(runs: Sequence[Record], value: Value) -> dict[int, float]:
     return {
         record.seed: number for record in runs if record.state == "finished" and (number := value(record)) is not None
     }
+
+
+def failed_seeds(runs: Sequence[Record]) -> dict[int, str]:
+    """Return the sentences on finished runs whose network did not learn, by seed."""
+    return {record.seed: record.failure for record in runs if record.failure is not None}
+
+
+def failure_text(runs: Sequence[Record], title: str) -> str:
+    """Return sentences on the networks of a row that did not learn; empty without any."""
+    return failures_text(title, failed_seeds(runs), sum(record.state == "finished" for record in runs))
+
+
+def failures_text(title: str, failures: Mapping[int, str], finished: int) -> str:
+    """Return sentences on the networks of a row that did not learn, after a space; empty without any.
+
+    Args:
+        title: the row.
+        failures: a sentence on each of these networks, by seed; that of the first is shown.
+        finished: the number of finished seeds.
+    """
+    if not failures:
+        return ""
+    seed, sentence = min(failures.items())
+    seeds = f"{len(failures)} of {finished} seed{'s' * (finished > 1)}"
+    advice = sentence.replace("--set ", "")  # a flag of bsam train, which bsam compare does not have
+    return f" {title} did not learn with {seeds}. Seed {seed}: {advice}"
 
 
 def _failed(runs: Sequence[Record], title: str) -> str:

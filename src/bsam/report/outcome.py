@@ -43,7 +43,7 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
     )
 
 
-def failure(run: Run, run_dir: RunDir) -> str | None:
+def failure(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]] | None = None) -> str | None:
     """Return a sentence if a finished run is no better than chance or its loss has not fallen; otherwise None.
 
     A classifier is at chance if neither its training nor its evaluation loss is below the loss of guessing, and its
@@ -53,14 +53,18 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
     Args:
         run: the settings of the run.
         run_dir: its directory.
+        epochs: the metrics of its epochs; None reads them from the directory.
     """
-    epochs = run_dir.metrics()
+    epochs = run_dir.metrics() if epochs is None else epochs
     last = epochs[-1]
     accuracy, loss = (last.get(f"{run.eval_split}_{name}") for name in ("accuracy", "loss"))
+    losses = [value for value in (last.get("train_loss"), loss) if value is not None]
     if accuracy is not None:
         accuracy = last.get(f"{run.eval_split}_clean_accuracy", accuracy)  # on the true labels
-        classes = dataset_entry(run.data).classes or len(run_dir.note("inputs")["class_names"])
-        lowest, guessing = min(last["train_loss"], loss), math.log(classes)
+        classes = dataset_entry(run.data).classes or len(run_dir.note("inputs").get("class_names", ()))
+        if not classes or not losses:  # old results, which do not have them
+            return None
+        lowest, guessing = min(losses), math.log(classes)
         if lowest < GUESSING * guessing or accuracy > 2 / classes:
             return None
         return (
@@ -75,6 +79,8 @@ def failure(run: Run, run_dir: RunDir) -> str | None:
                 f"The network is no better than the baseline ({baseline['title']}): {name} {score:.4g} and "
                 f"{value:.4g}. {_advice(run, diverged=False)}"
             )
+    if "train_loss" not in last:
+        return None
     if _begins_at_random(run) and len(epochs) > 1 and last["train_loss"] >= epochs[0]["train_loss"]:
         return (
             f"The training loss, {last['train_loss']:.4g}, is not below that of the first epoch, "

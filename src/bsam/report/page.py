@@ -120,11 +120,13 @@ def _experiment_info(name: str, runs: Sequence[Record], baseline: str) -> dict[s
 
 def _row_info(method: str, runs: Sequence[Record], baseline: Sequence[Record]) -> dict[str, Any]:
     scores, theirs = _scores(runs), _scores(baseline)
-    difference = paired(scores, theirs) if method != baseline[0].method else None
+    learned = not any(run.failure for run in (*runs, *baseline))
+    difference = paired(scores, theirs) if method != baseline[0].method and learned else None
     seconds = [run.seconds for run in runs if run.seconds is not None]
     return {
         "method": method,
         **_statistics(list(scores.values())),
+        "not_learned": sum(run.failure is not None for run in runs),
         "diverged": sum(run.state == DIVERGED for run in runs),
         "unfinished": sum(state_of(run) == UNFINISHED for run in runs),
         "not_started": sum(state_of(run) == NOT_STARTED for run in runs),
@@ -164,7 +166,7 @@ def state_of(run: Record) -> str:
 def _run_info(run: Record) -> dict[str, Any]:
     about = {name: getattr(run, name) for name in ("name", "method", "seed", "score")}
     state = state_of(run)
-    about |= {"state": state, "reason": None if state == NOT_STARTED else run.reason}
+    about |= {"state": state, "reason": None if state == NOT_STARTED else run.reason or run.failure}
     return {**about, "epochs_done": len(run.epochs), "epochs": run.settings.get("epochs")}
 
 

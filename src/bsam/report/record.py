@@ -30,6 +30,8 @@ class Record:
         seconds: the median seconds per epoch; None if unknown or if runs shared the GPU.
         radius: the total radius: rho, or rho_max + rho_min.
         chosen: how the radius or tuned settings were chosen, in words; empty if there are none or that is unknown.
+        tuned: whether its settings were tuned.
+        failure: a sentence if it is finished and its network is no better than chance.
         published: the published number.
         settings: all settings of the run; empty for a row of a CSV file.
         probe: the probe's readings.
@@ -54,6 +56,8 @@ class Record:
     seconds: float | None = None
     radius: float | None = None
     chosen: str = ""
+    tuned: bool = False
+    failure: str | None = None
     published: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     probe: tuple[Mapping[str, Any], ...] = ()

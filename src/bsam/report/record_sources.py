@@ -72,6 +72,7 @@ class Source:
         flatness: the network's entry in a ``flatness.json``.
         predictions: the file with the network's outputs.
         wrong_labels: the fraction of the training labels that are wrong; None if it is not stored.
+        chosen: how its settings were chosen by tuning, in words; None if that is not stored.
     """
 
     run: Run
@@ -86,6 +87,7 @@ class Source:
     flatness: Mapping[str, Any] | None = None
     predictions: Path | None = None
     wrong_labels: float | None = None
+    chosen: str | None = None
 
     @property
     def last(self) -> Metrics | None:
@@ -105,6 +107,7 @@ class Sources:
     runs: list[Source] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _seen: set[Path] = field(default_factory=set)
+    _chosen: dict[Path, str] = field(default_factory=dict)  # from results.json, which is read before run directories
     _unlisted: dict[Path, tuple[Metrics, ...]] = field(default_factory=dict)  # metrics without settings
 
     @contextlib.contextmanager
@@ -166,7 +169,7 @@ class Sources:
                     raise BsamRuntimeError(
                         f"{path / METRICS} must have the seconds of each epoch, got {seconds!r}: {HINT}"
                     )
-            source = Source(state.run, path, path.parent, state.epochs, state.diverged)
+            source = Source(state.run, path, path.parent, state.epochs, state.diverged, chosen=self._chosen.get(path))
             extras: dict[str, Any] = {}
             with self.noting(path / MACHINES):
                 extras["span"] = Span.of(files.machines(), state.epochs)
@@ -202,6 +205,8 @@ class Sources:
                 listed = read_json(file, dict, HINT)
                 for entry in [*listed["runs"], *listed.get("tuning", [])]:
                     place, last = folder / entry["folder"], entry["last"]
+                    if entry.get("chosen"):
+                        self._chosen[place] = entry["chosen"]
                     path = next((path for path, lines in metrics.items() if lines and lines[-1] == last), place)
                     if path in used or (place / CONFIG).exists():
                         continue
@@ -210,7 +215,7 @@ class Sources:
                         epochs = metrics.get(path, () if last is None else (last,))
                         diverged = entry["reason"] or "unknown" if entry["state"] == "diverged" else None
                         source = Source(stored_run(entry["settings"]), path, folder, epochs, diverged)
-                        source = replace(source, wrong_labels=entry.get("wrong_labels"))
+                        source = replace(source, wrong_labels=entry.get("wrong_labels"), chosen=self._chosen.get(place))
                         self.runs.append(replace(source, top_eigenvalue=_eigenvalue(entry.get("top_eigenvalue"))))
         self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
 

@@ -24,12 +24,14 @@ from ..recipes.paper import (
     Published,
     PublishedTable,
 )
+from ..recipes.summaries import settings_text
 from ..recipes.tuning import TUNING_SEED
 from ..recipes.variants import BSAMS, MATCHED, arguments, variant_of, variants
 from ..training.config import BASE, Run, arguments_of
 
 # how a radius was chosen
-TUNED, PAPER, DEFAULT, BY_HAND = "tuned on held-out samples", "the paper's", "default", "set by hand"
+PAPER, DEFAULT, BY_HAND = "the paper's", "default", "set by hand"
+TUNED = {"holdout": "tuned on held-out samples", "validation": "tuned on validation samples"}  # by split
 TOTAL = "BSAM's total radius"
 # settings that may differ between runs that are compared; init names another run, so it differs between seeds
 NOT_COMPARED = (
@@ -172,10 +174,16 @@ def published_for(run: Run, tuned: bool) -> float | None:
     return None if number is None else number.mean
 
 
-def radius_choice(run: Run, tuned: bool) -> str:
-    """Return how a run's radius or tuned settings were chosen; empty if it has neither."""
-    if tuned:
-        return TUNED
+def radius_choice(run: Run, split: str | None, varied: Collection[str] = ()) -> str:
+    """Return how a run's radius or tuned settings were chosen; empty if it has neither.
+
+    Args:
+        run: the run.
+        split: the split that its settings were tuned on; None if they were not tuned.
+        varied: the names of the tuned settings, besides the arguments of methods.
+    """
+    if split is not None:
+        return f"{settings_text(sorted(varied))} {TUNED[split]}" if run.method == BASE else TUNED[split]
     values = all_arguments(run.method, run.arguments)
     radii = {name: value for name, value in values.items() if name.startswith("rho")}
     if not radii:
@@ -267,7 +275,7 @@ def _entry_title(entry: Callable[[str], Any], name: str) -> str:
         return name
 
 
-def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[str] = ()) -> list[str]:
+def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Sequence[str] = ()) -> list[str]:
     """Return the row title of each run: its method, and the settings that set it apart from others of that method.
 
     In the paper's experiments, the row of a method at the paper's radii is just its name. If BSAM has such a row, SAM
@@ -276,7 +284,7 @@ def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[st
     Args:
         runs: all runs of the experiment.
         tuned: whether the settings of each run were tuned.
-        varied: the names of settings that may differ, besides the arguments of methods.
+        varied: the names of settings that may differ, besides the arguments of methods, in order.
     """
     names = [
         None if was_tuned or not of_paper(run) else paper_variant(run)
@@ -288,7 +296,8 @@ def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Collection[st
     titles, values = [], []
     for run, was_tuned, name in zip(runs, tuned, names, strict=True):
         title = variants()[name].title if name in variants() else variant_of(run).title
-        titles.append(f"{title}, tuned" if was_tuned and with_both else title)
+        what = f" {settings_text(varied)}" if run.method == BASE else ""
+        titles.append(f"{title}, tuned{what}" if was_tuned and with_both else title)
         settings = run.settings()
         values.append({**all_arguments(run.method, run.arguments), **{key: settings[key] for key in varied}})
     rows = []

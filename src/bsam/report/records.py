@@ -12,6 +12,8 @@ from ..common.errors import BsamError, BsamValueError
 from ..recipes.variants import passes_of, variants
 from ..tasks import task_class
 from ..training.config import BASE
+from ..training.run_dir import RunDir
+from .outcome import failure
 from .record import Record as Record
 from .record import Records as Records
 from .record_csv import read_csv
@@ -61,7 +63,7 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
     trials = [source for source in sources if is_trial(source.run)]
     folders = {source.folder for source in sources}
     names = {folder: tuned_settings([trial.run for trial in trials if trial.folder == folder]) for folder in folders}
-    chosen = {(trial.folder, candidate_key(trial.run, names[trial.folder])) for trial in trials}
+    chosen = {(trial.folder, candidate_key(trial.run, names[trial.folder])): trial.run.eval_split for trial in trials}
     groups: dict[str, list[Source]] = {}
     for source in sources:
         if not is_trial(source.run):
@@ -79,17 +81,20 @@ def _records(sources: Sequence[Source]) -> tuple[list[Record], list[str]]:
         # results.json lists all runs of a recipe, even methods that nobody asked for
         group = [source for candidate, source in zip(keys, listed, strict=True) if candidate in begun]
         # base has no radius: if nothing else is tuned, its trials only provide the float networks for the other trials
-        tuned = [
-            (source.folder, candidate_key(source.run, names[source.folder])) in chosen
-            and (source.run.method != BASE or bool(names[source.folder]))
+        splits = [
+            chosen.get((source.folder, candidate_key(source.run, names[source.folder])))
+            if source.run.method != BASE or names[source.folder]
+            else None
             for source in group
         ]
         varied = sorted({name for source in group for name in names[source.folder]})
-        rows = row_titles([source.run for source in group], tuned, varied)
+        rows = row_titles([source.run for source in group], [split is not None for split in splits], varied)
         in_experiment = []
-        for source, row, was_tuned in zip(group, rows, tuned, strict=True):
+        for source, row, split in zip(group, rows, splits, strict=True):
+            how = source.chosen or radius_choice(source.run, split, names[source.folder])
             try:
-                in_experiment.append(_record(source, titles[key], row, was_tuned, alone))
+                record = _record(source, titles[key], row, split is not None, alone)
+                in_experiment.append(replace(record, chosen=how))
             except BsamError as error:
                 problems.append(f"{source.path} is left out: {error}.")
         records += sorted(in_experiment, key=_place)
@@ -124,7 +129,8 @@ def _record(source: Source, experiment: str, row: str, tuned: bool, alone: Colle
         passes=passes_of(run),
         seconds=statistics.median(epoch["seconds"] for epoch in source.epochs) if source.path in alone else None,
         radius=total_radius(run),
-        chosen=radius_choice(run, tuned),
+        tuned=tuned,
+        failure=_failure(source),
         published=published_for(run, tuned),
         settings=run.settings(),
         probe=source.probe,
@@ -133,6 +139,15 @@ def _record(source: Source, experiment: str, row: str, tuned: bool, alone: Colle
         flatness=source.flatness,
         predictions=source.predictions,
     )
+
+
+def _failure(source: Source) -> str | None:
+    if source.last is None:
+        return None
+    try:
+        return failure(source.run, RunDir(source.path), source.epochs)
+    except BsamError:  # a data set that this version does not have, or a damaged note
+        return None
 
 
 def _place(record: Record) -> tuple[int, float, str, int]:

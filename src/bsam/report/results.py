@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -43,11 +43,17 @@ FIGURES: dict[str, Draw] = {  # by the names that recipes use; a recipe may also
 }
 WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
+TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
 NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
 
 
-def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
-    """Return an entry per run: settings, state, the metrics of the last epoch if it is finished, machines and dates."""
+def runs_info(states: Sequence[RunState], how: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return an entry per run: settings, state, the metrics of the last epoch if it is finished, machines and dates.
+
+    Args:
+        states: the runs.
+        how: how the settings of tuned runs were chosen, in words, by the name of the run directory.
+    """
     return [
         {
             "folder": state.path.name,
@@ -62,6 +68,7 @@ def runs_info(states: Sequence[RunState]) -> list[dict[str, Any]]:
             "wrong_labels": _wrong_labels(state),
             "machines": RunDir(state.path).machines(),
             **{name: note for name in NOTES if (note := RunDir(state.path).note(name))},
+            **({"chosen": how[state.path.name]} if how and state.path.name in how else {}),
         }
         for state in states
     ]
@@ -88,6 +95,7 @@ def text_below(
     states: Sequence[RunState],
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
+    base: Choice | None = None,
 ) -> list[str]:
     """Return the lines below a table: its caption, how the runs were tuned, and what the numbers show.
 
@@ -97,10 +105,11 @@ def text_below(
         states: the states of its final runs.
         chosen: what tuning chose.
         selected: the directories of the runs that count as missing if they are not finished; None counts all.
+        base: what tuning chose for the base optimizer.
     """
     missing = sum(not state.ended and (selected is None or state.path.name in selected) for state in states)
-    lines = [*caption(recipe, summaries, states[0].run, missing), *_noise_line(states), *tuning_notes(recipe, chosen)]
-    return [*lines, *recipe.findings(summaries, states)]
+    lines = [*caption(recipe, summaries, states[0].run, missing), *_noise_line(states)]
+    return [*lines, *tuning_notes(recipe, chosen, base), *recipe.findings(summaries, states)]
 
 
 def _noise_line(states: Sequence[RunState]) -> list[str]:
@@ -151,14 +160,16 @@ def check_folder(out: Path, recipe: Recipe) -> None:
     """Raise if the folder holds results of another recipe or another tuning, or if a figure is unknown."""
     for figure in recipe.figures:
         figure_of(figure)
-    file, ours = out / "results.json", {"recipe": recipe.name, "tuned": recipe.tuned}
+    file, ours = out / "results.json", {"recipe": recipe.name, **_tuned(recipe)}
     stored = read_json(file, dict, "choose another folder, or remove it") if file.exists() else ours
-    stored = {"tuned": False} | stored
+    stored = dict.fromkeys(TUNED, False) | stored
     if any(stored.get(name) != value for name, value in ours.items()):
-        raise BsamRuntimeError(
-            f"{file} holds other results ({stored.get('recipe')}{', with --tune' * bool(stored['tuned'])}): choose "
-            "another folder"
-        )
+        flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
+        raise BsamRuntimeError(f"{file} holds other results ({stored.get('recipe')}{flags}): choose another folder")
+
+
+def _tuned(recipe: Recipe) -> dict[str, bool]:
+    return {"tuned": recipe.tuned, "tuned_base": recipe.base_tuning is not None}
 
 
 def write_results(
@@ -169,6 +180,8 @@ def write_results(
     tuning: Sequence[RunState] = (),
     chosen: Sequence[Choice] = (),
     selected: Collection[str] | None = None,
+    base: Choice | None = None,
+    how: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs.
 
@@ -180,15 +193,18 @@ def write_results(
         tuning: the states of its tuning runs.
         chosen: what tuning chose.
         selected: as for :func:`text_below`.
+        base: what tuning chose for the base optimizer.
+        how: how the settings of tuned runs were chosen, in words, by the name of the run directory.
 
     Returns:
         the paths of the files.
     """
-    summaries, runs, run = table_info(recipe, states), runs_info(states), states[0].run
+    summaries, runs, run = table_info(recipe, states), runs_info(states, how), states[0].run
     content = {
         "recipe": recipe.name,
         "scale": scale,
         "tuned": recipe.tuned,
+        **({"tuned_base": True} if recipe.base_tuning is not None else {}),
         "title": recipe.title,
         "unit": score_title(run),
         "seeds": sorted({state.run.seed for state in states}),
@@ -198,8 +214,8 @@ def write_results(
     }
     paths = [out / "table.md", out / "results.json"]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
-        sections = [*sections_info(recipe, summaries), *tuning_sections(recipe, chosen)]
-        lines = [*text_below(recipe, summaries, states, chosen, selected), *origin_info(runs)]
+        sections = [*sections_info(recipe, summaries), *tuning_sections(recipe, chosen, base)]
+        lines = [*text_below(recipe, summaries, states, chosen, selected, base), *origin_info(runs)]
         write_json(paths[1], content)
         write(paths[0], markdown(recipe.title, sections, lines).encode())
         if any(state.finished for state in states):
@@ -209,7 +225,13 @@ def write_results(
     return [path for path in paths if path.exists()]
 
 
-def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline: str | None = None) -> list[Path]:
+def write_report(
+    out: Path,
+    recipe: Recipe,
+    states: Sequence[RunState],
+    baseline: str | None = None,
+    how: Mapping[str, str] | None = None,
+) -> list[Path]:
     """Write ``report.html``, the page of all runs that have started; nothing if there are none.
 
     Args:
@@ -217,6 +239,7 @@ def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline
         recipe: the experiment.
         states: the states of its final runs and of its tuning runs, which are not shown.
         baseline: the title of the method that the others are compared with; None takes the base optimizer.
+        how: as for :func:`write_results`.
 
     Returns:
         the path of the page.
@@ -224,7 +247,8 @@ def write_report(out: Path, recipe: Recipe, states: Sequence[RunState], baseline
     records = read_records([state.path for state in states if state.path.exists()])
     if not records.runs:
         return []
-    records = replace(records, runs=tuple(_with_published(record, recipe) for record in records.runs))
+    runs = [replace(record, chosen=(how or {}).get(record.folder.name, record.chosen)) for record in records.runs]
+    records = replace(records, runs=tuple(_with_published(record, recipe) for record in runs))
     with locked(out, "writing results", wait=True):
         write_page(out / PAGE, page_data(records, baseline=baseline, title=recipe.title))
     return [out / PAGE]

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ..common.errors import BsamValueError
+
 LEVEL = 0.95
 MIN_SEEDS = 3  # shared seeds that a verdict needs
 MOST_SEEDS = 1000  # more are not worth estimating
@@ -82,7 +84,11 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float], level: float 
         >>> paired({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})  # doctest: +ELLIPSIS
         Difference(mean=2.5, low=-3.85..., high=8.85..., n=2, p=0.125...)
     """
-    gaps = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    shared = [seed for seed in ours if seed in theirs]
+    for seed, score in ((seed, scores[seed]) for seed in shared for scores in (ours, theirs)):
+        if not math.isfinite(score):
+            raise BsamValueError(f"scores must be finite numbers, got {score} for seed {seed}: leave this run out")
+    gaps = [ours[seed] - theirs[seed] for seed in shared]
     if not gaps:
         return None
     mean, n = statistics.fmean(gaps), len(gaps)

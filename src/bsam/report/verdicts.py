@@ -12,7 +12,7 @@ from ..training.config import Run
 from .comparisons import BETTER, TOO_FEW, WORSE, Comparison, Value, group_by, values_by_seed, verdicts_of
 from .comparisons import Verdict as Verdict
 from .record import Record, Records
-from .record_titles import TUNED, claimed_numbers, of_paper, paper_variant
+from .record_titles import claimed_numbers, of_paper, paper_variant
 from .statistics import MIN_SEEDS, paired
 
 PAPER_RADII, OUR_RADII = "at the paper's radii", "at our radii"  # ours where the paper states none
@@ -56,7 +56,10 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         matched = True
         verdicts += verdicts_of(
             [
-                Comparison(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE))
+                Comparison(
+                    *(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE)),
+                    more=_tuning(runs) + _tuning(rows[name]),
+                )
                 for row, runs in rows.items()
                 if row != name
             ]
@@ -65,6 +68,11 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         known = ", ".join(dict.fromkeys(record.method for record in records.runs)) or "none"
         raise BsamValueError(f"baseline must be one of the rows of an experiment ({known}); got {baseline!r}")
     return verdicts
+
+
+def _tuning(runs: Sequence[Record]) -> str:
+    """Return a sentence on how the settings of a row were tuned; empty if they were not."""
+    return f" {runs[0].method}: {runs[0].chosen}." if "tuned" in runs[0].chosen else ""
 
 
 def baseline_row(rows: Iterable[str], baseline: str) -> str | None:
@@ -92,7 +100,7 @@ class _PaperExperiment:
         self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
         self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
         for record, run in runs:
-            tuned = record.chosen == TUNED
+            tuned = record.tuned
             name = variant_of(run).name if tuned else paper_variant(run)
             if name is not None:
                 self.rows[tuned].setdefault(name, []).append(record)

@@ -62,6 +62,7 @@ class Classification(PretrainedTask):
     loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
     run: ClassificationSettings
+    eval_samples: int
 
     def __init__(
         self,

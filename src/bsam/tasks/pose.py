@@ -80,7 +80,7 @@ class Pose(PretrainedTask):
         self._test = _limited(test, "limit_test", run.limit_test)
         self._x, self._y, self._to_image = _on(self._train, self._host, device)
         self._test_x, self._test_y, self._test_to_image = _on(self._test, self._host, device)
-        self.samples = len(self._train)
+        self.samples, self.eval_samples = len(self._train), len(self._test)
         self._truth = joints_in_image(self._test)
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
         self.baseline()  # raises before training if there is nothing to score

@@ -150,9 +150,9 @@ class TaskSettings:
     )
     eval_split: Split = setting(
         "test",
-        "the data to evaluate on. holdout is a tenth of the training samples, which are then not used for training; "
-        "with --label-noise, some of their labels are wrong, too. Choose settings on validation or holdout, not on "
-        "test",
+        "the data to evaluate on. holdout is a fifth of the training samples, at least 200 but at most half of them, "
+        "which are then not used for training; with --label-noise, some of their labels are wrong, too. Choose "
+        "settings on validation or holdout, not on test",
         one_of(Split),
     )
     seed: int = setting(

@@ -102,10 +102,11 @@ class RunState:
 class RunDir:
     """Read a run directory.
 
-    ``config.json`` has the settings, ``identity.json`` the task and a digest of the data, ``environment.json`` the
-    machines that trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard,
-    ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which
-    training resumes, ``curvature.json`` the largest eigenvalue and the loss surface of the trained network,
+    ``config.json`` has the settings, ``identity.json`` the task, a digest of the data and the number of samples that
+    it is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
+    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after
+    the last epoch or an earlier one, from which training resumes, ``curvature.json`` the largest eigenvalue and the
+    loss surface of the trained network,
     ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
     classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
     ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
@@ -171,6 +172,10 @@ class RunDir:
         """Return a note of the task by name (``"data"`` reads ``data.json``); an empty dict if there is none."""
         file = self.path / f"{name}.json"
         return read_json(file, dict, REPAIR) if file.exists() else {}
+
+    def eval_samples(self) -> int | None:
+        """Return the number of samples that the run is evaluated on; None if it has not begun or is an old run."""
+        return self.note("identity").get("eval_samples")
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""

@@ -127,7 +127,7 @@ class RunWriter(RunDir):
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
         write_json(self.path / CONFIG, self.settings)
-        write_json(file, identity)
+        write_json(file, {**identity, "eval_samples": task.eval_samples})
         write_json(self.path / MACHINES, [*self.machines(), machine])
         for name, value in task.notes().items():
             write_json(self.path / f"{name}.json", value)

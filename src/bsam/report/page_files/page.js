@@ -66,10 +66,11 @@ function columnsOf(experiment) {
     {
       title: experiment.unit, kind: "score", first, value: row => row.mean,
       text: row => (row.n ? `${statistics(row, digits)} (${row.n})` : ""),
-      badges: row => [["diverged", row.diverged], ["unfinished", row.unfinished], ["not started",
-          row.not_started]].filter(([, n]) => n),
+      badges: row => [["did not learn", row.not_learned], ["diverged", row.diverged], ["unfinished", row.unfinished],
+          ["not started", row.not_started]].filter(([, n]) => n),
       csv: {
-        mean: row => row.mean, std: row => row.std, n: row => row.n, diverged: row => row.diverged,
+        mean: row => row.mean, std: row => row.std, n: row => row.n, "did not learn": row => row.not_learned,
+        diverged: row => row.diverged,
         unfinished: row => row.unfinished, "not started": row => row.not_started,
       },
     },
@@ -94,7 +95,7 @@ function columnsOf(experiment) {
     plain("passes per step", row => row.passes),
     plain("seconds per epoch", row => row.seconds, value => short(Number(value.toPrecision(3)))),
     plain("total radius", row => row.radius),
-    {title: "radius chosen", value: row => row.chosen, text: row => row.chosen, csv: {chosen: row => row.chosen},
+    {title: "how chosen", value: row => row.chosen, text: row => row.chosen, csv: {chosen: row => row.chosen},
         words: true},
   ];
   return columns.filter((column, i) => i < 2 || some(column.value));
@@ -240,13 +241,14 @@ function copyButtons(table, experiment) {
 
 function bestRow(experiment) {
   const sign = experiment.higher_is_better ? 1 : -1;
-  const known = experiment.rows.filter(row => row.mean !== null);
+  const known = experiment.rows.filter(row => row.mean !== null && !row.not_learned);
   return known.length > 1 ? known.reduce((best, row) => (sign * row.mean > sign * best.mean ? row : best)) : null;
 }
 
 // ---- verdicts
 const SIGNS = {
   confirmed: "✓", contradicted: "✗", "not confirmed": "≈", better: "✓", worse: "✗", open: "?", "too few seeds": "…",
+  "did not learn": "⚠",
 };
 const undecided = ({outcome}) => outcome === "open" || outcome === "too few seeds";
 const titleOf = ({claim, experiment}) => (experiment ? claim.slice(0, -`: ${experiment}`.length) : claim);
@@ -623,7 +625,10 @@ main.append(node("section", {id: "notes"}, node("h2", {}, "How to read the numbe
     "several comparisons, and says nothing about one seed. Only finished runs count in means. λmax is the largest " +
     "eigenvalue of the Hessian, without label smoothing and with the labels used in training. Tables show the value " +
     "computed at the end of training, figures those of bsam flatness; their labels say on how many samples. " +
-    "The best mean of a table is bold, which says nothing about chance: see the intervals.")));
+    "The best mean of a table is bold, which says nothing about chance: see the intervals. A method is not compared " +
+    "if one of its networks did not learn, which means that it is no better than chance. Tuned settings are within " +
+    "the noise if another candidate's score was within a standard error of the best, and at the edge of the grid if " +
+    "they are the smallest or the largest that were tried.")));
 
 const links = [
   ...(data.verdicts.length ? [["verdicts", "Verdicts"]] : []),
