@@ -57,6 +57,7 @@ def test_a_stopped_run_continues_bit_for_bit(case, tmp_path, runs):
     assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
     state = runs.load(tmp_path / "stopped")
     assert len(state["optimizer"]["state"]) > 0
+    assert state.get("scaler", {}).get("_growth_tracker") == (6 if case == "fp16" else None)  # steps of both epochs
     assert [reading["step"] for reading in state["readings"]] == ([0, 2, 4] if run.probe else [])
 
 
