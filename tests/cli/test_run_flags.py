@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from bsam import BsamError, cli
-from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
+from bsam.cli.run_flags import add_run_flags, method_arguments, run_of, settings_of
 from bsam.recipes.variants import variants
 from bsam.training.config import Run
 
@@ -158,6 +158,8 @@ def test_arguments_of_the_base_optimizer():
     given = ("--base", "AdamW", "--base-set", "betas=[0.9,0.99]", "--base-set", "eps=1e-6", "amsgrad=true")
     expected = Run("sam", base="adamw", base_arguments={"betas": [0.9, 0.99], "eps": 1e-6, "amsgrad": True})
     assert run_from("--method", "sam", *given) == expected
+    from_python = argparse.Namespace(base_arguments={"eps": 1e-6}, base="adamw")  # as bsam.compare passes them
+    assert settings_of(from_python)["base_arguments"] == {"eps": 1e-6}
     with pytest.raises(BsamError, match=r"--base-set .*eps=1e-6"):
         run_from("--method", "sam", "--base-set", "eps")
 

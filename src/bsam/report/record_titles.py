@@ -107,6 +107,8 @@ def published_numbers(run: Run) -> dict[str, Published]:
         (96.18, 96.82)
         >>> published_numbers(Run("sam", model="resnet18", data="cifar10", epochs=60))
         {}
+        >>> published_numbers(Run("sam", model="resnet18", data="cifar10", ema=0.999))
+        {}
     """
     table = published_table(run)
     if table is None or run.eval_split != "test":

@@ -19,17 +19,17 @@ _CLASSES: dict[str, type[Optimizer]] = {
 }
 UNUSABLE = {
     "lbfgs": "it evaluates the loss several times per step",
-    "muon": "it takes only matrices, but networks have other parameters, too. In your own loop, bsam.CombinedOptimizer "
-    "combines it with an optimizer for these",
-    "rprop": "it uses only the signs of the gradients of the whole training set, and no learning-rate schedule",
+    "muon": "it takes only matrices, but networks have other parameters, too (in your own loop, use "
+    "bsam.CombinedOptimizer)",
+    "rprop": "it is made for gradients of the whole training set, and ignores the learning-rate schedule",
     "sparseadam": "it takes only sparse gradients, but those of the networks are dense",
 }
 BASES = {name: cls for name, cls in sorted(_CLASSES.items()) if name not in UNUSABLE}
 # Steps of the others were not tested in a CUDA graph, or wait for the device.
 CAPTURABLE = ("sgd", "adam", "adamw")
 # Arguments that are settings of the run, and those that depend on the machine or that sharpness-aware steps exclude.
-_OF_RUN = ("params", "lr", "momentum", "nesterov", "weight_decay")
-_OF_MACHINE = ("foreach", "fused", "capturable", "maximize", "differentiable")
+_OF_RUN = ("lr", "momentum", "nesterov", "weight_decay")
+_NOT_SET = ("params", "foreach", "fused", "capturable", "maximize", "differentiable")
 
 
 def find_base(name: object) -> str:
@@ -40,7 +40,7 @@ def find_base(name: object) -> str:
         'rmsprop'
     """
     if (lower := str(name).lower()) in UNUSABLE:
-        raise BsamValueError(f"base must not be {lower}: {UNUSABLE[lower]}")
+        raise BsamValueError(f"base must not be {lower}: {UNUSABLE[lower]}. Choose another, such as sgd or adamw")
     return find_name("base", name, BASES)
 
 
@@ -58,8 +58,10 @@ def check_base_arguments(base: str, arguments: object) -> None:
     """Raise unless the arguments are accepted by the base optimizer and are not settings of the run."""
     if not isinstance(arguments, Mapping):
         raise BsamValueError(f"base_arguments must map names to values, such as {{'eps': 1e-6}}; got {arguments!r}")
-    known = [name for name in parameters_of(base) if name not in (*_OF_RUN, *_OF_MACHINE)]
     for name in arguments:
+        known = [known for known in parameters_of(base) if known not in (*_OF_RUN, *_NOT_SET)]
+        if name in _OF_RUN:
+            raise BsamValueError(f"base_arguments must not contain {name}, which is a setting of the run: set {name}")
         if name not in known:
             raise BsamValueError(f"base_arguments: {base} has no argument {name!r}: it takes {', '.join(known)}")
     if arguments:
