@@ -19,7 +19,7 @@ from bsam.training.ema import WeightAverage
 from bsam.training.loop import fit
 from bsam.training.run_dir import RunDir
 
-SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.0, "epochs": 2, "limit_train": 48, "limit_test": 20, "seed": 4}
+SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.0, "epochs": 1, "limit_train": 64, "limit_test": 20, "seed": 4}
 SAME |= {"schedule": "constant"}
 RHO = 0.1
 METHODS = {"base": {}, "sam": {"rho": RHO}}
@@ -141,11 +141,11 @@ def test_a_step_is_that_of_a_hand_written_loop(method, options):
     run = Run(method, METHODS[method], **SAME, **options)
     trainer, result = trained(run)
     model, steps, _ = hand_written(run)
-    assert len(steps) == 6
+    assert len(steps) == 4
     assert distance(trainer.network.state_dict(), model.state_dict()) < 1e-6
     assert result.last.metrics["train_loss"] > 0
     if "clip_norm" in options:  # every step is clipped
-        with_momentum = 0.1 * 0.3 * sum((1 - 0.9 ** (t + 1)) / 0.1 for t in range(6))
+        with_momentum = 0.1 * 0.3 * sum((1 - 0.9 ** (t + 1)) / 0.1 for t in range(4))
         moved = [
             (p - q).detach() for p, q in zip(trainer.network.parameters(), Recorded.start.parameters(), strict=True)
         ]
@@ -175,7 +175,7 @@ def test_selected_samples_are_split_into_micro_batches_of_the_same_size():
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on CPUs without fp16
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("factor", "options"), [(1.0, {"accumulate": 2}), (100.0, {"clip_norm": 0.3})])
+@pytest.mark.parametrize(("factor", "options"), [(1.0, {"accumulate": 2}), (20.0, {"clip_norm": 0.3})])
 def test_fp16_scales_the_loss_and_skips_steps_that_overflow(method, factor, options, monkeypatch):
     monkeypatch.setattr(Linear, "factor", factor)
     run = Run(method, METHODS[method], **SAME, **options, precision="fp16")
@@ -257,7 +257,7 @@ def test_a_base_optimizer_by_name_is_the_class_of_torch(base):
     given = {name: named[name] for name in by_hand if named[name] != (0.7, 0.999)}
     momentum = {"momentum": 0.7} if {"betas", "momentum"} & set(named) else {}
     method = "base" if base == "adadelta" else "sam"  # its rho would be taken for SAM's
-    small = {**SAME, "lr": 3e-3, "epochs": 1}
+    small = {**SAME, "lr": 3e-3, "limit_train": 48}
     run = Run(method, METHODS[method], base=base, base_arguments=given, **momentum, **small)
     trainer, _ = trained(run)
     (cls,) = (cls for name, cls in vars(torch.optim).items() if name.lower() == base and isinstance(cls, type))
