@@ -4,7 +4,7 @@ import argparse
 import ast
 import os
 import re
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from bsam.common.method_info import MethodInfo
 from bsam.methods import METHODS
 from bsam.report.page import page_data, write_page
 from bsam.report.records import read_records
-from bsam.training import Run
+from bsam.training.config import grouped_settings
 
 logger = logging.getLogger(__name__)
 REPORT = "results-page.html"
@@ -106,7 +106,12 @@ SETTINGS = """\
 # Settings of a run
 
 These are the arguments of {{class}}`bsam.training.Run`. Written with dashes, they are also the flags of
-[`bsam train`](command-line.md).
+[`bsam train`](command-line.md), except that `arguments` is `--set` and `base_arguments` is `--base-set` there.
+
+{groups}
+"""
+SETTING_GROUP = """\
+## {title}
 
 :::{{container}} wide-last-column stacked-rows
 | setting | default | meaning |
@@ -121,7 +126,7 @@ def pages() -> dict[str, str]:
     return {
         "methods/index.md": overview(),
         **{f"methods/{name}.md": method_page(name, method) for name, method in METHODS.items()},
-        "reference/settings.md": SETTINGS.format(rows="\n".join(map(setting_row, settings()))),
+        "reference/settings.md": SETTINGS.format(groups="\n".join(setting_groups())),
         "reference/examples.md": EXAMPLES.format(examples="\n".join(map(example_section, example_files()))),
         "reference/command-line.md": COMMANDS.format(commands="\n".join(map(help_of, parsers()))),
     }
@@ -157,15 +162,16 @@ def method_page(name: str, method: type[MethodInfo]) -> str:
     )
 
 
-def settings() -> list[Field[Any]]:
-    """Return the settings of a run, the method and its arguments first."""
-    return sorted(fields(Run), key=lambda setting: setting.kw_only is True)
+def setting_groups() -> list[str]:
+    """Return a section for each group of settings."""
+    groups = grouped_settings()
+    return [SETTING_GROUP.format(title=title, rows="\n".join(map(setting_row, groups[title]))) for title in groups]
 
 
 def setting_row(setting: Field[Any]) -> str:
     """Return the row of a setting, with its help text on the command line."""
     default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
-    about = setting.metadata.get("help", "the arguments of the method, by name")
+    about = setting.metadata["help"]
     flags_as_code = re.sub(r"(?<!`)--[a-z][a-z-]+", r"`\g<0>`", about)
     return f"| `{setting.name}` | {default} | {flags_as_code} |"
 

@@ -1,4 +1,5 @@
 import argparse
+import re
 import types
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from bsam import BsamError, cli
-from bsam.cli.run_flags import add_run_flags, method_arguments, run_of
+from bsam.cli.run_flags import add_run_flags, method_arguments, run_of, settings_of
 from bsam.recipes.variants import variants
 from bsam.training.config import Run
 
@@ -28,6 +29,7 @@ def run_from(*flags):
 def other(field, hint):
     """A value of the field's type that is not its default."""
     special = {"method": "sam", "data": "cifar10", "surface": 5, "weights": "pretrained"}  # values that are checked
+    special |= {"base": "rmsprop", "accumulate": 4}
     if field.name in special:
         return special[field.name]
     if hint is bool:
@@ -40,7 +42,9 @@ def other(field, hint):
 
 
 @pytest.mark.parametrize(
-    "field", [field for field in fields(Run) if field.name not in ("arguments", "init")], ids=lambda field: field.name
+    "field",
+    [field for field in fields(Run) if field.name not in ("arguments", "base_arguments", "init")],
+    ids=lambda field: field.name,
 )
 def test_every_setting_of_a_run_is_a_flag(field):
     value = other(field, get_type_hints(Run)[field.name])
@@ -150,13 +154,50 @@ def test_arguments_of_the_method_are_json_or_text():
     assert values == {"beta": [1, 1, 1], "kind": "two words", "k": "", "e": "a=b", "none": None}
 
 
+def test_arguments_of_the_base_optimizer():
+    given = ("--base", "AdamW", "--base-set", "betas=[0.9,0.99]", "--base-set", "eps=1e-6", "amsgrad=true")
+    expected = Run("sam", base="adamw", base_arguments={"betas": [0.9, 0.99], "eps": 1e-6, "amsgrad": True})
+    assert run_from("--method", "sam", *given) == expected
+    from_python = argparse.Namespace(base_arguments={"eps": 1e-6}, base="adamw")  # as bsam.compare passes them
+    assert settings_of(from_python)["base_arguments"] == {"eps": 1e-6}
+    with pytest.raises(BsamError, match=r"--base-set .*eps=1e-6"):
+        run_from("--method", "sam", "--base-set", "eps")
+
+
+def test_flags_are_grouped_by_subject(capsys):
+    shown = {}
+    for command in ("train", "compare", "run"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        sections = re.split(r"^(\w[^\n]*):$", capsys.readouterr().out, flags=re.M)
+        shown[command] = {
+            title: re.findall(r"^  (--[\w-]+)", text, re.M)
+            for title, text in zip(sections[1::2], sections[2::2], strict=True)
+        }
+        titles = [title for title in shown[command] if title not in ("options", "positional arguments")]
+        assert titles[-1] == "Output"
+        assert len(titles) == {"train": 9, "compare": 9, "run": 4}[command]
+        assert not shown[command]["options"]  # --help has a short form
+        assert max(map(len, shown[command].values())) <= 20
+    train = shown["train"]
+    assert train["Method"] == ["--method", "--set"]
+    assert train["Optimization"][:3] == ["--base", "--base-set", "--lr"]
+    assert {"--accumulate", "--clip-norm", "--ema", "--head-lr", "--seed"} <= set(train["Optimization"])
+    assert train["Precision and speed"] == ["--precision", "--compile", "--capture", "--device"]
+    assert train["Pose"] == ["--simcc-k", "--simcc-sigma", "--flip-test"]
+    assert {"--data", "--data-dir", "--download", "--label-noise"} <= set(train["Data"])
+    assert train["Output"] == ["--out", "--checkpoint-every"]
+    same = ("Model", "Pose", "Quantization", "Measurement")
+    assert [shown["compare"][title] for title in same] == [train[title] for title in same]
+    assert shown["run"]["Output"] == ["--out", "--dry-run", "--report", "--checkpoint-every"]
+
+
 def test_help_explains_every_flag(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "--help"])
     assert end.value.code == 0
     shown = "".join(capsys.readouterr().out.split())
     for field in fields(Run):
-        if field.name != "arguments":
-            assert f"--{field.name.replace('_', '-')}" in shown
-            assert "".join(field.metadata["help"].split()) in shown
+        assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
+        assert "".join(field.metadata["help"].split()) in shown
     assert "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose)" in shown

@@ -13,6 +13,7 @@ from bsam.data.examples import Dataset, Examples
 from bsam.methods import METHODS
 from bsam.tasks import image_inputs
 from bsam.tasks.classification import Classification
+from bsam.training.bases import BASES, CAPTURABLE
 from bsam.training.config import Run
 from bsam.training.distributed import DistributedContext
 from bsam.training.loop import fit
@@ -283,6 +284,55 @@ def test_bfloat16_learns_in_a_graph_as_without(name):
     assert metrics[-1]["test_accuracy"] > 0.8
     assert metrics[-1]["test_accuracy"] == pytest.approx(expected[-1]["test_accuracy"], abs=0.05)
     assert all(p.dtype == torch.float32 for p in captured.network.parameters())
+
+
+OPTIONS = {
+    "clip": {"clip_norm": 0.2},
+    "accumulate": {"accumulate": 4},
+    "all": {"clip_norm": 0.2, "accumulate": 2, "ema": 0.8},
+}
+
+
+@pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_captured_steps_clip_and_accumulate_as_plain_steps(name, options):
+    run = Run(**{**RUNS[name].settings(), **options})
+    captured, metrics, _ = train(run)
+    reference, expected, _ = train(plain(run))
+    assert captured.take_step._graphs
+    assert apart(captured, reference) < tolerance(run)
+    assert metrics[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
+    assert apart(captured, train(RUNS[name])[0]) > 2 * tolerance(run)  # the options have an effect
+    if run.ema is not None:
+        ours, theirs = (
+            torch.cat([t.double().flatten() for t in trainer.result_network.parameters()]).detach()
+            for trainer in (captured, reference)
+        )
+        last = torch.cat([t.double().flatten() for t in captured.network.parameters()]).detach()
+        assert (ours - theirs).norm() < 0.2 * (ours - last).norm()
+
+
+@pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor", "bsam on adamw", "saf"])
+def test_fp16_is_not_captured_and_learns(name, tmp_path):
+    settings = RUNS[name].settings() if name in RUNS else Run(name, ARGUMENTS[name], **SAME).settings()
+    run = Run(**{**settings, "precision": "fp16", "clip_norm": 5.0, "accumulate": 2, "epochs": 4})
+    trainer, metrics, _ = train(run, epochs=range(4))
+    assert not isinstance(trainer.take_step, CapturedSteps)
+    assert metrics[-1]["test_accuracy"] > 0.8
+    state = through_a_file(trainer, tmp_path)
+    assert state["scaler"]["scale"] == trainer.train_step.scaler.get_scale()
+    again, _, _ = train(run, epochs=[], state=state)
+    assert again.train_step.scaler.state_dict() == trainer.train_step.scaler.state_dict()
+
+
+@pytest.mark.parametrize("base", [base for base in BASES if base not in CAPTURABLE])
+def test_other_base_optimizers_are_not_captured_and_learn(base):
+    lr = {"adadelta": 1.0, "adafactor": 0.03, "adagrad": 0.02, "asgd": 0.05}.get(base, 3e-3)
+    run = Run("base" if base == "adadelta" else "sam", base=base, **{**SAME, "lr": lr, "epochs": 4})
+    trainer, metrics, _ = train(run, epochs=range(4))
+    assert not isinstance(trainer.take_step, CapturedSteps)
+    assert metrics[-1]["test_accuracy"] > 0.5
+    assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.capturable])

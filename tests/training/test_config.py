@@ -17,8 +17,12 @@ WRONG = [  # settings, and values that they refuse
     ("arguments", [None, 5, "ab", [("rho", 0.1)]]),
     ("task model data", [[], 5, "", b"x", None]),
     ("augment", [[], 5, "", b"x"]),
-    ("base schedule precision eval_split", ["lbfgs", "linear", "fp16", "train"]),
-    ("epochs batch limit_train limit_test probe", [0, -1, 1.5, True, "3"]),
+    ("base schedule precision eval_split", ["lbfgs", "linear", "fp8", "train"]),
+    ("base", ["muon", "rprop", "SparseAdam", "optimizer", "sgdd", None]),
+    ("base_arguments", [None, 5, "ab", {"lr": 1}, {"momentum": 0.5}, {"fused": True}, {"betas": [0.9, 0.99]}]),
+    ("clip_norm ema", [0, -0.1, math.nan, "1"]),
+    ("ema", [1, 1.5]),
+    ("epochs batch accumulate limit_train limit_test probe", [0, -1, 1.5, True, "3"]),
     ("surface", [0, 1, 4, 1.5, True, "3"]),
     ("lr weight_decay warmup", [-0.1, math.nan, math.inf, "0.1", None]),
     ("momentum", [-0.1, 1.0, math.nan, math.inf, "0.1", None]),
@@ -35,6 +39,9 @@ TOGETHER = [  # settings that do not fit together, and a word of the message
     *(({"method": name, "probe": 5}, "probe") for name in ("sgd", "base", "saf", "mesa")),
     ({"nesterov": True, "base": "adam"}, "nesterov"),
     ({"nesterov": True, "momentum": 0.0}, "nesterov"),
+    ({"base": "adagrad", "momentum": 0.8}, "momentum"),
+    *(({"base": "adam", "base_arguments": {"betas": betas}}, "betas") for betas in ([0.9], "xy", 3, [0.9, 2])),
+    ({"batch": 64, "accumulate": 3}, "accumulate"),
     ({"warmup": 5.5, "epochs": 5}, "warmup"),
     ({"lr": 0.0, "head_lr": 0.1}, "head_lr"),
     ({"init": "run", "weights": "a.pt"}, "weights"),
@@ -66,8 +73,8 @@ def test_the_base_optimizer_alone_is_one_run_with_two_names():
     assert run == Run("base", base="sgd", seed=3)
     assert Run(**run.settings()) == run
     assert {name: run.settings()[name] for name in ("method", "base")} == {"method": "base", "base": "sgd"}
-    titles = [method_title(Run("base", base=base)) for base in ("sgd", "adam", "adamw")]
-    assert titles == ["SGD", "Adam", "AdamW"]
+    titles = [method_title(Run("base", base=base)) for base in ("sgd", "adam", "adamw", "RMSprop")]
+    assert titles == ["SGD", "Adam", "AdamW", "RMSprop"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -70,7 +70,7 @@ def test_only_the_first_process_writes_and_calls_back(ranks):
 def test_refusals(ranks):
     """Both processes raise the same error, also for a loss that only the first one has computed."""
     folder, (first, second) = ranks
-    words = {"saf": "mesa", "batch": "63", "k": "33", "diverged": "test loss"}
+    words = {"saf": "mesa", "batch": "63", "accumulate": "62", "k": "33", "diverged": "test loss"}
     words |= dict.fromkeys(("friendly_sam", "looksam", "aesam"), "m_sharpness")
     for name, word in words.items():
         assert first[name] == second[name]

@@ -57,7 +57,8 @@ def test_every_setting_matters():
     """An unused setting would give the numbers of the first run."""
     first = Run("bsam", BSAM, epochs=1, limit_train=48, limit_test=20, **{**SAME, "batch": 16})
     optimization = {"lr": 0.11, "schedule": "constant", "warmup": 0.5, "momentum": 0.8, "nesterov": True}
-    optimization |= {"head_lr": 0.2, "freeze_backbone": True}
+    optimization |= {"head_lr": 0.2, "freeze_backbone": True, "accumulate": 2, "clip_norm": 0.1, "ema": 0.5}
+    optimization |= {"base_arguments": {"dampening": 0.5}}
     optimization |= {"base": "adam", "weight_decay": 1e-3, "epochs": 2, "batch": 12, "precision": "bf16"}
     task = {"label_smoothing": 0.1, "label_noise": 0.1, "limit_train": 32, "limit_test": 19, "augment": "crop-flip"}
     task |= {"seed": 1, "eval_split": "validation", "model": "resnet8", "image_size": 7}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import bsam
 from bsam.tasks.classification import Classification
 from bsam.training.config import Run
 from bsam.training.loop import fit
-from bsam.training.run_dir import CHECKPOINT, RunDir
+from bsam.training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from processes import Process, Script
 
 SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.1, "epochs": 2, "seed": 4, "limit_train": 48, "limit_test": 20}
@@ -41,19 +42,36 @@ RUNS = {  # methods with different kinds of state, and settings that a checkpoin
     "adamw": Run("bsam", BSAM, **{**SAME, "lr": 1e-3}, base="adamw"),
     "warm-up": Run("bsam", BSAM, **SAME, nesterov=True, warmup=1.5, augment="crop-flip"),
     "dropout": Run("bsam", BSAM, **SAME),
+    "ema": Run("sam", **{**SAME, "lr": 1e-3}, base="rmsprop", clip_norm=0.3, accumulate=2, ema=0.9),
+    "fp16": Run("sam", **SAME, precision="fp16"),
 }
 
 
 @pytest.mark.parametrize("case", RUNS)
 def test_a_stopped_run_continues_bit_for_bit(case, tmp_path, runs):
-    run, task = RUNS[case], Dropping if case == "dropout" else None
+    run, task = RUNS[case], Dropping if case in ("dropout", "fp16") else None
     runs.train(run, tmp_path / "whole", task=task)
     runs.train(run, tmp_path / "stopped", stop=1, task=task)
     runs.train(run, tmp_path / "stopped", task=task)
     assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
     state = runs.load(tmp_path / "stopped")
     assert len(state["optimizer"]["state"]) > 0
+    assert state.get("scaler", {}).get("_growth_tracker") == (6 if case == "fp16" else None)  # steps of both epochs
     assert [reading["step"] for reading in state["readings"]] == ([0, 2, 4] if run.probe else [])
+
+
+def test_a_run_of_an_older_version_continues_bit_for_bit(tmp_path, runs):
+    """Its config.json and its checkpoint do not have the settings and the state that came later."""
+    run, added = RUNS["base"], ("base_arguments", "accumulate", "clip_norm", "ema")
+    runs.train(run, tmp_path / "whole")
+    runs.train(run, tmp_path / "older", stop=1)
+    config = tmp_path / "older" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({name: value for name, value in settings.items() if name not in added}))
+    assert set(runs.load(tmp_path / "older")) == {"network", "optimizer", "loss", "epochs", "readings"}
+    runs.train(run, tmp_path / "older")
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "older"))
+    assert run_dir_name(run).endswith("-seed4-c33cc411")  # as before these settings
 
 
 def test_the_probe_changes_nothing(tmp_path, runs):

@@ -25,8 +25,10 @@ from bsam.training.run_dir import RunDir
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 192, "limit_test": 50, "seed": 4}
 RUNS = {
-    "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=2, **SAME),
-    "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, **SAME),
+    "bsam": Run(
+        "bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=2, accumulate=2, ema=0.9, **SAME
+    ),
+    "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
 }
 SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {
@@ -37,6 +39,7 @@ SIZED = {
 REFUSED = {
     "saf": Run("saf", **SAME),
     "batch": Run("sgd", **{**SAME, "batch": 63}),
+    "accumulate": Run("sgd", **{**SAME, "batch": 62}, accumulate=2),
     "k": Run("ksam", {"k": 33}, **SAME),
     **{name: Run(name, {"m_sharpness": True}, **SAME) for name in ("friendly_sam", "looksam", "aesam")},
     "diverged": Run("sgd", **{**SAME, "lr": 1e30, "batch": 192}),

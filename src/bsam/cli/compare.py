@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         help="compare methods on your data: which is better, by how much, and is it more than chance?",
         description=DESCRIPTION,
     )
-    flag = command.add_argument
+    flag = command.add_argument_group("Comparison").add_argument
     names = f"at least two of base, {', '.join(variants())} (default: {' '.join(DEFAULT_METHODS)})"
     flag("--methods", nargs="+", default=list(DEFAULT_METHODS), help=names, metavar="METHOD")
     baseline = "the method that the others are compared with (default: the first of --methods)"
@@ -64,13 +64,12 @@ def add(commands: Any) -> None:
     flag("--tune-base", action="store_true", help=tune_base)
     tune_seeds = "number of seeds for each candidate of --tune and --tune-base (default: 1)"
     flag("--tune-seeds", type=int, default=1, help=tune_seeds, metavar="N")
-    add_run_flags(command, LEFT_OUT)
+    groups = add_run_flags(command, LEFT_OUT)
     out = (
         "folder for the results (default: runs/compare-MODEL-DATA, followed by -tuned with --tune, and by -base with "
         "--tune-base)"
     )
-    flag("--out", type=Path, help=out, metavar="FOLDER")
-    add_running_flags(command, "on a CPU 1")
+    add_running_flags(groups, out, "on a CPU 1")
     command.set_defaults(run=_compare, saved_items="epochs", needs=NEEDS, scale=None)
 
 

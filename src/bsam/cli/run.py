@@ -39,7 +39,7 @@ from ..training.config import Run
 from ..training.environment import pick_device
 from ..training.run_dir import run_dir_name
 from .downloads import download_all
-from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag
+from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag
 from .signals import terminable
 
 DESCRIPTION = """\
@@ -57,8 +57,11 @@ def add(commands: Any) -> None:
         help="run an experiment: train all its runs, write a table with the published numbers, figures and a page",
         description=DESCRIPTION,
     )
-    flag = command.add_argument
-    flag("recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own", metavar="RECIPE")
+    groups = FlagGroups(command)
+    flag = groups["Runs"].add_argument
+    command.add_argument(
+        "recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own", metavar="RECIPE"
+    )
     scales = "; ".join(f"{scale.name} ({scale.about})" for scale in SCALES.values())
     flag("--scale", help=f"{scales} (default: smoke, or demo for the demo recipe)".replace("%", "%%"), metavar="SCALE")
     seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS}"
@@ -78,24 +81,20 @@ def add(commands: Any) -> None:
         "downloading weights; the pose recipe needs a file for resnet50 at the scales short and paper"
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
-    flag(
-        "--out",
-        type=Path,
-        help="folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)",
-        metavar="FOLDER",
-    )
-    add_running_flags(command, f"on a CPU 1, or {SCALES['demo'].workers} for demo")
+    out = "folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)"
+    add_running_flags(groups, out, f"on a CPU 1, or {SCALES['demo'].workers} for demo")
     command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
 
 
-def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
-    """Add the flags for where the data is and how the runs of an experiment are trained.
+def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
+    """Add the flags for where data and results are, and how the runs of an experiment are trained.
 
     Args:
-        command: the command.
+        groups: the headings of the command's flags.
+        out: the help of ``--out``.
         on_cpu: the default of ``--jobs`` on a CPU, in words.
     """
-    flag = command.add_argument
+    flag = groups["Data"].add_argument
     flag(
         "--data-dir",
         type=Path,
@@ -105,8 +104,8 @@ def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     first = "first download the CIFAR and Fashion-MNIST data that the runs need into --data-dir, if it is not there yet"
     flag("--download", action="store_true", help=first)
+    flag = groups["Precision and speed"].add_argument
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    add_checkpoint_flag(command)
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
     default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
     flag("--jobs", type=int, help=f"{jobs} (default: {default}; {on_cpu})", metavar="N")
@@ -117,9 +116,12 @@ def add_running_flags(command: argparse.ArgumentParser, on_cpu: str) -> None:
     flag("--ray", nargs="?", const="", help=ray, metavar="HOST:PORT")
     share = "with --ray: GPUs per run, for example 0.33 for three runs on one GPU (default: 1 if there are GPUs)"
     flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
+    flag = groups["Output"].add_argument
+    flag("--out", type=Path, help=out, metavar="FOLDER")
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table, figures and page of the finished runs, without training")
+    add_checkpoint_flag(groups["Output"])
 
 
 def refuse_torchrun(command: str) -> None:

@@ -18,7 +18,7 @@ from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..recipes.variants import variants
 from ..tasks.image_inputs import find_weights
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, grouped_settings
 from ..training.names import find_name
 from ..training.run_dir import CONFIG, RunDir
 from ..training.run_writer import CHECKPOINT_EVERY
@@ -29,7 +29,18 @@ CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image 
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 
-def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+class FlagGroups(dict[str, "argparse._ArgumentGroup"]):
+    """The headings of a command's flags, by title, in the order of their first use."""
+
+    def __init__(self, command: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self._command = command
+
+    def __missing__(self, title: str) -> argparse._ArgumentGroup:
+        return self.setdefault(title, self._command.add_argument_group(title))
+
+
+def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> FlagGroups:
     """Add one flag per setting. Except for ``--set``, flags that are not given are missing from the namespace.
 
     The help shows the defaults, which come from ``Run`` and :func:`settings_of`.
@@ -37,13 +48,20 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     Args:
         command: the command.
         without: settings that get no flag.
+
+    Returns:
+        the headings, for further flags.
     """
-    hints = get_type_hints(Run)
-    listed = [field for field in fields(Run) if field.name not in without]
-    for field in sorted(listed, key=lambda field: field.kw_only is True):  # the method and its arguments first
-        if field.name == "arguments":
-            help = "arguments of the method, for example rho_max=0.1 passes=2 beta=[1,1,1]"
-            command.add_argument("--set", nargs="+", action="extend", default=[], help=help, metavar="NAME=VALUE")
+    hints, groups = get_type_hints(Run), FlagGroups(command)
+    for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
+        if field.name in without:
+            continue
+        group = groups[title]
+        if "flag" in field.metadata:
+            pairs: dict[str, Any] = {"nargs": "+", "action": "extend", "metavar": "NAME=VALUE", "default": []}
+            if field.name != "arguments":
+                pairs |= {"default": argparse.SUPPRESS, "dest": field.name}
+            group.add_argument(field.metadata["flag"], help=field.metadata["help"], **pairs)
             continue
         default = field.default
         if field.name == "model":
@@ -61,18 +79,19 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         if field.name == "task":
             default = "the task of the data set"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
-        command.add_argument(
+        group.add_argument(
             f"--{field.name.replace('_', '-')}",
             required=field.default is MISSING,
             default=argparse.SUPPRESS,
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
             **_kind(hints[field.name]),
         )
+    return groups
 
 
-def add_checkpoint_flag(command: argparse.ArgumentParser) -> None:
+def add_checkpoint_flag(group: argparse._ArgumentGroup) -> None:
     """Add ``--checkpoint-every``, which is no setting: it does not change the result."""
-    command.add_argument(
+    group.add_argument(
         "--checkpoint-every",
         type=float,
         default=CHECKPOINT_EVERY,
@@ -99,6 +118,8 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     names = [field.name for field in fields(Run) if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    if isinstance(given.get("base_arguments"), list):
+        given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
     if given.get("init") is not None:
@@ -161,15 +182,18 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
     return model
 
 
-def method_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the values of ``NAME=VALUE`` pairs by name, decoded as JSON where possible and as text otherwise."""
+def method_arguments(pairs: Sequence[str], flag: str = "--set", example: str = "rho_max=0.1") -> dict[str, Any]:
+    """Return the values of ``NAME=VALUE`` pairs by name, decoded as JSON where possible and as text otherwise.
+
+    ``flag`` and ``example`` are for error messages.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         if not name or not sign:
-            raise BsamValueError(f"--set takes NAME=VALUE, for example rho_max=0.1; got {pair!r}")
+            raise BsamValueError(f"{flag} takes NAME=VALUE, for example {example}; got {pair!r}")
         if name in values:
-            raise BsamValueError(f"--set gives {name} twice: give it once")
+            raise BsamValueError(f"{flag} gives {name} twice: give it once")
         try:
             values[name] = json.loads(text)
         except json.JSONDecodeError:

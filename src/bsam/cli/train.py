@@ -36,20 +36,22 @@ def add(commands: Any) -> None:
         "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last "
         "checkpoint, with the result of an uninterrupted run. With torchrun, the processes share each batch.",
     )
-    add_run_flags(command)
-    command.add_argument(
+    groups = add_run_flags(command)
+    groups["Data"].add_argument(
         "--data-dir", type=Path, help="folder with the files of the data set (and of --weights)", metavar="FOLDER"
     )
-    command.add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    command.add_argument(
+    groups["Data"].add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
+    groups["Data"].add_argument(
         "--download",
         action="store_true",
         help="first download CIFAR or Fashion-MNIST into --data-dir, if it is not there yet",
     )
     name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
-    command.add_argument("--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER")
-    command.add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    add_checkpoint_flag(command)
+    groups["Output"].add_argument(
+        "--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER"
+    )
+    groups["Precision and speed"].add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
+    add_checkpoint_flag(groups["Output"])
     command.set_defaults(run=_train, saved_items="epochs", needs={"rich": "train", "safetensors": "train"})
 
 

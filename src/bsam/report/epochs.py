@@ -15,7 +15,8 @@ from ..common.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
 from ..tasks import TASKS
-from ..training.config import BASE, BASE_TITLES, Run, method_title
+from ..training.bases import base_title
+from ..training.config import BASE, Run, method_title
 from ..training.distributed import DistributedContext
 from ..training.run_dir import RunDir
 from ..training.trainer import Trainer
@@ -85,7 +86,7 @@ def method_with_settings(run: Run) -> str:
     if run.method == BASE:
         return method_title(run)
     arguments = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
-    return f"{method_title(run)}{f' ({arguments})' if arguments else ''} with {BASE_TITLES[run.base]}"
+    return f"{method_title(run)}{f' ({arguments})' if arguments else ''} with {base_title(run.base)}"
 
 
 def machine(context: DistributedContext) -> str:

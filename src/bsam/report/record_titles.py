@@ -83,6 +83,8 @@ def published_table(run: Run) -> PublishedTable | None:
     """Return the paper's table for the experiment of a run; None if the run has another protocol."""
     if run.limit_train is not None or run.limit_test is not None:
         return None
+    if run.clip_norm is not None or run.ema is not None or run.base_arguments:
+        return None
     if run.task == "pose":
         return POSE if run.base == "adam" else None
     if run.base != "sgd":
@@ -106,6 +108,8 @@ def published_numbers(run: Run) -> dict[str, Published]:
         >>> numbers["sgd"].mean, numbers["bsam"].mean
         (96.18, 96.82)
         >>> published_numbers(Run("sam", model="resnet18", data="cifar10", epochs=60))
+        {}
+        >>> published_numbers(Run("sam", model="resnet18", data="cifar10", ema=0.999))
         {}
     """
     table = published_table(run)

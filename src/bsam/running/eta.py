@@ -59,5 +59,6 @@ class EtaEstimator:
 
 def _kinds(run: Run) -> tuple[tuple[Any, ...], ...]:
     """Return the settings that determine the duration of an epoch, with and without the number of passes."""
-    kind = run.model, run.data, run.batch, run.limit_train, run.precision, run.compile, run.probe, run.weight_bits
+    names = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe", "weight_bits")
+    kind = tuple(getattr(run, name) for name in names)
     return (*kind, passes_of(run)), kind

@@ -27,38 +27,53 @@ class ClassificationSettings(TaskSettings):
     """The settings of classification."""
 
     label_smoothing: float = setting(
-        0.1, "label smoothing: the total probability of the other classes", partial(check_number, low=0, high=1)
+        0.1,
+        "label smoothing: the total probability of the other classes",
+        partial(check_number, low=0, high=1),
+        "Optimization",
     )
     label_noise: float = setting(
-        0.0, "the fraction of the training labels to draw at random", partial(check_number, low=0, high=1)
+        0.0, "the fraction of the training labels to draw at random", partial(check_number, low=0, high=1), "Data"
     )
     noise_labels: NoiseLabels = setting(
         "all",
         "with --label-noise: draw from all classes, so that some labels stay right (with ten classes, 0.8 makes 72 % "
         "of the labels wrong), or only from the other classes (0.8 makes 80 % wrong)",
         one_of(NoiseLabels),
+        "Data",
     )
     weight_bits: int | None = setting(
         None,
         "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
         _check_bits,
+        "Quantization",
     )
     activation_bits: int | None = setting(
-        None, "for quantization: bits of the layer inputs, 2 to 8; default: the same as for weights", _check_bits
+        None,
+        "bits of the layer inputs, 2 to 8; default: the same as for weights",
+        _check_bits,
+        "Quantization",
     )
     first_last_bits: int = setting(
-        8, "for quantization: bits of the weights and inputs of the first and the last layer", _check_bits
+        8,
+        "bits of the weights and inputs of the first and the last layer",
+        _check_bits,
+        "Quantization",
     )
     quantizer: Quantizer = setting(
         "lsq",
-        "for quantization: lsq learns the scales, minmax computes them from the smallest and the largest values",
+        "lsq learns the scales, minmax computes them from the smallest and the largest values",
         one_of(Quantizer),
+        "Quantization",
     )
     fold_batch_norm: bool = setting(
-        False, "for quantization: first fold batch norm into the convolution before it", check_flag
+        False, "first fold batch norm into the convolution before it", check_flag, "Quantization"
     )
     perturb_scales: bool = setting(
-        False, "for quantization: let a sharpness-aware step perturb the learned scales, too", check_flag
+        False,
+        "let a sharpness-aware step perturb the learned scales, too",
+        check_flag,
+        "Quantization",
     )
 
     def __post_init__(self) -> None:

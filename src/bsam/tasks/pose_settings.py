@@ -27,12 +27,16 @@ class PoseSettings(TaskSettings):
 
     simcc_k: float = setting(
         2.0,
-        f"for pose: number of SimCC bins per pixel, at most {MAX_BINS}",
+        f"number of SimCC bins per pixel, at most {MAX_BINS}",
         partial(check_positive, high=MAX_BINS),
+        "Pose",
     )
-    simcc_sigma: float = setting(6.0, "for pose: standard deviation of SimCC's labels, in bins", check_positive)
+    simcc_sigma: float = setting(6.0, "standard deviation of SimCC's labels, in bins", check_positive, "Pose")
     flip_test: bool = setting(
-        False, "for pose: average the probabilities of each image and its mirror image in evaluation", check_flag
+        False,
+        "average the probabilities of each image and its mirror image in evaluation",
+        check_flag,
+        "Pose",
     )
 
 

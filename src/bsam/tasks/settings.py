@@ -18,12 +18,22 @@ from ..data.pose.augment import POSE_AUGMENTATIONS
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
 Split = Literal["validation", "holdout", "test"]
+# the headings of the flags of `bsam train`, in their order
+Group = Literal["Method", "Model", "Data", "Optimization", "Precision and speed", "Pose", "Quantization", "Measurement"]
+GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_SEED = 2**63 - 1  # seeds are stored as 64-bit integers
 
 
-def setting(default: T, help: str, check: Check) -> T:
-    """Declare a dataclass field with a default, a help text and a check; a default of None is not checked."""
-    return field(default=default, metadata={"help": help, "check": check})
+def setting(default: T, help: str, check: Check, group: Group) -> T:
+    """Declare a dataclass field.
+
+    Args:
+        default: its default; None is not checked.
+        help: the help text of its flag.
+        check: called with the name and the value; raises if the value is wrong.
+        group: the heading of its flag.
+    """
+    return field(default=default, metadata={"help": help, "check": check, "group": group})
 
 
 def check_name(name: str, value: object) -> None:
@@ -87,33 +97,39 @@ class TaskSettings:
     Each field's metadata holds its help text. Values are checked, and copied as plain Python values.
     """
 
-    model: str = setting("digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", check_name)
+    model: str = setting(
+        "digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", check_name, "Model"
+    )
     weights: str | None = setting(
         None,
         "initial weights: a file (safetensors or a state dict), which may be in the data folder, or `pretrained`, "
         "which timm downloads. The last layers (the classification layer, or the pose head) always begin with random "
         "weights",
         check_name,
+        "Model",
     )
     init: str | None = setting(
         None,
         "the folder of a finished run with the same network; training begins with its weights, including the last "
         "layers",
         check_name,
+        "Model",
     )
     freeze_backbone: bool = setting(
-        False, "train only the last layers (see --weights); batch norm before them is in eval mode", check_flag
+        False, "train only the last layers (see --weights); batch norm before them is in eval mode", check_flag, "Model"
     )
     head_lr: float | None = setting(
         None,
         "the learning rate of the last layers at the start of the schedule; default: lr",
         partial(check_number, low=0),
+        "Optimization",
     )
     layer_decay: float = setting(
         1.0,
         "each layer's learning rate is this factor times that of the next layer; 1 gives all layers the same rate; "
         "timm networks only",
         partial(check_number, low=0, high=1),
+        "Optimization",
     )
     data: str = setting(
         "digits",
@@ -121,32 +137,38 @@ class TaskSettings:
         "MODULE:FUNCTION for your own function that returns the data, in a module that is installed or in the current "
         "folder",
         check_name,
+        "Data",
     )
     image_size: int | None = setting(
         None,
         "the side to resize images to, in pixels; default: the size that the network was pretrained with, if any",
         check_count,
+        "Data",
     )
     skip_corrupt: bool = setting(
         False,
         "leave out image files that cannot be decoded, and persons whose box is outside the image, and list them in "
         "data.json, instead of raising an error",
         check_flag,
+        "Data",
     )
     augment: str | None = setting(
         None,
         f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; default: that of the data set",
         check_name,
+        "Data",
     )
     limit_train: int | None = setting(
         None,
         "train on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
         check_count,
+        "Data",
     )
     limit_test: int | None = setting(
         None,
         "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
         check_count,
+        "Data",
     )
     eval_split: Split = setting(
         "test",
@@ -154,11 +176,13 @@ class TaskSettings:
         "which are then not used for training; with --label-noise, some of their labels are wrong, too. Choose "
         "settings on validation or holdout, not on test",
         one_of(Split),
+        "Data",
     )
     seed: int = setting(
         0,
         "seed of the initial weights, the order of the samples, their augmentation and the label noise",
         partial(check_count, low=0, high=MAX_SEED),
+        "Optimization",
     )
 
     def __post_init__(self) -> None:

@@ -25,7 +25,9 @@ class Events:
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer, self._epoch = SummaryWriter(folder), 0
-        flat = {name: value for name, value in settings.items() if name != "arguments"} | settings["arguments"]
+        nested = ("arguments", "base_arguments")
+        flat = {name: value for name, value in settings.items() if name not in nested}
+        flat |= {**settings["base_arguments"], **settings["arguments"]}
         measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
         shown = {
             # protobuf rejects surrogates, which stand for undecodable bytes of a path

@@ -114,7 +114,7 @@ def fit(
         measured = curvature if run.curvature or run.surface is not None else None
         predictions = {} if folder is None else trainer.predictions()
         files = report(run, predictions) if report is not None and predictions else {}
-        out.finish(trainer.network, measured, predictions, files)
+        out.finish(trainer.result_network, measured, predictions, files)
         return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, surface=surface)
 
 

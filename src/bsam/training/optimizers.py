@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from .. import quantization
 from ..common.checks import check_count
@@ -17,6 +19,7 @@ from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from ..models.parts import head_name, layer_ids
 from ..tasks.task import Task
+from .bases import create_base
 from .config import BASE, Run
 from .train_step import TrainStep, build_optimizer
 
@@ -57,6 +60,13 @@ def build_train_step(
     }
     arguments, base = _arguments(run, processes), build_base(run, network or model, capturable)
     step = build_optimizer(run.method, arguments, base, model, forward, task.losses, **known)
+    step = replace(
+        step,
+        accumulate=run.accumulate,
+        clip_norm=run.clip_norm,
+        scaler=torch.amp.GradScaler(device.type) if run.precision == "fp16" else None,
+        no_sync=getattr(model, "no_sync", contextlib.nullcontext),
+    )
     if processes > 1:
         _check_state(run, step.optimizer)
     return step
@@ -102,11 +112,7 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
         if "lr_scale" in group:
             group["initial_lr"], lr = lr, lr * group["lr_scale"]  # radii follow the learning rate without lr_scale
         group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
-    if run.base == "sgd":
-        fused = {"fused": True} if capturable else {}
-        return SGD(groups, momentum=run.momentum, nesterov=run.nesterov, weight_decay=run.weight_decay, **fused)
-    cls = {"adam": Adam, "adamw": AdamW}[run.base]
-    return cls(groups, betas=(run.momentum, 0.999), weight_decay=run.weight_decay, capturable=capturable)
+    return create_base(run.base, groups, run.momentum, run.nesterov, run.weight_decay, run.base_arguments, capturable)
 
 
 def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
@@ -142,4 +148,5 @@ def autocast(run: Run, device: torch.device) -> torch.autocast:
 
     The cache of casts is off, since its entries would outlive the CUDA graph that captured them.
     """
-    return torch.autocast(device.type, torch.bfloat16, enabled=run.precision == "bf16", cache_enabled=False)
+    dtype = torch.float16 if run.precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=run.precision != "fp32", cache_enabled=False)

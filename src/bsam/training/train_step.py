@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -33,12 +35,21 @@ class TrainStep:
         optimizer: a sharpness-aware or any other optimizer.
         criterion: maps outputs and a batch to one loss per sample.
         loss: SAF or MESA, used instead of the criterion.
+        accumulate: the number of micro-batches that a batch is split into.
+        clip_norm: the largest norm of the direction; None does not clip it.
+        scaler: scales the loss, for float16.
+        no_sync: returns the context of micro-batches whose gradients are not averaged over processes yet; a
+            sharpness-aware optimizer does not need it.
     """
 
     model: Callable[[Tensor], Any]
     optimizer: Optimizer
     criterion: Criterion = cross_entropy
     loss: Distillation | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    scaler: torch.amp.GradScaler | None = None
+    no_sync: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0."""
@@ -53,22 +64,42 @@ class TrainStep:
         return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1])
 
     def backward(self, *batch: Tensor) -> Tensor:
-        """Add the optimizer's direction for this batch to ``p.grad``, and return the mean loss."""
+        """Add the optimizer's direction for this batch to ``p.grad``, and return the mean loss.
 
-        def closure(chosen: Tensor | slice = slice(None)) -> Tensor:
-            return self.losses(*(t[chosen] for t in batch))
+        With a scaler, the direction is scaled.
+        """
+        size = len(batch[0]) // self.accumulate
+
+        def closure(chosen: Tensor | slice = slice(None)) -> Tensor | Iterator[Tensor]:
+            samples = [t[chosen] for t in batch]
+            if self.accumulate == 1:
+                return self.losses(*samples)
+            return (self.losses(*part) for part in zip(*(t.split(size) for t in samples), strict=True))
 
         if isinstance(self.optimizer, SharpnessAware):
-            return self.optimizer.backward(closure)
-        loss = closure().mean()
-        loss.backward()
-        return loss.detach()
+            return self.optimizer.backward(closure, self.scaler)
+        means = []
+        for i, part in enumerate(zip(*(t.split(size) for t in batch), strict=True), start=1):
+            with contextlib.nullcontext() if i == self.accumulate else self.no_sync():
+                mean = self.losses(*part).mean() / self.accumulate
+                (mean if self.scaler is None else self.scaler.scale(mean)).backward()
+            means.append(mean.detach())
+        return means[0] if self.accumulate == 1 else torch.stack(means).sum()
 
     def step(self, *batch: Tensor) -> Tensor:
         """Take one step on a batch, and return the mean loss before it."""
         self.optimizer.zero_grad()
         loss = self.backward(*batch)
-        self.optimizer.step()
+        if self.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            params = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(params, self.clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)  # skips the step if the direction is not finite
+            self.scaler.update()
         return loss
 
 

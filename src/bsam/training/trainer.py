@@ -23,8 +23,10 @@ from ..flatness.sharpness import Sharpness, sharpness
 from ..methods import METHODS
 from ..quantization import freeze_scales
 from ..tasks.task import Task
+from .bases import CAPTURABLE
 from .config import BASE, Run
 from .distributed import DistributedContext
+from .ema import WeightAverage
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
 from .optimizers import autocast, build_train_step, check_method
 from .steps import CapturedSteps
@@ -57,9 +59,11 @@ class Trainer:
         is_new: bool = True,
         init: Path | None = None,
     ) -> None:
-        if run.batch % context.size:
+        parts = context.size * run.accumulate
+        if run.batch % parts:
+            times = f" times accumulate ({run.accumulate})" if run.accumulate > 1 else ""
             raise BsamValueError(
-                f"batch must be a multiple of the number of processes ({context.size}), got {run.batch}"
+                f"batch must be a multiple of the number of processes ({context.size}){times}, got {run.batch}"
             )
         self.steps = task.samples // run.batch
         if not self.steps:
@@ -72,7 +76,9 @@ class Trainer:
         for sentence in task.initialise(self.network, init) if is_new else ():
             if context.is_main:
                 on_message(sentence)
+        self.average = None if run.ema is None else WeightAverage(self.network, run.ema)
         capturable = run.method == BASE or METHODS[run.method].capturable
+        capturable = capturable and run.base in CAPTURABLE and run.precision != "fp16"  # a scaler waits for the device
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
         self.compiled = run.compile and failure is None
@@ -112,6 +118,8 @@ class Trainer:
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
                 total += self.take_step(*batch)
+                if self.average is not None:
+                    self.average.update()
         loss = float(self.context.mean(total)) / self.steps
         return {"train_loss": loss, "lr": lr, **self._radii(), "seconds": time.perf_counter() - start}
 
@@ -142,6 +150,11 @@ class Trainer:
         following = [name for name, floor in self.optimizer.scheduled_radii.items() if group[floor] is not None]
         return {name: float(self.optimizer.radius(group, name)) for name in following}
 
+    @property
+    def result_network(self) -> nn.Module:
+        """The network to evaluate and to save: the trained one, or the average of its weights."""
+        return self.network if self.average is None else self.average.network
+
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics; empty except in the first process."""
         if not self.context.is_main:
@@ -159,9 +172,9 @@ class Trainer:
         return self._in_eval_mode(self.task.predictions) if self.context.is_main else {}
 
     def _in_eval_mode(self, function: Callable[[nn.Module], T]) -> T:
-        self.network.eval()
+        network = self.result_network.eval()
         with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
-            return function(self.network)
+            return function(network)
 
     def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
         """Return the name and value of the first non-finite loss, the same in all processes; None if all are finite."""
@@ -171,8 +184,8 @@ class Trainer:
     def measured_network(self) -> nn.Module:
         """Return the network for flatness measurements; for a quantized network, a copy with fixed scales."""
         if self.run.weight_bits is None:
-            return self.network
-        network = copy.deepcopy(self.network)
+            return self.result_network
+        network = copy.deepcopy(self.result_network)
         freeze_scales(network)
         return network
 
@@ -190,11 +203,12 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on."""
-        loss = self.train_step.loss
+        loss, more = self.train_step.loss, {"scaler": self.train_step.scaler, "ema": self.average}
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss": None if loss is None else loss.state_dict(),
+            **{name: part.state_dict() for name, part in more.items() if part is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,5 +218,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
             group.update(settings)
-        if self.train_step.loss is not None:
-            self.train_step.loss.load_state_dict(state["loss"])
+        parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
+        for name, part in parts.items():
+            if part is not None:
+                part.load_state_dict(state[name])
