@@ -26,7 +26,7 @@ from bsam.training.run_dir import RunDir
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 192, "limit_test": 50, "seed": 4}
 RUNS = {
     "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=2, **SAME),
-    "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, **SAME),
+    "mesa": Run("mesa", {"start_epoch": 0, "decay": 0.9}, **SAME),
 }
 SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {
