@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import bsam
 from bsam.data.digits import digits
 from docs_guides import definition
+from example_checks import FRAMEWORKS, first_findings
 from helpers import assert_close
 from integrations.conftest import ROOT, import_framework
 from lightning_training import Batches, compare, network, plain, sgd
@@ -160,6 +161,12 @@ def test_peft(hf, example):
     assert losses[-1] < 0.5 * losses[0]
     assert len(frozen) == 20
     assert all(frozen)
+
+
+@pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name != "lightning_module"])
+@pytest.mark.filterwarnings("ignore")
+def test_check_finds_nothing(name, monkeypatch, hf, lightning):
+    assert first_findings(ROOT / f"examples/{name}.py", monkeypatch) == [[], []]
 
 
 def test_the_guide_to_ignite_defines_what_its_example_tests():
