@@ -3,41 +3,14 @@
 Run: python examples/skorch_classifier.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
-import inspect
-
 import torch
 from sklearn.model_selection import GridSearchCV
-from skorch import NeuralNetClassifier
 from skorch.callbacks import GradientNormClipping, LRScheduler
-from skorch.utils import TeeGenerator
 from torch import nn
 
 import bsam
 from bsam.data.digits import digits
-
-
-class SharpnessAwareClassifier(NeuralNetClassifier):
-    def initialize_optimizer(self):
-        (groups,), settings = self.get_params_for_optimizer("optimizer", self.get_all_learnable_params())
-        names = inspect.signature(self.optimizer).parameters
-        arguments = {name: settings.pop(name) for name in names if name in settings}
-        base = arguments.pop("base", torch.optim.SGD)(groups, **settings)
-        self.optimizer_ = self.optimizer(base, self.module_, **arguments)
-        return self
-
-    def train_step(self, batch, **fit_params):
-        passes = self.get_train_step_accumulator()  # keeps the first pass
-
-        def closure():
-            passes.store_step(step := self.train_step_single(batch, **fit_params))
-            return step["loss"]
-
-        self.optimizer_.zero_grad()
-        self.optimizer_.backward(closure)
-        named_parameters = TeeGenerator(self.get_all_learnable_params())
-        self.notify("on_grad_computed", named_parameters=named_parameters, batch=batch, training=True)
-        self.optimizer_.step()
-        return passes.get_step()
+from bsam.integrations.skorch import SharpnessAwareClassifier
 
 
 def network():

@@ -3,29 +3,20 @@
 Run: python examples/timm_loop.py        (needs pip install -c constraints.txt '.[train,timm]')
 """
 
+from bsam.integrations.timm import ClosureScaler  # before timm: torchvision may be built for another torch
+
+# isort: split
 import numpy as np
 import timm
 import torch
 from timm.data import Mixup
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
-from timm.utils import ModelEmaV3, NativeScaler, dispatch_clip_grad
+from timm.utils import ModelEmaV3
 from torch.nn import functional as F
 
 import bsam
 from bsam.data.digits import digits
-
-
-class ClosureScaler(NativeScaler):
-    def __call__(self, closure, optimizer, clip_grad=None, clip_mode="norm", parameters=None, need_update=True):
-        loss = optimizer.backward(closure, scaler=self._scaler)
-        if need_update:
-            if clip_grad is not None:
-                self._scaler.unscale_(optimizer)
-                dispatch_clip_grad(parameters, clip_grad, mode=clip_mode)
-            self._scaler.step(optimizer)
-            self._scaler.update()
-        return loss
 
 
 def main(epochs=2, accum_steps=2):

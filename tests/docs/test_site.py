@@ -8,7 +8,6 @@ import pickle
 import re
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from docutils import nodes
@@ -40,13 +39,29 @@ def missing_parts(page: nodes.document, method: type[MethodInfo]) -> list[str]:
     return missing
 
 
-def test_the_site_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read and resolve all pages, where Sphinx warns of dead links, and look into the results."""
-    log = tmp_path / "log"
-    flags = ("-q", "-W", "--keep-going", "-n", "-b", "dummy")
-    built = Script("sphinx", *flags, "-d", tmp_path, ROOT / "docs", tmp_path, output=log)
-    assert built.wait(timeout=200) == 0, log.read_text()
-    pages = {path.relative_to(tmp_path).with_suffix("").as_posix(): path for path in tmp_path.rglob("*.doctree")}
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with the command of ``make docs`` into another folder."""
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ndocs:")[2]
+    *flags, source, target = re.search(r" -m sphinx (.*)", recipe)[1].split()
+    assert {"-W", "-n"} <= set(flags)  # warnings are errors, also about dead links
+    assert (source, target) == ("docs", "docs/_build/html")
+    folder = tmp_path_factory.mktemp("site")
+    built = Script("sphinx", *flags, ROOT / source, folder / "html", output=folder / "log")
+    assert built.wait(timeout=200) == 0, (folder / "log").read_text()
+    return folder / "html"
+
+
+def test_make_docs_builds_the_whole_site(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one test, so that the site is built once, whatever number of processes run the tests."""
+    check_pages(site, monkeypatch)
+    check_results(site / "results-page.html")
+
+
+def check_pages(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doctrees = site / ".doctrees"
+    pages = {path.relative_to(doctrees).with_suffix("").as_posix(): path for path in doctrees.rglob("*.doctree")}
+    assert all((site / f"{name}.html").is_file() for name in pages)
     pages = {name: pickle.loads(path.read_bytes()) for name, path in pages.items()}
 
     monkeypatch.syspath_prepend(ROOT / "docs/_ext")
@@ -62,7 +77,7 @@ def test_the_site_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert missing == {name: [] for name in METHODS}
     assert "rho_max" in texts(pages["methods/bsam"], addnodes.desc_signature)[0]
 
-    objects = pickle.loads((tmp_path / "environment.pickle").read_bytes()).domaindata["py"]["objects"]
+    objects = pickle.loads((doctrees / "environment.pickle").read_bytes()).domaindata["py"]["objects"]
     documented = {name: entry.docname for name, entry in objects.items()}
     of_methods = {f"bsam.{method.__name__}": f"methods/{name}" for name, method in METHODS.items()}
     assert of_methods.items() <= documented.items()
@@ -75,20 +90,7 @@ def test_the_site_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sorted(sections["examples"][1:]) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("builder", ["html", ""])
-def test_the_site_has_the_page_of_our_results(builder, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs/_ext")
-    import generated_pages
-
-    warnings = []
-    monkeypatch.setattr(generated_pages.logger, "warning", warnings.append)
-    app = SimpleNamespace(builder=SimpleNamespace(format=builder), outdir=tmp_path)
-    generated_pages.write_report(app)
-    assert warnings == []
-    if builder != "html":
-        assert list(tmp_path.iterdir()) == []
-        return
-    (file,) = tmp_path.iterdir()
+def check_results(file: Path) -> None:
     assert f'<a href="{file.name}">' in (ROOT / "docs/results.md").read_text(encoding="utf-8")
     page = file.read_text(encoding="utf-8")
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])

@@ -35,8 +35,8 @@ ARGUMENTS = {
     "asam": {"rho": 0.5},
     "ksam": {"k": 32},
     "gsam": {"rho_floor": 0.01},
-    "saf": {"start_epoch": 1, "epochs_back": 1},
-    "mesa": {"start_epoch": 1},
+    "saf": {"start_epoch": 0, "epochs_back": 1},
+    "mesa": {"start_epoch": 0},
 }
 FLOOR = {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.0}
 RUNS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import runpy
 import sys
 import warnings
@@ -38,22 +37,6 @@ def example(capsys, monkeypatch) -> Callable[..., tuple[dict[str, Any], Any, str
     def run(name: str, **arguments: Any) -> tuple[dict[str, Any], Any, str]:
         names = runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
         return names, names["main"](**arguments), capsys.readouterr().out
-
-    return run
-
-
-@pytest.fixture
-def guide(tmp_path, monkeypatch) -> Callable[[str], dict[str, Any]]:
-    """A function that runs the code of a guide in an empty folder and returns its globals."""
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-
-    def run(name: str) -> dict[str, Any]:
-        names: dict[str, Any] = {"__name__": "docs"}
-        text = (ROOT / "docs/guides" / f"{name}.md").read_text(encoding="utf-8")
-        for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
-            exec(compile(code, f"{name}.md", "exec"), names)
-        return names
 
     return run
 

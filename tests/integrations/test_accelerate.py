@@ -146,8 +146,3 @@ def test_the_example(hf, example):
     assert optimizer.optimizer.t == 5 * 10
     assert sum(losses[-38:]) / 38 < 0.12 < losses[0] / 5
     assert len(out.splitlines()) == 5
-
-
-def test_the_guide(hf, guide):
-    names = guide("accelerate")
-    assert names["optimizer"].optimizer.t == 3

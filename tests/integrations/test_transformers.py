@@ -307,9 +307,3 @@ def test_the_example(hf, example):
     assert run.optimizer.optimizer.t == 3 * 10
     assert loss < 1.2 < 0.5 * run.state.log_history[0]["loss"]
     assert out.endswith(f"loss on the test sentences {loss:.3f}\n")
-
-
-def test_the_guide(hf, guide):
-    names = guide("transformers")
-    assert names["trainer"].optimizer.optimizer.t == 2
-    assert names["result"].global_step == 2

@@ -124,13 +124,13 @@ def saf_by_hand(model, x, y, rho=0.0, lam=0.9, tau=2.0, start_epoch=2, label_smo
             total = 0.0
             for row, i in enumerate(batch):
                 total = total + cross_entropy(z[row], int(y[i]), label_smoothing)
-                if epoch >= start_epoch and (i, epoch - BACK) in past:
+                if epoch > start_epoch and (i, epoch - BACK) in past:
                     total = total + lam * divergence(past[i, epoch - BACK], z[row], tau)
                 if (i, epoch) not in past:
-                    past[i, epoch] = z[row].detach().half()
+                    past[i, epoch] = z[row].detach().float()
             return total / len(batch)
 
-        if epoch >= start_epoch:
+        if epoch > start_epoch:
             known = sum((i, epoch - BACK) in past for i in batch)
             seen_then, missed_then = seen_then + known, missed_then + len(batch) - known
         w, v = descend(w, v, loss_at, rho)
@@ -150,7 +150,7 @@ def mesa_by_hand(model, x, y, rho=0.0, lam=0.9, tau=2.0, start_epoch=2, label_sm
             total = 0.0
             for row, i in enumerate(batch):
                 total = total + cross_entropy(z[row], int(y[i]), label_smoothing)
-                if epoch >= start_epoch:
+                if epoch > start_epoch:
                     total = total + lam * divergence(past[row], z[row], tau)
             return total / len(batch)
 
@@ -172,7 +172,7 @@ def test_saf_equals_its_transcription(problem, data, name, rho):
     train(problem.model, build(name, problem.model), loss, data)
     assert_close(problem.weights(), expected, atol=1e-11)
     assert distance(problem.weights(), detached(without.parameters())) > 1e-3
-    assert loss.table.dtype == torch.half
+    assert loss.table.dtype == torch.float32  # as in the released code
     for (i, epoch), logits in past.items():  # the logits of the first passes of the last epochs
         if epoch >= EPOCHS - BACK - 1:
             slots = [s for s in range(BACK + 1) if loss.stamp[s, i] == epoch]
@@ -247,21 +247,25 @@ def test_start_epoch(start_epoch, plain):
         z = plain.model(x)
     for epoch in range(7):
         added = visit(loss, epoch, list(range(6)), logits(epoch))
-        assert all(a > 1e-4 for a in added) if epoch >= max(start_epoch, 1) else added == [0.0] * 6
+        assert all(a > 1e-4 for a in added) if epoch > start_epoch else added == [0.0] * 6
         average.set_epoch(epoch)
         added = (average(z, Y, inputs=x) - F.cross_entropy(z, Y, reduction="none")).tolist()
-        assert all(a > 0 for a in added) if epoch >= start_epoch else added == [0.0] * 6
+        assert all(a > 0 for a in added) if epoch > start_epoch else added == [0.0] * 6
 
 
-def test_reductions_and_label_smoothing():
-    means, rows = (small(reduction=reduction, label_smoothing=0.2, epochs_back=1) for reduction in ("mean", "none"))
+@pytest.mark.parametrize("half", [False, True])
+def test_reductions_and_label_smoothing(half):
+    changes, dtype = {"label_smoothing": 0.2, "epochs_back": 1, "half": half}, torch.half if half else torch.float32
+    means, rows = (small(reduction=reduction, **changes) for reduction in ("mean", "none"))
     for epoch in range(2):
         for loss in (means, rows):
             loss.set_epoch(epoch)
         ids, z = torch.tensor([4, 1, 0]), logits(epoch, 3).requires_grad_()
         expected = [cross_entropy(z[row], int(Y[i]), 0.2) for row, i in enumerate(ids)]
         if epoch == 1:
-            expected = [e + 0.9 * divergence(logits(0, 3)[row].half(), z[row], 2.0) for row, e in enumerate(expected)]
+            expected = [
+                e + 0.9 * divergence(logits(0, 3)[row].to(dtype), z[row], 2.0) for row, e in enumerate(expected)
+            ]
         mean, row = means(z, Y[ids], indices=ids), rows(z, Y[ids], indices=ids)
         assert mean.dim() == 0
         torch.testing.assert_close(row, torch.stack(expected), rtol=0, atol=1e-13)
@@ -309,14 +313,14 @@ def test_all_passes_have_the_second_term_and_the_first_is_stored(problem, name, 
         for z, value in seen:
             second = sum(0.9 * divergence(before[i], z[i], 2.0) for i in ids) / 24 if before else 0.0
             torch.testing.assert_close(value.detach(), F.cross_entropy(z, problem.y) + second, rtol=0, atol=1e-13)
-        before = list(seen[0][0].half())
+        before = list(seen[0][0].float())
         assert torch.equal(loss.table[epoch % 2], torch.stack(before))
-        assert not torch.equal(seen[1][0].half(), torch.stack(before))
+        assert not torch.equal(seen[1][0].float(), torch.stack(before))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_beyond_the_range_of_half(dtype):
-    loss = small(epochs_back=1)
+    loss = small(epochs_back=1, half=True)
     z = torch.tensor([[1e6, 0.0, -1e6], [-1e6, 3e5, 0.0]], dtype=dtype)
     visit(loss, 0, [0, 1], z)
     assert loss.table[0, :2].tolist() == [[65504.0, 0.0, -65504.0], [-65504.0, 65504.0, 0.0]]
@@ -360,6 +364,7 @@ def test_bfloat16_logits_are_as_exact_as_float32(kind, autocast):
             model = nn.Linear(1, 1)
             loss = bsam.MESA(model, build("sgd", model), lam=0.9, tau=2.0, start_epoch=0, reduction="none")
             loss.average.forward = lambda _: near
+            loss.set_epoch(1)
             value = loss(far.requires_grad_(), Y, inputs=near)
     assert value.dtype == torch.float32
     exact = [
@@ -459,6 +464,7 @@ def test_the_average_follows_each_step_once(problem, name, followed, stepped):
 def test_the_average_is_not_trained(problem):
     optimizer = build("sgd", problem.model)
     loss = bsam.MESA(problem.model, optimizer, start_epoch=0)
+    loss.set_epoch(1)
     step(optimizer, problem.loss)
     assert [p for p in loss.parameters() if p.requires_grad] == []
     assert not {id(p) for p in loss.parameters()} & {id(p) for p in problem.model.parameters()}
@@ -474,6 +480,7 @@ def test_the_average_is_evaluated_in_eval_mode():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
     optimizer = build("sgd", model)
     loss = bsam.MESA(model, optimizer, decay=0.5, start_epoch=0, lam=1.0, tau=3.0, reduction="none")
+    loss.set_epoch(1)
     x = torch.randn(6, 6, dtype=torch.float64)
     for _ in range(3):
         loss.train()  # as loops do with all modules
@@ -570,7 +577,7 @@ def test_skipped_steps_do_not_move_the_average(plain, name):
 # Refusals.
 
 WRONG = {"lam": -0.1, "tau": 0.0, "start_epoch": -1, "label_smoothing": 1.1, "reduction": "sum"}
-WRONG_FOR_SAF = {**WRONG, "epochs_back": 0, "samples": 2.0, "classes": 0}
+WRONG_FOR_SAF = {**WRONG, "epochs_back": 0, "half": "yes", "samples": 2.0, "classes": 0}
 
 
 def test_wrong_arguments(plain):
@@ -698,9 +705,21 @@ def test_mesa_averages_the_same_on_both_ranks_and_in_one_process(ranks, name):
     assert distance(first["average"].values(), first["weights"]) > 1e-3
 
 
-def test_the_table_stays_in_half_precision():
-    for cast in (lambda m: m.double(), lambda m: m.to(torch.bfloat16)):
-        assert cast(bsam.SAF(samples=4, classes=3)).table.dtype == torch.half
+@pytest.mark.parametrize("half", [False, True])
+def test_casts_leave_the_table_as_it_is(half):
+    for cast in (lambda m: m.double(), lambda m: m.to(torch.bfloat16), lambda m: m.half()):
+        loss = small(half=half)
+        loss.table += 1 + 2**-9
+        assert alike(cast(loss).table, torch.full_like(small(half=half).table, 1 + 2**-9))
+
+
+def test_a_table_in_half_precision_loads():
+    """As in checkpoints of version 0.3."""
+    old, new = small(half=True, epochs_back=1), small(epochs_back=1)
+    visit(old, 0, [4, 0], logits(0, 2))
+    new.load_state_dict(old.state_dict())
+    assert new.table.dtype == torch.float32
+    assert visit(new, 1, [4, 0, 1], logits(1, 3)) == visit(old, 1, [4, 0, 1], logits(1, 3)) != [0.0] * 3
 
 
 def test_the_average_of_a_bfloat16_network_moves():
@@ -708,6 +727,7 @@ def test_the_average_of_a_bfloat16_network_moves():
     model = nn.Linear(4, 3).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss = bsam.MESA(model, optimizer, start_epoch=0)
+    loss.set_epoch(1)
     before = [p.clone() for p in loss.average.parameters()]
     x, y = torch.randn(8, 4).bfloat16(), torch.randint(3, (8,))
     for _ in range(20):

@@ -19,8 +19,8 @@ from bsam.data.indexed import Indexed
 from processes import group_of_two
 
 SAMPLES, EPOCHS, PER_RANK = 24, 7, 4
-SAF = {"samples": SAMPLES, "classes": 3, "lam": 0.9, "tau": 2.0, "start_epoch": 2, "epochs_back": 2}
-MESA = {"decay": 0.9, "lam": 0.9, "tau": 2.0, "start_epoch": 2}
+SAF = {"samples": SAMPLES, "classes": 3, "lam": 0.9, "tau": 2.0, "start_epoch": 1, "epochs_back": 2}
+MESA = {"decay": 0.9, "lam": 0.9, "tau": 2.0, "start_epoch": 1}
 
 
 def network() -> nn.Module:

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "weight_decay": 5e-4}
 SMALL = {**SAME, "limit_train": 192, "limit_test": 20}
 BSAM = {"rho_max": 0.1, "rho_min": 0.05}
-ON_DIGITS = {"ksam": {"k": 32}, "saf": {"start_epoch": 1, "epochs_back": 1}, "mesa": {"start_epoch": 1}}
+ON_DIGITS = {"ksam": {"k": 32}, "saf": {"start_epoch": 0, "epochs_back": 1}, "mesa": {"start_epoch": 0}}
 
 
 def numbers(result):
@@ -189,12 +189,12 @@ def test_methods_get_the_settings_of_the_run():
     assert rst.optimizer.seed == 9
     _, aesam = trained(Run("aesam", epochs=2, **SMALL))
     assert aesam.optimizer.total_steps == aesam.optimizer.t == 6
-    back = {"start_epoch": 1, "epochs_back": 1, "lam": 3.0}
+    back = {"start_epoch": 0, "epochs_back": 1, "lam": 3.0}
     result, saf = trained(Run("saf", back, epochs=3, radius=0.05, **SMALL))
     assert saf.train_step.loss.stamp.shape == (2, 192)
     assert sorted(set(saf.train_step.loss.stamp.flatten().tolist())) == [1, 2]  # every sample, in the last two epochs
     plain = numbers(fit(Run("sgd", epochs=3, radius=0.05, **SMALL), device="cpu"))
-    assert numbers(result)[0] == plain[0]  # the second term starts in epoch 1
+    assert numbers(result)[0] == plain[0]  # the second term starts after epoch 0
     assert numbers(result)[1] != plain[1]
 
 

@@ -28,7 +28,7 @@ RUNS = {
     "bsam": Run(
         "bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=2, accumulate=2, ema=0.9, **SAME
     ),
-    "mesa": Run("mesa", {"start_epoch": 1, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
+    "mesa": Run("mesa", {"start_epoch": 0, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
 }
 SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {

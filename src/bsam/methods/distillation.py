@@ -15,7 +15,7 @@ from ..common.method_info import MethodInfo, Need
 
 
 class Distillation(MethodInfo, nn.Module):
-    r"""Cross-entropy plus, from ``start_epoch`` on, a penalty that keeps logits close to those of another network.
+    r"""Cross-entropy plus, after ``start_epoch``, a penalty that keeps logits close to those of another network.
 
     The penalty is
     :math:`\lambda \tau^2\, \mathrm{KL}(\mathrm{softmax}(z_{past} / \tau)\, \|\, \mathrm{softmax}(z / \tau))`.
@@ -63,7 +63,7 @@ class Distillation(MethodInfo, nn.Module):
         # in half precision, rounding errors would exceed the divergence of similar logits
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        if self.training and self.epoch >= self.start_epoch:
+        if self.training and self.epoch > self.start_epoch:
             past, known = (t.to(logits.device) for t in self.past_logits(inputs, indices))
             losses = losses + self.lam * torch.where(known, divergence(past, logits, self.tau), 0.0)
         return losses.mean() if self.reduction == "mean" else losses

@@ -36,7 +36,7 @@ class MESA(Distillation):
         decay: the decay of the average.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
-        start_epoch: the first epoch (counted from 0) with the second term.
+        start_epoch: the last epoch (counted from 0) without the second term.
         label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
 
@@ -45,6 +45,7 @@ class MESA(Distillation):
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> loss = MESA(model, optimizer, start_epoch=0)
         >>> x, y = torch.randn(4, 2), torch.tensor([0, 1, 2, 0])
+        >>> loss.set_epoch(1)
         >>> loss(model(x), y, inputs=x).backward()
         >>> optimizer.step()
         >>> bool(loss(model(x), y, inputs=x) > nn.functional.cross_entropy(model(x), y))

@@ -38,10 +38,12 @@ class SAF(Distillation):
         classes: the number of logits per sample.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
-        start_epoch: the first epoch (counted from 0) with the second term.
+        start_epoch: the last epoch (counted from 0) without the second term.
         epochs_back: the age of the past logits, in epochs.
         label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.
+        half: store the logits in float16 instead of float32. The table of ImageNet, 20 GB, then takes 10, and the loss
+            changes by about 1e-4.
 
     Example:
         >>> loss = SAF(samples=4, classes=3, start_epoch=0, epochs_back=1)
@@ -82,6 +84,7 @@ class SAF(Distillation):
         epochs_back: int = 3,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
+        half: bool = False,
     ) -> None:
         if isinstance(samples, (Optimizer, nn.Module)):
             raise BsamTypeError(
@@ -93,7 +96,10 @@ class SAF(Distillation):
         self.epochs_back = check_count("epochs_back", epochs_back)
         slots = self.epochs_back + 1  # one is read while this epoch's is written
         shape = slots, check_count("samples", samples), check_count("classes", classes)
-        self.register_buffer("table", torch.zeros(shape, dtype=torch.half))
+        if not isinstance(half, bool):
+            raise BsamValueError(f"half must be True or False, got {half!r}")
+        dtype = torch.half if half else torch.float
+        self.register_buffer("table", torch.zeros(shape, dtype=dtype))
         # the epoch in which an entry was filled
         self.register_buffer("stamp", torch.full((slots, samples), NEVER, dtype=torch.int32))
 
@@ -109,8 +115,10 @@ class SAF(Distillation):
         return loss
 
     def _apply(self, fn: Any, recurse: bool = True) -> SAF:
+        table = self.table
         super()._apply(fn, recurse)
-        self.table = self.table.half()  # even if the module is cast to another type
+        if self.table.dtype != table.dtype:  # a cast of the module leaves the stored logits as they are
+            self.table = table.to(self.table.device)
         return self
 
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
