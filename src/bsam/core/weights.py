@@ -69,6 +69,7 @@ class Weights:
     @torch.no_grad()
     def move(self, to: Vector) -> None:
         """Move the parameters to ``w + to``, from any position."""
+        self._find_shards()
         for k, (tensors, backup) in enumerate(zip(self._tensors, self._backup, strict=True)):
             if k < self._saved:
                 torch._foreach_copy_(tensors, backup)
@@ -81,9 +82,15 @@ class Weights:
     @torch.no_grad()
     def restore(self) -> None:
         """Copy ``w`` from the backup to the parameters; do nothing if they have not moved."""
+        self._find_shards()
         for k in range(self._saved):
             torch._foreach_copy_(self._tensors[k], self._backup[k])
         self.commit()
+
+    def _find_shards(self) -> None:
+        """Look up the memory of sharded parameters: FSDP2 may replace it in the first forward pass."""
+        if self.sharded:
+            self._tensors = self.layout.split(self.params)
 
     def commit(self) -> None:
         """Keep the current values as ``w``: the backup is no longer used, and the next move saves a new one."""

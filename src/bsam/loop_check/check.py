@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from ..common.ddp import find_ddp, several_ranks
 from ..common.errors import BsamError, BsamTypeError
 from ..common.graph_check import GraphCheck
-from ..common.layout import local, sharding
+from ..common.layout import sharding
 from ..common.method_info import Need
 from ..common.module_calls import calls_seen
 from ..common.tensors import copy_keeping_versions, equal, is_writable
@@ -177,8 +177,11 @@ class Seen:
 
 
 def _state(p: Tensor) -> tuple[int, int]:
-    """Return values that change when a parameter is written in place or through ``p.data = ...``."""
-    return p._version, local(p).data_ptr()
+    """Return values that change when a parameter is written in place or through ``p.data = ...``.
+
+    The address of a sharded parameter does not count: FSDP2 may replace the memory in the first forward pass.
+    """
+    return p._version, 0 if sharding(p) is not None else p.data_ptr()
 
 
 def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> bool:
