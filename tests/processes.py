@@ -22,9 +22,11 @@ import torch.distributed as dist
 
 from bsam.running.processes import PRELOAD
 
-CONTEXT = multiprocessing.get_context("forkserver")
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 PRELOAD.extend(["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])
-CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dynamo
+if FORKS:
+    CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dynamo
 
 
 class Process:

@@ -260,4 +260,4 @@ def test_the_table_of_extras_is_complete():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     section = (ROOT / "docs/guides/get-started.md").read_text().partition("### Extras")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
-    assert {*named, "plot", "train"} == {*extras} - {"dev", "docs", "bench"}
+    assert {*named, "plot", "train"} == {*extras} - {"dev", "test", "docs", "bench"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,25 +22,31 @@ FOLDERS = ("src", "examples", "tests", "benchmarks")
 INFO = f"bsam-{bsam.__version__}.dist-info"
 OPTIONAL = ["PIL", "matplotlib", "plotly", "rich", "safetensors", "scipy", "sklearn", "tensorboard", "timm"]
 OPTIONAL += ["torchvision"]
+POSIX = ["crypt", "fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
 
 BUILD = "from setuptools import build_meta; build_meta.build_{}('..')"
 TRAINING = """
 import json, sys
-target, packages, optional = json.loads(sys.argv[1])
+target, packages, optional, posix = json.loads(sys.argv[1])
 sys.path = [target, *sys.path, *packages]  # without site: .pth files, and so editable installs, have no effect
 sys.modules |= dict.fromkeys(optional)  # as if they were not installed
 
 import os, signal
-sys.modules["fcntl"] = None  # as on Windows
-del os.sched_getaffinity, signal.pthread_sigmask
+sys.modules |= dict.fromkeys(posix)  # as on Windows
+del os.fork, os.sched_getaffinity, signal.pthread_sigmask
 
-import importlib.metadata, torch, bsam
+import importlib.metadata, pkgutil, torch, bsam
 assert not {"bsam.training", "bsam.cli"} & set(sys.modules)  # bsam.compare is loaded when it is used
 
 command = importlib.metadata.distribution("bsam").entry_points["bsam"].load()
 sys.argv = ["bsam", "list", "methods"]
 status = command()
 assert "torch._dynamo" not in sys.modules  # its import takes seconds
+
+for name in ("common", "loop_check", "core", "methods", "flatness"):
+    package = importlib.import_module(f"bsam.{name}")
+    for module in pkgutil.iter_modules(package.__path__, f"bsam.{name}."):
+        importlib.import_module(module.name)
 
 torch.manual_seed(0)
 x, y = torch.randn(32, 4), torch.randint(0, 3, (32,))
@@ -121,11 +128,19 @@ def test_the_version_is_in_one_place(built):
     assert f"## [{bsam.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_no_module_imports_what_windows_lacks():
+    """In the sources, including those whose frameworks take seconds to import."""
+    statement = re.compile(rf"^\s*(?:import|from) (?:{'|'.join(POSIX)})\b", re.MULTILINE)
+    assert statement.search("import os\nimport fcntl\n")
+    sources = [*(ROOT / "src").rglob("*.py")]
+    assert [path.name for path in sources if statement.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_the_wheel_works_without_the_repository_and_optional_packages(built, tmp_path):
     """Five training steps and a command, with this environment's torch and NumPy, as on Windows."""
     zipfile.ZipFile(built[1]).extractall(tmp_path / "target")  # as pip does with a wheel of Python files
     packages = [path for path in sys.path if path.endswith("-packages")]
-    arguments = json.dumps([str(tmp_path / "target"), packages, OPTIONAL])
+    arguments = json.dumps([str(tmp_path / "target"), packages, OPTIONAL, POSIX])
     out = run(sys.executable, "-I", "-S", "-W", "ignore", "-c", TRAINING, arguments, cwd=tmp_path)
     losses, batches, status, version, files = json.loads(out.splitlines()[-1])
     assert losses == sorted(losses, reverse=True)

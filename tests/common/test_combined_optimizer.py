@@ -14,13 +14,15 @@ from torch import nn
 import bsam
 from helpers import alike, same
 
+Muon = getattr(torch.optim, "Muon", partial(torch.optim.SGD, momentum=0.95, nesterov=True))  # new in torch 2.9
+
 
 def members(model):
     """Muon for the matrices, AdamW with two groups for the rest."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     rest = [p for p in model.parameters() if p.dim() != 2]
     return [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1),
+        Muon(matrices, lr=0.02, weight_decay=0.1),
         torch.optim.AdamW([{"params": rest[:2]}, {"params": rest[2:], "lr": 0.002}], lr=0.01),
     ]
 

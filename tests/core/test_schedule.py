@@ -92,6 +92,7 @@ def scheduled_optimizer(problem, name, first, method=following):
 
 @pytest.mark.parametrize("first", ["the scheduler", "the optimizer"])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # from SequentialLR itself, in torch 2.8
 def test_the_radius_follows_every_scheduler(small, name, first):
     _, known = SCHEDULES[name]
     optimizer, scheduler = scheduled_optimizer(small, name, first)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from scipy.integrate import trapezoid
 
 from bsam.flatness import spectral_density
 from bsam.flatness.density import smoothed
@@ -11,7 +12,7 @@ def test_density_is_positive_with_integral_1_and_the_right_moments(dense):
     H, exact = dense
     density = spectral_density(H, steps=12, probes=100, seed=1)
     assert density.products == 12 * 100
-    assert np.trapezoid(density.density, density.grid) == pytest.approx(1.0, abs=1e-6)
+    assert trapezoid(density.density, density.grid) == pytest.approx(1.0, abs=1e-6)
     assert density.weights.sum() == pytest.approx(1.0, abs=1e-12)
     assert (density.density >= 0).all()
     nodes, weights = density.nodes.reshape(100, 12), density.weights.reshape(100, 12) * 100
@@ -21,7 +22,7 @@ def test_density_is_positive_with_integral_1_and_the_right_moments(dense):
         error = moments.std(ddof=1) / 10
         assert abs(moments.mean() - (eigenvalues**power).mean()) < 3.5 * error
         assert error < 0.1 * (np.abs(eigenvalues) ** power).mean()  # small enough for the comparison to say something
-    mean = np.trapezoid(density.density * density.grid, density.grid)
+    mean = trapezoid(density.density * density.grid, density.grid)
     assert mean == pytest.approx((density.weights * density.nodes).sum(), abs=1e-8)
 
 
@@ -50,7 +51,7 @@ def test_each_quadrature_has_the_moments_of_its_probe(operator):
 @pytest.mark.parametrize("eigenvalues", [[0.0] * 40, [1e6] * 40, [2.0] * 20 + [-1.0] * 20])
 def test_weights_of_multiple_eigenvalues(with_spectrum, eigenvalues):
     density = spectral_density(with_spectrum(eigenvalues)[0], steps=10, probes=40)
-    assert np.trapezoid(density.density, density.grid) == pytest.approx(1.0, abs=1e-3)
+    assert trapezoid(density.density, density.grid) == pytest.approx(1.0, abs=1e-3)
     allowed = 0.25 if len(set(eigenvalues)) > 1 else 1e-6
     assert (density.weights * density.nodes).sum() == pytest.approx(np.mean(eigenvalues), abs=allowed)
 

@@ -13,7 +13,7 @@ from .errors import BsamRuntimeError, BsamTypeError, BsamValueError
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers as one, such as Muon for matrices and AdamW for the other parameters.
+    """Several optimizers as one, such as Muon (torch 2.9 or newer) for matrices and AdamW for the other parameters.
 
     ``param_groups`` lists the members' groups in order, so a scheduler reaches all of them. ``state_dict`` returns one
     standard ``{state, param_groups}``.
@@ -26,7 +26,7 @@ class CombinedOptimizer(Optimizer):
         >>> model = torch.nn.Linear(3, 2)
         >>> base = bsam.CombinedOptimizer(
         ...     [
-        ...         torch.optim.Muon([model.weight], lr=0.02),
+        ...         torch.optim.SGD([model.weight], lr=0.02),
         ...         torch.optim.AdamW([model.bias], lr=0.001),
         ...     ]
         ... )

@@ -70,6 +70,7 @@ class Weights:
     @torch.no_grad()
     def move(self, to: Vector) -> None:
         """Move the parameters to ``w + to``, from any position."""
+        self._find_shards()
         source, target = (self._backup, self._tensors) if self.moved else (self._tensors, self._backup)
         for tensors, copies in zip(source, target, strict=True):  # all before the first moves: they may share memory
             torch._foreach_copy_(copies, tensors)
@@ -82,9 +83,15 @@ class Weights:
     def restore(self) -> None:
         """Copy ``w`` from the backup to the parameters; do nothing if they have not moved."""
         if self.moved:
+            self._find_shards()
             for tensors, backup in zip(self._tensors, self._backup, strict=True):
                 torch._foreach_copy_(tensors, backup)
         self.commit()
+
+    def _find_shards(self) -> None:
+        """Look up the memory of sharded parameters: FSDP2 may replace it in the first forward pass."""
+        if self.sharded:
+            self._tensors = self.layout.split(self.params)
 
     def commit(self) -> None:
         """Keep the current values as ``w``: the backup is no longer used, and the next move saves a new one."""

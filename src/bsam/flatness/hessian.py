@@ -158,7 +158,8 @@ class HessianOperator:
         sums = self._views(out)
         with self._differentiating(), contextlib.closing(products):  # closes the dual level even on an interrupt
             for product, weight in products:
-                torch._foreach_add_(sums, product, alpha=weight)
+                with torch.no_grad():  # torch may return zeros with requires_grad=True for parameters without effect
+                    torch._foreach_add_(sums, product, alpha=weight)
                 total += weight
         return out.div_(total)
 

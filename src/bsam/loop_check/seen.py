@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..common.layout import local
+from ..common.layout import sharding
 from ..common.tensors import copy_keeping_versions, equal, is_writable
 from .before import scale_of
 
@@ -126,8 +126,11 @@ class Seen:
 
 
 def _state(p: Tensor) -> tuple[int, int]:
-    """Return values that change when a parameter is written in place or through ``p.data = ...``."""
-    return p._version, local(p).data_ptr()
+    """Return values that change when a parameter is written in place or through ``p.data = ...``.
+
+    The address of a sharded parameter does not count: FSDP2 may replace the memory in the first forward pass.
+    """
+    return p._version, 0 if sharding(p) is not None else p.data_ptr()
 
 
 def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> bool:
