@@ -93,10 +93,11 @@ def trace(
             sketched = samples // 3 if method == "hutch++" else 0
             Q = _sketch(H, times, sketched, generator)
             exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
-            rest, *terms = _samples(H, times, Q, samples - 2 * sketched, generator)
+            rest, size, distances = _samples(H, times, Q, samples - 2 * sketched, generator)
             # the only error if the sketch contains the whole range of H
             rounding = torch.finfo(H.dtype).eps * (np.abs(exact).sum() + np.abs(rest).mean())
-            value, error = sum(exact) + float(np.mean(rest)), math.hypot(_spread(rest, *terms, rounding), rounding)
+            value = sum(exact) + float(np.mean(rest))
+            error = math.hypot(_spread(rest, size, distances, rounding), rounding)
             half = t_quantile(0.975, len(rest) - 1) * error
     return Trace(value, error, (value - half, value + half), H.products - before, recording.note)
 
