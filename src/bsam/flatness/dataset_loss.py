@@ -179,14 +179,17 @@ class DatasetLoss:
     def value(
         self, batches: Iterable[WeightedBatch] | None = None, score: Callable[[Any, Any], Tensor] | None = None
     ) -> tuple[float, float | None]:
-        """Return the mean loss at the current weights, and the mean entry of ``score(outputs, y)`` if given."""
+        """Return the mean loss at the current weights, and the mean entry of ``score(outputs, y)`` if given.
+
+        Without entries, their mean is NaN.
+        """
         losses, scored, scores = list[tuple[float, float]](), 0.0, 0
         for loss, (out, y), weight in self.losses(batches):
             losses.append((float(loss), weight))
             if score is not None:
                 entries = score(out, y)
                 scored, scores = scored + float(entries.sum()), scores + entries.numel()
-        return _mean(losses), scored / scores if score is not None else None
+        return _mean(losses), None if score is None else scored / scores if scores else math.nan
 
     @torch.enable_grad()
     def value_and_grad(self, batches: Iterable[WeightedBatch] | None = None) -> tuple[float, Vector]:
