@@ -58,6 +58,65 @@ def test_losses_that_are_not_means_are_refused(model, samples, data, unchanged, 
         sharpness(model, NOT_MEANS[loss_fn], [samples], micro_batch=10)  # one batch
 
 
+@pytest.mark.parametrize("loss_fn", NOT_MEANS)
+def test_losses_that_are_not_means_are_refused_for_batches_of_one(model, samples, loss_fn):
+    singles = list(zip(*(t.split(1) for t in samples), strict=True))
+    for measure, data, micro_batch in (("sharpness", [samples], 1), ("product", singles, None)):
+        with refused(match="mean over"):
+            MEASURES[measure](model, NOT_MEANS[loss_fn], data, micro_batch=micro_batch)
+    MEASURES["product"](model, NOT_MEANS[loss_fn], [(samples[0][:1], samples[1][:1])])  # one batch
+
+
+def test_class_weights_are_refused_for_batches_of_one_class(model, samples):
+    x, y = samples
+    for classes in ((0, 1), (1, 0), (2, 2, 1)):
+        with refused(match="mean over"):
+            sharpness(model, NOT_MEANS["class weights"], [(x[y == c], y[y == c]) for c in classes])
+
+
+def test_one_ignored_label_among_many_batches_of_one_is_noticed(model):
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 6), torch.randint(0, 3, (40,))
+    expected = whole(model, (x, y))
+    assert value(model, F.cross_entropy, [(x, y)], micro_batch=1) == pytest.approx(expected, rel=1e-6)
+    for place in (0, 15, 16, 39):
+        ignored = y.clone()
+        ignored[place] = -100
+        with refused(match="mean over"):
+            value(model, F.cross_entropy, [(x, ignored)], micro_batch=1)
+
+
+class Pooled(nn.Linear):
+    """Averages images of any size; optionally also returns a penalty, as one row."""
+
+    penalty = False
+
+    def forward(self, x):
+        out = super().forward(x.mean((2, 3)))
+        return (out, self.weight.square().sum().reshape(1)) if self.penalty else out
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+def test_batches_of_one_with_different_shapes(penalty):
+    torch.manual_seed(0)
+    net = Pooled(3, 4)
+    net.penalty = penalty
+    data = [(torch.randn(1, 3, 2, size), torch.randint(0, 4, (1,))) for size in (2, 3, 3, 5)]
+
+    def mean(out, y):
+        out, extra = out if penalty else (out, 0.0)
+        return F.cross_entropy(out, y) + torch.as_tensor(extra).sum()
+
+    def total(out, y):
+        return F.cross_entropy(out[0] if penalty else out, y, reduction="sum")
+
+    with torch.no_grad():
+        expected = sum(mean(net(x), y).item() for x, y in data) / 4
+    assert value(net, mean, data) == pytest.approx(expected, rel=1e-6)
+    with refused(match="mean over"):
+        value(net, total, data)
+
+
 WEIGHT = {"class weights": lambda x, y: WEIGHTS[y].sum(), "ignored labels": lambda x, y: int((y != 1).sum())}
 
 
@@ -99,7 +158,8 @@ def test_padded_sequences_of_several_lengths_are_checked():
 
 def test_micro_batches_of_ignored_labels_have_no_weight(model, samples):
     data, loss_fn = [(samples[0][:5], torch.tensor([1, 1, 0, 2, 0]))], nn.CrossEntropyLoss(ignore_index=1)
-    assert math.isnan(sharpness(model, loss_fn, data, micro_batch=2).loss)
+    with refused(match="mean over"):
+        sharpness(model, loss_fn, data, micro_batch=2)
     result = sharpness(model, loss_fn, data, micro_batch=2, batch_weight=lambda x, y: (y != 1).sum())
     assert result.loss == pytest.approx(whole(model, data[0], loss_fn), rel=1e-6)
 
@@ -164,7 +224,7 @@ def test_outputs_without_a_row_per_sample_are_not_checked(samples):
 def test_rounding_errors_of_a_mean_are_accepted(dtype, scale):
     losses = F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)
     losses += (lambda out, y: F.mse_loss(out, F.one_hot(y, 5).to(out)),)
-    for seed in range(4):
+    for seed, micro_batch in enumerate((7, 1, 7, 7)):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 5))
         with torch.no_grad():
@@ -172,7 +232,7 @@ def test_rounding_errors_of_a_mean_are_accepted(dtype, scale):
         x = torch.randn(23, 6)
         y = net(x).argmax(1) if seed % 2 else torch.randint(0, 5, (23,))  # small losses of large outputs, too
         for loss_fn in losses:
-            value(copy.deepcopy(net).to(dtype), loss_fn, [(x.to(dtype), y)], micro_batch=7)
+            value(copy.deepcopy(net).to(dtype), loss_fn, [(x.to(dtype), y)], micro_batch=micro_batch)
     value(net, F.cross_entropy, [(x, y)], micro_batch=3, autocast=True)
 
 

@@ -27,7 +27,8 @@ def test_quantiles_equal_those_of_scipy(freedom):
         (2.0, 0.0, "2 ± 0"),
         (0.0, 0.0, "0 ± 0"),
         (math.nan, 1.0, "nan ± 1"),
-        (3.0, math.inf, "3 ± inf"),
+        (3.0, math.inf, "3 ± unknown"),
+        (3.0, math.nan, "3 ± unknown"),
     ],
 )
 def test_numbers_have_as_many_digits_as_are_known(value, error, text):

@@ -95,6 +95,26 @@ def test_accuracy_of_a_segmentation_counts_pixels(micro_batch):
     assert 0 <= result.min() < result.max() <= 1
 
 
+def test_accuracy_does_not_count_ignored_labels():
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), torch.randn(12, 4)
+    predicted = model(x).argmax(1)
+    y = torch.where(torch.arange(12) < 5, predicted, (predicted + 1) % 3)  # five are right
+    for ignored, loss_fn in (
+        (-100, F.cross_entropy),
+        (2, nn.CrossEntropyLoss(ignore_index=2)),
+        (255, lambda out, y: F.cross_entropy(out, y, ignore_index=255)),
+    ):
+        labels = y.clone()
+        labels[[0, 6, 7, 11]] = ignored
+        kept = labels != ignored
+        expected = float((predicted == labels)[kept].double().mean())
+        measured = partial(landscape, model, loss_fn, points=3, dims=1, accuracy=True)
+        assert measured([(x, labels)]).accuracy[1] == pytest.approx(expected, abs=1e-12)
+        nothing = measured([(x[:2], torch.full((2,), ignored))]).accuracy
+        assert np.isnan(nothing).all()
+
+
 @pytest.mark.parametrize(
     ("classes", "y", "loss_fn"),
     [

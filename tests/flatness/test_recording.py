@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from bsam.flatness import HessianOperator, spectral_density, top_eigenvalues, trace
 from bsam.flatness.linearized import Recorder
+from bsam.flatness.second_derivatives import Substitutes
 
 PLENTY = 1 << 40
 
@@ -311,6 +313,34 @@ def test_interrupts_while_recording(small, monkeypatch, unchanged):
         with unchanged(model), pytest.raises(KeyboardInterrupt), H.linearized(PLENTY):
             pass
     check_same(H, 3)
+
+
+class Calls(TorchFunctionMode):
+    """Lists the torch functions that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.functions.append(func)
+        return func(*args, **kwargs or {})
+
+
+def test_ldexp_is_recorded():
+    x, e, v = torch.eye(3, dtype=torch.float64), torch.tensor([1, -2, 3]), torch.tensor([1.0, 2.0, -1.0]).double()
+    with Calls() as calls, Substitutes():
+        torch.ldexp(v, e) + v.ldexp(e)
+    assert not {torch.ldexp, torch.Tensor.ldexp} & set(calls.functions)  # tracing them would end this process
+    products = []
+    for scaled in (lambda out: out * torch.tensor([2.0, 0.25, 8.0]), lambda out: torch.ldexp(out, e)):
+        model = nn.Linear(3, 1, bias=False).double()
+        nn.init.ones_(model.weight)
+        H = HessianOperator(model, lambda out, y, f=scaled: f(out[:, 0]).exp().mean(), [(x, torch.zeros(3))])
+        check_same(H, recorded=1)
+        products.append(H.times(v))
+    assert products[0].norm() > 1
+    assert apart(products[1], products[0]) < 1e-12
 
 
 def test_frozen_and_unused_parameters(nets):

@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from bsam.flatness import trace
+from bsam.flatness import HessianOperator, trace
 
 METHODS = pytest.mark.parametrize("method", ["hutchinson", "hutch++"])
 
@@ -28,6 +30,51 @@ def test_interval_contains_the_trace_in_19_of_20_cases(dense):
     low, high = scipy.stats.binom.ppf([0.001, 0.999], 120, 0.95)
     assert low <= sum(estimate.interval[0] <= exact <= estimate.interval[1] for estimate in estimates) <= high
     assert sum(abs(estimate.value - exact) <= 1.96 * estimate.standard_error for estimate in estimates) < low
+
+
+PAIR = torch.tensor([[2.0, 0.7], [0.7, 1.0]], dtype=torch.float64)
+CORRELATED = torch.eye(20, dtype=torch.float64).index_put(
+    (torch.tensor([3, 7]), torch.tensor([7, 3])), torch.tensor(0.5).double()
+)
+COINCIDING = {  # matrices whose quadratic forms take few values, and the largest share of intervals that are unknown
+    "two forms": (PAIR, "hutchinson", 2, 0.0),
+    "equal forms of different vectors": (torch.block_diag(*[PAIR] * 4), "hutchinson", 2, 0.15),
+    "equal terms": (CORRELATED, "hutchinson", 2, 0.6),
+    "a zero among the forms": (
+        torch.tensor([[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]).double(),
+        "hutchinson",
+        2,
+        0.6,
+    ),
+}
+
+
+@pytest.mark.parametrize(("matrix", "method", "samples", "unknown"), COINCIDING.values(), ids=COINCIDING)
+def test_interval_contains_the_trace_if_samples_coincide(nets, matrix, method, samples, unknown):
+    H = HessianOperator(nn.Linear(len(matrix), 1, bias=False).double(), F.mse_loss, [])
+    nets["with dense products"](H, matrix)
+    estimates = [trace(H, samples=samples, seed=seed, method=method) for seed in range(120)]
+    low, exact = scipy.stats.binom.ppf(0.001, 120, 0.95), float(matrix.diagonal().sum())
+    assert sum(estimate.interval[0] <= exact <= estimate.interval[1] for estimate in estimates) >= low
+    without = [estimate for estimate in estimates if estimate.standard_error == np.inf]
+    assert len(without) <= unknown * 120
+    assert all(estimate.interval == (-np.inf, np.inf) for estimate in without)
+    assert all("unknown" in repr(estimate) for estimate in without)
+    assert all(estimate.products == samples for estimate in estimates)
+
+
+@METHODS
+def test_trace_is_exact_with_as_many_products_as_weights(method):
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1).double(), torch.randn(50, 3, dtype=torch.float64)
+    H, calls = HessianOperator(model, F.mse_loss, [(x, x[:, :1])]), []
+    estimate = trace(H, samples=6, method=method, progress=lambda *call: calls.append(call))
+    exact = 2 * float(x.square().mean(0).sum() + 1)  # of the weights, and of the bias
+    assert estimate.value == pytest.approx(exact, rel=1e-14)
+    assert estimate.interval[0] <= exact <= estimate.interval[1]
+    assert estimate.standard_error < 1e-13
+    assert calls == [(done, 4) for done in (1, 2, 3, 4)]
+    assert estimate.products == 4
 
 
 @pytest.mark.parametrize(

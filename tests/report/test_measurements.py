@@ -134,6 +134,33 @@ def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path, monkeypatc
         assert [info.measured_on for info in drawn[name]] == [labels[0], labels[1], labels[0]]
 
 
+def entry_of(size, converged):
+    near = dict.fromkeys(("loss", "max_sharpness", "min_sharpness", "bilateral"), -1.23e-5 * size)
+    trace = {"value": -1.2345e-7 * size, "interval": [-1.2365e-7 * size, -1.2325e-7 * size]}
+    return {"sharpness": near, "eigenvalues": {"maximum": 4.56e-5 * size, "converged": converged}, "trace": trace}
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 81, 90, 119, 120, 200])
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_names_and_numbers_are_whole_at_any_width(width, size):
+    titles = ["SGD", "BSAM rho_max 0.05 rho_min 0.05, seed 1", "runs/" + "long_" * 10 + "name.pt"]
+    entries = dict(zip(titles, (entry_of(size, True), entry_of(size, False), entry_of(size, True)), strict=True))
+    console = Console(file=io.StringIO(), width=width)
+    measurements._print("Loss: cross-entropy, 12 training samples", entries, console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    out = " ".join(" ".join(lines).split())
+    assert "…" not in out
+    expected = ["(-1.2345 ± 0.0020)e-07" if size == 1 else "-0.0012345 ± 0.0000020"] * 3
+    expected += [f"{-1.23e-5 * size:.3g}"] * 12 + [f"{4.56e-5 * size:.3g}"] * 3 + ["(not converged)"]
+    for text in set(expected):
+        assert out.count(text) == expected.count(text)
+    column = "".join(re.split(" {2,}", line.strip())[0] for line in lines).replace(" ", "")  # names may be wrapped
+    assert all(title.replace(" ", "") in column for title in titles)
+    for name in ("loss", "λmax", "trace (95 %)", "MaxS", "MinS", "BilS"):
+        assert name in out
+
+
 def hessian(model, loss_fn, x, y):
     names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])

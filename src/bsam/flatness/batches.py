@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ..common.errors import BsamValueError
 
@@ -63,6 +63,30 @@ def halve(parts: tuple[Any, Any], n: int) -> list[tuple[tuple[Any, Any], int]]:
     return [(tree_map(lambda t, r=r: t[r] if has_rows(t, n) else t, parts), r.stop - r.start) for r in ranges]
 
 
+def first_sample(parts: tuple[bool, Any, Any], n: int) -> Any:
+    """Return a copy of the first of ``n`` samples, as a batch of one; None if the batch cannot be split."""
+    if not all(_by_sample(part, n) for part in parts[1:]):
+        return None
+    return tree_map(lambda t: t[:1].detach().clone() if has_rows(t, n) else t, parts)
+
+
+def can_be_joined(first: Any, second: Any) -> bool:
+    """Return whether two samples, each a batch of one, can be one batch."""
+    (a, structure), (b, other) = tree_flatten(first), tree_flatten(second)
+    return structure == other and all(map(_leaves_can_be_joined, a, b))
+
+
+def _leaves_can_be_joined(s: Any, t: Any) -> bool:
+    if not (isinstance(s, Tensor) and isinstance(t, Tensor)):
+        return bool(s == t)
+    return s.shape == t.shape and s.dtype == t.dtype and (has_rows(s, 1) or torch.equal(s, t))
+
+
+def join(samples: list[Any]) -> Any:
+    """Return samples, each a batch of one, as one batch; they must fit according to :func:`can_be_joined`."""
+    return tree_map(lambda *leaves: torch.cat(leaves) if has_rows(leaves[0], 1) else leaves[0], *samples)
+
+
 def _by_sample(part: Any, n: int) -> bool:
     """Return whether at least one tensor has a row for each of ``n`` samples and all other leaves are scalars."""
     if isinstance(part, (list, tuple)) and len(part) == n:
@@ -73,8 +97,8 @@ def _by_sample(part: Any, n: int) -> bool:
 
 
 def has_rows(leaf: Any, n: int) -> bool:
-    """Return whether ``leaf`` is a tensor with a row for each of ``n`` samples."""
-    return isinstance(leaf, Tensor) and leaf.shape[:1] == (n,)
+    """Return whether ``leaf`` is a dense tensor with a row for each of ``n`` samples."""
+    return isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.shape[:1] == (n,)
 
 
 class CastBatches:

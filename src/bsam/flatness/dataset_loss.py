@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
 
 from ..common.checks import check_count
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from ..core.weights import Weights
 from .batches import Batches as Batches
-from .batches import halve, has_rows, num_samples, split, unpack
+from .batches import num_samples, split, unpack
+from .mean_check import MeanCheck
 from .preserve import preserved
 from .second_derivatives import check_graph
 
@@ -26,7 +26,6 @@ WeightedBatch: TypeAlias = tuple[Any, Any, float]  # inputs, targets, and their 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 BatchWeight: TypeAlias = Callable[[Any, Any], Any]
 
-ROUNDING = 16.0  # tolerance for rounding, in machine epsilons times the mean size of the loss or the outputs
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2  # between two evaluations of one batch; GPUs do not round reproducibly
 OTHER_STATISTICS = (
     'micro_batch would change the batch statistics that batch norm uses with mode="train" or without running '
@@ -136,17 +135,17 @@ class DatasetLoss:
 
     def losses(self, batches: Iterable[WeightedBatch] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], float]]:
         """Yield the loss, (outputs, targets) and weight of each batch in ``batches``, by default all data."""
-        check, problem = batches is None and not self.checked, None
+        check = batches is None and not self.checked
+        means = MeanCheck(self.model, self.batch_loss, self.mode)
         if check:
             self._check_determinism()
-        for number, (x, y, weight) in enumerate(self.weighted_batches() if batches is None else batches):
+        for x, y, weight in self.weighted_batches() if batches is None else batches:
             out = self.model(x)
             loss = self.batch_loss(out, y)
             yield loss, (out, y), weight
             if check and self.batch_weight is None:
-                problem = problem or self._not_a_mean(loss, x, out, y, int(weight))
-                if problem and number > 0:  # with a single batch, any loss is well defined
-                    raise BsamValueError(problem)
+                means.add(loss, x, out, y, int(weight))
+        means.finish()
         self.checked |= check
 
     def _check_determinism(self) -> None:
@@ -162,35 +161,6 @@ class DatasetLoss:
                 "differs. Use no random augmentation and no DataLoader generator, and check that the model changes "
                 "neither its inputs nor itself"
             )
-
-    @torch.no_grad()
-    def _not_a_mean(self, loss: Tensor, x: Any, out: Any, y: Any, n: int) -> str | None:
-        """Return an error message if ``loss_fn`` is not a mean over the ``n`` samples of a batch, else None.
-
-        The loss of the batch is compared with the losses of its halves. If the outputs do not have one row per sample,
-        the model runs again on halves of the inputs; with ``mode="train"``, such batches are not checked. Neither are
-        batches that cannot be halved.
-        """
-        by_row = all(has_rows(t, n) for t in tree_leaves(out))
-        try:
-            halves = halve((out, y), n) if by_row else halve((x, y), n) if self.mode == "eval" else []
-            parts = [(float(self.batch_loss(a if by_row else self.model(a), b)), m) for (a, b), m in halves]
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            return None  # the loss accepts whole batches only
-        if not parts:
-            return None
-        mean, full = _mean(parts), float(loss)
-        floats = [t for t in (loss, *tree_leaves(out)) if isinstance(t, Tensor) and t.is_floating_point()]
-        scale = max(float(t.float().abs().nan_to_num(0.0, 0.0).mean()) for t in floats)
-        eps = torch.finfo(loss.dtype).eps
-        allowed = scale * (ROUNDING * eps if by_row else eps**0.5)  # the model rounds differently when it runs again
-        if math.isclose(mean, full, abs_tol=allowed) or (math.isnan(mean) and math.isnan(full)):
-            return None
-        return (
-            f"loss_fn is not a mean over samples: it gives {full:.6g} for {n} samples, but the mean over two halves "
-            f"is {mean:.6g} (reduction='sum'? class weights? ignore_index?). Use a mean, pass one single batch, or "
-            "pass batch_weight, such as lambda x, y: (y != -100).sum()"
-        )
 
     def gradient(self, loss: Tensor, create_graph: bool = False) -> tuple[Tensor | None, ...]:
         """Return the gradient of a batch's loss, with None for parameters it does not depend on."""
@@ -209,14 +179,17 @@ class DatasetLoss:
     def value(
         self, batches: Iterable[WeightedBatch] | None = None, score: Callable[[Any, Any], Tensor] | None = None
     ) -> tuple[float, float | None]:
-        """Return the mean loss at the current weights, and the mean entry of ``score(outputs, y)`` if given."""
+        """Return the mean loss at the current weights, and the mean entry of ``score(outputs, y)`` if given.
+
+        Without entries, their mean is NaN.
+        """
         losses, scored, scores = list[tuple[float, float]](), 0.0, 0
         for loss, (out, y), weight in self.losses(batches):
             losses.append((float(loss), weight))
             if score is not None:
                 entries = score(out, y)
                 scored, scores = scored + float(entries.sum()), scores + entries.numel()
-        return _mean(losses), scored / scores if score is not None else None
+        return _mean(losses), None if score is None else scored / scores if scores else math.nan
 
     @torch.enable_grad()
     def value_and_grad(self, batches: Iterable[WeightedBatch] | None = None) -> tuple[float, Vector]:

@@ -34,7 +34,8 @@ class HessianOperator:
     cost about half.
 
     Args:
-        model: the network; its trainable parameters are the variables.
+        model: the network; its trainable parameters are the variables. Row ``padding_idx`` of an ``nn.Embedding`` has
+            no gradient in torch, so its rows and columns of ``H`` are 0, unlike finite differences of the loss.
         loss_fn: ``loss_fn(model(x), y)`` is the mean loss of a batch. With several batches and no ``batch_weight``, a
             loss that is not a mean over samples (a sum, ``ignore_index``, class weights) raises an error: the result
             would depend on how the data is split into batches.

@@ -32,8 +32,10 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def plus_minus(value: float, error: float) -> str:
-    """Format a number and its error, with two digits for the error."""
-    if not (math.isfinite(value) and math.isfinite(error) and error > 1e-6 * abs(value)):
+    """Format a number and its error, with two digits for the error; "unknown" if the error is not finite."""
+    if not math.isfinite(error):
+        return f"{value:.6g} ± unknown"
+    if not (math.isfinite(value) and error > 1e-6 * abs(value)):
         return f"{value:.6g} ± {error:.1g}"  # one digit is enough for a rounding error
     power = int(f"{max(abs(value), error):e}".partition("e")[2])
     if not -4 < power < 6:

@@ -81,6 +81,7 @@ def landscape(
             largest eigenvalues. Or pass vectors, such as those of :func:`plane_through`; with the same vectors, several
             models are shown in parallel planes on one scale.
         accuracy: whether to compute the accuracy too, the fraction of labels that equal the argmax over dimension 1.
+            Labels that are not a class, such as -100, or equal ``loss_fn.ignore_index``, are not counted.
         progress: called after each point with the number done and the total number.
 
     Example:
@@ -112,7 +113,7 @@ def landscape(
             else:
                 steps = [float(axis[i]) * v for i, v in zip(index, basis, strict=True)]
                 L.weights.move(sum(steps[1:], steps[0]))
-            losses[index], hit = L.value(score=_correct if accuracy else None)
+            losses[index], hit = L.value(score=partial(_correct, loss_fn) if accuracy else None)
             hits[index] = np.nan if hit is None else hit
             report(done, points**dims)
     return Landscape((axis,) * dims, losses, hits if accuracy else None)
@@ -160,8 +161,8 @@ def _random_filters(w: Tensor, generator: torch.Generator) -> Tensor:
     return d * (length(w) / length(d))
 
 
-def _correct(out: Any, y: Any) -> Tensor:
-    """Return whether the largest output is at the label, for each label."""
+def _correct(loss_fn: LossFunction, out: Any, y: Any) -> Tensor:
+    """Return whether the largest output is at the label, for each label that is not ignored."""
     tensors = isinstance(out, Tensor) and isinstance(y, Tensor)
     if not tensors or out.dim() < 2 or out.shape[1] < 2 or y.shape != out.shape[:1] + out.shape[2:]:
         got = " and ".join(f"{tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__ for t in (out, y))
@@ -169,7 +170,8 @@ def _correct(out: Any, y: Any) -> Tensor:
             "accuracy=True needs outputs and labels such as (B, C) and (B,) or (B, C, H, W) and (B, H, W), with C at "
             f"least 2; got {got}: omit accuracy"
         )
-    return out.argmax(1) == y
+    counted = (y >= 0) & (y < out.shape[1]) & (y != getattr(loss_fn, "ignore_index", -100))
+    return (out.argmax(1) == y)[counted]
 
 
 def plane_through(models: Sequence[nn.Module]) -> Plane:

@@ -20,12 +20,13 @@ _ONCE = once_differentiable(print).__code__  # shared by all functions with this
 
 
 class Substitutes(TorchFunctionMode):
-    """Context manager that replaces three operations with equivalent ones that have correct, fast derivatives.
+    """Context manager that replaces four operations with equivalent ones that have correct, fast derivatives.
 
     - Batch norm with running statistics becomes one multiplication and one addition per entry. Torch's derivatives take
       twice as many passes over memory.
     - Weight normalization: the second derivative of ``torch._weight_norm`` is wrong (it fails gradgradcheck).
     - ``hardsigmoid`` has no second derivative in torch.
+    - ``ldexp`` ends the process with a segmentation fault when ``make_fx`` traces a second derivative of it.
     """
 
     def __torch_function__(
@@ -42,6 +43,8 @@ class Substitutes(TorchFunctionMode):
             func = _weight_norm
         elif func is F.hardsigmoid:
             func = _hardsigmoid
+        elif func in (torch.ldexp, Tensor.ldexp):
+            func = _ldexp
         return func(*args, **kwargs)
 
 
@@ -61,6 +64,10 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
+
+
+def _ldexp(input: Tensor, other: Tensor) -> Tensor:
+    return input * torch.pow(2.0, other)
 
 
 def check_graph(loss: Tensor, twice: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +17,17 @@ from .intervals import plus_minus, t_quantile
 from .products import Progress, after_products, check_finite, no_progress, seeded
 
 LEAST_SAMPLES = {"hutch++": 6, "hutchinson": 2}
+ROUNDING = 10.0  # machine epsilons: smaller errors and deviations are rounding errors
+ENOUGH = 4  # coincidences of probability 1/2 that are taken as proof; together, their probability is 1/16
 
 
 @dataclass(frozen=True)
 class Trace:
     """An estimate of the trace, with its standard error from the spread of the samples and from rounding.
 
-    With few products the standard error itself is uncertain; ``interval`` accounts for that.
+    With few products the standard error itself is uncertain; ``interval`` accounts for that. If there are
+    fewer than five samples and all are equal, the error is unknown: ``standard_error`` and the ends of ``interval`` are
+    infinite.
     """
 
     value: float
@@ -48,6 +53,8 @@ def trace(
     the trace, and Hutchinson's 6.4 to 7.5 %. With 10 products Hutchinson is as good or slightly better, and its
     standard error is more reliable, because it comes from all products and not only from the last third.
 
+    If the network has at most ``samples`` weights, the trace is computed exactly, with one product per weight.
+
     Args:
         H: the operator.
         samples: number of products.
@@ -69,6 +76,7 @@ def trace(
     if method not in LEAST_SAMPLES:
         raise BsamValueError(f'method must be "hutch++" or "hutchinson", got {method!r}')
     check_count("samples", samples, low=LEAST_SAMPLES[method])
+    samples = min(samples, H.size)
     generator, before, report = seeded(seed), H.products, progress or no_progress
     wide = torch.promote_types(H.dtype, torch.float32)  # QR and sums need more digits than half precision has
 
@@ -78,20 +86,69 @@ def trace(
         report(H.products - before, samples)
         return out
 
-    sketched = min(samples // 3, H.size) if method == "hutch++" else 0
-    Q = torch.zeros(H.size, 0, dtype=wide, device=H.device)
     with H.linearized() as recording:
-        if sketched:
-            Q = torch.linalg.qr(torch.stack([times(H.random(generator, "signs")) for _ in range(sketched)], dim=1)).Q
-        exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
-        rest = []
-        for _ in range(samples - 2 * sketched):
-            z = H.random(generator, "signs").to(wide)
-            z -= Q @ (Q.T @ z)
-            rest.append(float(torch.dot(z, times(z))))
-    spread = float(np.std(rest, ddof=1)) / math.sqrt(len(rest))
-    # the only error if the sketch contains the whole range of H
-    rounding = torch.finfo(H.dtype).eps * (np.abs(exact).sum() + np.abs(rest).mean())
-    value, error = sum(exact) + float(np.mean(rest)), math.hypot(spread, rounding)
-    half = t_quantile(0.975, len(rest) - 1) * error
+        if samples == H.size:
+            value, error, half = _diagonal(H, times)
+        else:
+            sketched = samples // 3 if method == "hutch++" else 0
+            Q = _sketch(H, times, sketched, generator)
+            exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
+            rest, size, distances = _samples(H, times, Q, samples - 2 * sketched, generator)
+            # the only error if the sketch contains the whole range of H
+            rounding = torch.finfo(H.dtype).eps * (np.abs(exact).sum() + np.abs(rest).mean())
+            value = sum(exact) + float(np.mean(rest))
+            error = math.hypot(_spread(rest, size, distances, rounding), rounding)
+            half = t_quantile(0.975, len(rest) - 1) * error
     return Trace(value, error, (value - half, value + half), H.products - before, recording.note)
+
+
+def _diagonal(H: HessianOperator, times: Callable[[Tensor], Tensor]) -> tuple[float, float, float]:
+    """Return the sum of the diagonal, its rounding error, and twice this error."""
+    value = size = 0.0
+    for i in range(H.size):
+        v = torch.zeros(H.size, dtype=H.dtype, device=H.device)
+        v[i] = 1.0
+        column = times(v)
+        value, size = value + float(column[i]), size + float(column.norm())
+    error = ROUNDING * torch.finfo(H.dtype).eps * size
+    return value, error, 2 * error
+
+
+def _sketch(H: HessianOperator, times: Callable[[Tensor], Tensor], n: int, generator: torch.Generator) -> Tensor:
+    """Return an orthonormal basis of the products with ``n`` random vectors, as columns."""
+    if not n:
+        return torch.zeros(H.size, 0, dtype=torch.promote_types(H.dtype, torch.float32), device=H.device)
+    return torch.linalg.qr(torch.stack([times(H.random(generator, "signs")) for _ in range(n)], dim=1)).Q
+
+
+def _samples(
+    H: HessianOperator, times: Callable[[Tensor], Tensor], Q: Tensor, n: int, generator: torch.Generator
+) -> tuple[list[float], float, list[float]]:
+    """Sample the trace of ``A``, which is ``H`` orthogonal to the columns of ``Q``.
+
+    Returns ``n`` forms ``z A z``, the norm of the first vector of terms ``z_i (A z)_i``, and the distances between
+    successive vectors of terms. Their mean square is an unbiased estimate of the variance of the forms.
+    """
+    forms, distances, previous = list[float](), list[float](), torch.zeros(H.size, dtype=Q.dtype, device=Q.device)
+    for _ in range(n):
+        z = H.random(generator, "signs").to(Q.dtype)
+        Az = times(z - Q @ (Q.T @ z))
+        Az -= Q @ (Q.T @ Az)
+        terms = z * Az
+        forms.append(float(terms.sum()))
+        distances.append(float((terms - previous).norm()))
+        previous = terms
+    return forms, distances[0], distances[1:]
+
+
+def _spread(forms: list[float], size: float, distances: list[float], rounding: float) -> float:
+    """Return the standard error of the mean of the forms; infinity if there are too few to tell."""
+    n = len(forms)
+    deviations = float(np.std(forms, ddof=1)), math.hypot(*distances) / math.sqrt(n - 1)
+    for deviation in deviations:  # different terms can have the same sum
+        if deviation > ROUNDING * rounding:
+            return deviation / math.sqrt(n)
+    # Unless A is diagonal, two random vectors have equal terms with probability 1/2 at most. Unless A is 0, the terms
+    # of a random vector are 0 with probability 1/2 at most.
+    equal = n if size <= ROUNDING * rounding else n - 1
+    return 0.0 if equal >= ENOUGH else math.inf

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HINT = "remove flatness.json to measure again, or choose another folder"
 MAX_TITLE = 100  # characters: figures have no room for more
+MIN_TITLE = 14  # characters of a title in one line of a table
 LABELS = ("title", "group", "measured_on")  # of a figure, not measured
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 DRAWINGS: dict[str, tuple[Any, Any, str]] = {  # by file: the function, the type of its input, its key in an entry
@@ -73,7 +74,7 @@ def flatness_report(
         entries = _measured(file, settings, models, torch_device, options)
         for label in dict.fromkeys(map(_measured_on, entries)):  # numbers in one table have one meaning
             rows = {title: e for title, e in zip(titles, entries, strict=True) if _measured_on(e) == label}
-            console.print(_table(f"Loss: {label}", rows))
+            _print(f"Loss: {label}", rows, console)
         return [file, *_draw(titles, entries, folder, console)]
 
 
@@ -186,23 +187,44 @@ def _measured_on(entry: Mapping[str, Any]) -> str:
     return f"the loader's loss, {entry['samples']:,} samples"
 
 
-def _table(label: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Print a table or, if it is wider than the console, a list."""
+    cells = {title: _cells(entry) for title, entry in rows.items()}
+    names = next(iter(cells.values()))
+    widths = [max(len(name), *(len(numbers[name]) for numbers in cells.values())) for name in names]
+    title = min(max(map(len, cells)), MIN_TITLE)
+    if title + 2 + sum(width + 3 for width in widths) <= console.width:  # two spaces and a border between columns
+        console.print(_table(label, cells, console.width))
+        return
+    console.print(label, markup=False)
+    for title, numbers in cells.items():
+        console.print(f" {title}", markup=False)
+        for name, text in numbers.items():
+            console.print(f"   {name:<12}  {text}", markup=False)
+
+
+def _cells(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the numbers of a model as texts, by column."""
+    sharpness, eigenvalues, (low, high) = entry["sharpness"], entry["eigenvalues"], entry["trace"]["interval"]
+    return {
+        "loss": f"{sharpness['loss']:.3g}",
+        "λmax": f"{eigenvalues['maximum']:.3g}" + ("" if eigenvalues["converged"] else " (not converged)"),
+        "trace (95 %)": plus_minus(entry["trace"]["value"], (high - low) / 2),
+        "MaxS": f"{sharpness['max_sharpness']:.3g}",
+        "MinS": f"{sharpness['min_sharpness']:.3g}",
+        "BilS": f"{sharpness['bilateral']:.3g}",
+    }
+
+
+def _table(label: str, cells: Mapping[str, Mapping[str, str]], width: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    style: dict[str, Any] = {"title_style": "", "title_justify": "left", "min_width": len(label)}
+    style: dict[str, Any] = {"title_style": "", "title_justify": "left", "min_width": min(len(label), width)}
     table = Table(title=label, box=box.SIMPLE_HEAD, show_edge=False, **style)
-    table.add_column("model")
-    for name in ("loss", "λmax", "trace (95 %)", "MaxS", "MinS", "BilS"):
+    table.add_column("model", overflow="fold")
+    for name in next(iter(cells.values())):
         table.add_column(name, justify="right", no_wrap=True)
-    for title, entry in rows.items():
-        sharpness, eigenvalues, trace = entry["sharpness"], entry["eigenvalues"], entry["trace"]
-        low, high = trace["interval"]
-        table.add_row(
-            title,
-            f"{sharpness['loss']:.3g}",
-            f"{eigenvalues['maximum']:.3g}" + ("" if eigenvalues["converged"] else " (not converged)"),
-            plus_minus(trace["value"], (high - low) / 2),
-            *(f"{sharpness[name]:.3g}" for name in ("max_sharpness", "min_sharpness", "bilateral")),
-        )
+    for title, numbers in cells.items():
+        table.add_row(title, *numbers.values())
     return table

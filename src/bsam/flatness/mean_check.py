@@ -1,0 +1,125 @@
+"""Check that the loss of a batch is the mean of the losses of its samples."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..common.errors import BsamValueError
+from .batches import can_be_joined, first_sample, halve, has_rows, join
+
+Samples: TypeAlias = tuple[bool, Any, Any]  # whether the next are outputs, outputs or inputs, targets
+
+ROUNDING = 16.0  # tolerance for rounding, in machine epsilons times the mean size of the loss or the outputs
+MAX_SAMPLES, MAX_ENTRIES = 16, 1 << 22  # samples of different batches that are compared at once, and their size
+
+
+class MeanCheck:
+    """Compares the losses of batches with the losses of their parts, in one pass over the data.
+
+    The loss of each batch is compared with the losses of its halves, and the joint loss of samples from different
+    batches with their single losses, for batches of one sample or one class. Samples of different shapes cannot be
+    joined; each is then joined with itself. With a single batch any loss is well defined, so errors are raised only
+    after the second batch.
+
+    The losses of parts are computed from the outputs. If these do not have one row per sample, the model runs again on
+    the inputs of the parts; with ``mode="train"``, such batches are not checked. Neither are batches that cannot be
+    split, nor losses that accept whole batches only.
+
+    Args:
+        model: the network.
+        batch_loss: returns the loss for outputs and targets.
+        mode: as in :class:`bsam.flatness.HessianOperator`.
+    """
+
+    def __init__(self, model: Callable[[Any], Any], batch_loss: Callable[[Any, Any], Tensor], mode: str) -> None:
+        self.model, self.batch_loss, self.mode = model, batch_loss, mode
+        self._batches, self._problem = 0, ""
+        self._collected: list[tuple[Samples, float]] = []  # a sample of each batch, not compared yet, and its loss
+
+    def add(self, loss: Tensor, x: Any, out: Any, y: Any, n: int) -> None:
+        """Check a batch of ``n`` samples."""
+        self._batches += 1
+        leaves = tree_leaves(out)
+        # a second output with one row, such as a penalty, may not belong to the sample
+        from_outputs = all(has_rows(t, n) for t in leaves) and (n > 1 or len(leaves) == 1)
+        if from_outputs or self.mode == "eval":
+            with self._checking():
+                samples = from_outputs, out if from_outputs else x, y
+                self._compare_halves(loss, out, samples, n)
+                self._collect(loss, samples, n)
+        self._raise_problem()
+
+    def finish(self) -> None:
+        """Check the samples that remain at the end of the pass."""
+        with self._checking():
+            self._compare_collected()
+        self._raise_problem()
+
+    def _raise_problem(self) -> None:
+        if self._problem and self._batches > 1:
+            raise BsamValueError(self._problem)
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a loss may warn about the shapes of a single sample
+            with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):  # for whole batches only
+                yield
+
+    def _compare_halves(self, loss: Tensor, out: Any, samples: Samples, n: int) -> None:
+        from_outputs, *parts = samples
+        losses = [(float(self._evaluate(from_outputs, *half)[1]), m) for half, m in halve(tuple(parts), n)]
+        if losses:
+            self._compare(loss, out, losses, from_outputs)
+
+    def _collect(self, loss: Tensor, samples: Samples, n: int) -> None:
+        one = first_sample(samples, n)
+        if one is None:
+            return
+        if n > 1:
+            _, loss = self._evaluate(*one)
+        if self._collected and not can_be_joined(self._collected[0][0], one):
+            self._compare_collected()
+            self._collected = []
+        self._collected.append((one, float(loss)))
+        size = sum(t.numel() for t in tree_leaves(one) if isinstance(t, Tensor))
+        if len(self._collected) >= max(2, min(MAX_SAMPLES, MAX_ENTRIES // size)):
+            self._compare_collected()
+
+    def _compare_collected(self) -> None:
+        """Compare the collected samples, and keep the last one to compare it with the next."""
+        collected = self._collected * 2 if len(self._collected) == 1 else self._collected
+        self._collected = collected[-1:]
+        if collected:
+            joined: Samples = join([one for one, _ in collected])
+            out, loss = self._evaluate(*joined)
+            self._compare(loss, out, [(single, 1) for _, single in collected], joined[0])
+
+    def _evaluate(self, from_outputs: bool, part: Any, y: Any) -> tuple[Any, Tensor]:
+        out = part if from_outputs else self.model(part)
+        return out, self.batch_loss(out, y)
+
+    def _compare(self, loss: Tensor, out: Any, parts: Sequence[tuple[float, int]], from_outputs: bool) -> None:
+        n = sum(m for _, m in parts)
+        mean, full = sum(part * (m / n) for part, m in parts), float(loss)
+        floats = [t for t in (loss, *tree_leaves(out)) if isinstance(t, Tensor) and t.is_floating_point()]
+        scale = max(float(t.float().abs().nan_to_num(0.0, 0.0).mean()) for t in floats)
+        if from_outputs:
+            allowed = ROUNDING * torch.finfo(loss.dtype).eps
+        else:  # the model rounds differently when it runs again
+            allowed = max(torch.finfo(t.dtype).eps for t in floats) ** 0.5
+        if math.isclose(mean, full, abs_tol=scale * allowed) or (math.isnan(mean) and math.isnan(full)):
+            return
+        self._problem = self._problem or (
+            f"loss_fn is not a mean over samples: it gives {full:.6g} for {n} samples, but the mean over parts of them "
+            f"is {mean:.6g} (reduction='sum'? class weights? ignore_index?). Use a mean, pass one single batch, or "
+            "pass batch_weight, such as lambda x, y: (y != -100).sum()"
+        )
