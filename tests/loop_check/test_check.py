@@ -247,7 +247,6 @@ def test_a_key_encoder_that_the_forward_pass_updates(plain):
 @pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="eager"), torch.jit.script])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch.compile reads
-@pytest.mark.filterwarnings("ignore:record_context_cpp")  # from torch.compile in torch 2.8 on aarch64
 def test_compiled_and_scripted_modules_that_are_not_in_model(problem, optimizer, wrap):
     norm = nn.BatchNorm1d(3).double().requires_grad_(False)
     called = wrap(norm)
