@@ -78,6 +78,43 @@ def test_multiple_eigenvalues(with_spectrum, eigenvalues, which):
         assert result.products < 1000
 
 
+def diagonal(eigenvalues):
+    H = HessianOperator(torch.nn.Linear(len(eigenvalues), 1, bias=False).double(), F.mse_loss, [])
+    values = torch.tensor(eigenvalues, dtype=torch.float64)
+
+    def times(v):
+        H.products += 1
+        return values * v
+
+    H.times = times
+    return H
+
+
+@pytest.mark.parametrize(
+    ("which", "eigenvalues", "k"),
+    [
+        ("largest", [1, 1, 0.95, *np.linspace(-1, 0.9, 1000)], 2),
+        ("both ends", [-1, -1, -0.95, *np.linspace(-0.9, 1, 1000), 3, 2], 4),
+        ("magnitude", [-1, -1, -0.95, *np.linspace(-0.9, 0.9, 1000)], 2),
+    ],
+)
+def test_copies_that_a_random_vector_hardly_contains(which, eigenvalues, k):
+    """They appear after the values next to them have settled."""
+    H = diagonal(eigenvalues)
+    for seed in range(1, 5):
+        result = top_eigenvalues(H, k=k, which=which, seed=seed)
+        np.testing.assert_allclose(result.values, wanted(np.array(eigenvalues), k, which), rtol=1e-6)
+        assert result.converged
+
+
+def test_converged_is_false_if_copies_may_be_missing(monkeypatch):
+    H = diagonal([1, 1, 0.95, *np.linspace(-1, 0.9, 297)])
+    monkeypatch.setattr(spectrum, "MAX_CYCLES", 2)
+    result = top_eigenvalues(H, k=2, tol=1e-2)
+    assert (result.residuals <= 1e-2 * result.values).all()
+    assert not result.converged
+
+
 @ALL_ENDS
 def test_residuals_are_within_the_tolerance_after_several_rounds(with_spectrum, which):
     # a round drops the directions of earlier residuals, so these must be small by then; 0 is among the wanted values

@@ -18,6 +18,9 @@ from .products import Array, Progress, after_products, no_progress, seeded
 WHICH = ("largest", "magnitude", "both ends")
 MAX_CYCLES = 60  # the search ends after this many products per vector of the basis
 MIN_STEPS = 8  # products in each round of the search before its result counts
+MISSED = (
+    0.01  # probability of missing an eigenvalue: a random unit vector has a component below 0.01 / sqrt(n) so often
+)
 ROUNDING = 10.0  # machine epsilons, relative to |H|: residuals cannot get smaller
 NEGLIGIBLE = 1e-10  # relative to |H|: residuals this small are accepted for eigenvalues near 0
 
@@ -27,7 +30,8 @@ class Eigenvalues:
     """Some eigenvalues, in descending order.
 
     ``residuals`` are ``|H y - value y|`` for unit vectors ``y``, computed with one product each. ``converged`` is True
-    if each is at most ``tol * |value|``, or 10 machine epsilons (at least 1e-10) times ``|H|``.
+    if each is at most ``tol * |value|``, or 10 machine epsilons (at least 1e-10) times ``|H|``, and a search from a
+    random vector, orthogonal to all ``y``, has shown that with a probability of 99 % no eigenvalue is missing.
     """
 
     values: Array
@@ -59,8 +63,9 @@ def top_eigenvalues(
     :math:`\max(10\, \epsilon, 10^{-10})\, |H|`, whichever is larger, with the machine epsilon :math:`\epsilon`. So
     eigenvalues much smaller than the largest one have fewer correct digits than ``tol`` asks for, especially in
     float32. One start vector finds only one copy of a multiple eigenvalue, so when all pairs have converged, the search
-    continues from a random vector orthogonal to them until it finds nothing new. If it runs out of products before
-    that, copies may be missing even if ``converged`` is True. Memory: about ``1.5 * k`` vectors (``k + 21`` for small
+    continues from a random vector orthogonal to them. It ends when this vector would have led to any missing eigenvalue
+    beyond the last wanted one with a probability of 99 %. If the search runs out of products before that, ``converged``
+    is False. Memory: about ``1.5 * k`` vectors (``k + 21`` for small
     ``k``), and ``k`` more at the end if ``vectors`` is True.
 
     Args:
@@ -101,6 +106,7 @@ def check_which(which: str) -> None:
 def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, report: Progress) -> Eigenvalues:
     H = krylov.H
     before, previous, steps = H.products, None, 0  # the previous round's result, and the steps of this round
+    missed, start = torch.ones(1), 0  # the bound before the last restart, and the place of the vector that came next
     krylov.begin()
     while True:
         krylov.expand()
@@ -115,18 +121,48 @@ def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, repor
             break
         steps += 1
         allowed = _allowed(theta[chosen], theta, tol, H)
-        converged = bool((residuals[chosen] <= allowed / 2).all())
-        if converged and steps >= MIN_STEPS and _separated(theta, residuals, k, which, tol, H):
-            if previous is not None and bool(((theta[chosen] - previous).abs() <= allowed).all()):
-                break
-            previous, steps = theta[chosen], 0
+        settled = bool((residuals[chosen] <= allowed / 2).all()) and steps >= MIN_STEPS
+        settled = settled and _separated(theta, residuals, k, which, tol, H)
+        same = previous is not None and bool(((theta[chosen] - previous).abs() <= allowed).all())
+        if settled and not same:
+            previous, steps, missed, start = theta[chosen], 0, torch.ones(1), k
             krylov.restart(previous, S[:, chosen])
             krylov.begin()  # missing copies have a component orthogonal to the vectors so far
+        elif settled and float((missed * _missed(krylov, theta, k, which, tol, start)).max()) <= MISSED / H.size**0.5:
+            break
         elif krylov.steps == krylov.max_steps:
             kept = order[: k + (krylov.max_steps - k) // 2]
+            if previous is not None:
+                missed, start = missed * _missed(krylov, theta, k, which, tol, start), len(kept)
             krylov.restart(theta[kept], S[:, kept])
+    complete = krylov.steps == H.size or done < MAX_CYCLES * krylov.max_steps
     krylov.restart(theta[chosen], S[:, chosen])
-    return _verified(krylov, theta, tol, before, vectors, report)
+    return _verified(krylov, theta, tol, before, vectors, report, complete)
+
+
+def _missed(krylov: Krylov, theta: Tensor, k: int, which: str, tol: float, start: int) -> Tensor:
+    r"""Bound the component of a missed eigenvector ``y`` in the vector ``v`` at ``start``, at each end of the spectrum.
+
+    Without the first ``k`` vectors, the basis satisfies :math:`H V = V B + \beta\, w e^T`, with the unit vector ``w``
+    that comes next. So :math:`y^T v = (y^T w)\, \beta\, e^T (\mu - B)^{-1} e_v` for an eigenvalue :math:`\mu`, and
+    :math:`|y^T w| \le 1`. Eigenvalues of ``B`` that have converged are not missed; they are left out.
+    """
+    xi, U = torch.linalg.eigh(krylov.T[k : krylov.steps, k : krylov.steps])
+    residuals = krylov.beta * U[-1]
+    missing = residuals.abs() > _allowed(xi, theta, tol, krylov.H) / 2
+    distances = _last_wanted(theta, k, which)[:, None] - xi[missing]
+    return ((residuals * U[start - k])[missing] / distances).sum(dim=1).abs()
+
+
+def _last_wanted(theta: Tensor, k: int, which: str) -> Tensor:
+    """Return the last wanted value at each end of the spectrum; ``theta`` must be ascending."""
+    if which == "largest":
+        return theta[-k].reshape(1)
+    if which == "magnitude":
+        size = theta.abs().sort(descending=True).values[k - 1]
+        return torch.stack([size, -size])
+    largest, smallest = k - k // 2, k // 2
+    return torch.cat([theta[-largest].reshape(1), theta[smallest - 1 : smallest]])
 
 
 def _ranked(theta: Tensor, which: str) -> Tensor:
@@ -156,7 +192,9 @@ def _separated(theta: Tensor, residuals: Tensor, k: int, which: str, tol: float,
     return True
 
 
-def _verified(krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: bool, report: Progress) -> Eigenvalues:
+def _verified(
+    krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: bool, report: Progress, complete: bool
+) -> Eigenvalues:
     """Compute values and residuals with one product per basis vector: the recurrence only estimates them."""
     H, Y = krylov.H, krylov.V[: krylov.steps]
     values, residuals = np.empty(len(Y)), np.empty(len(Y))
@@ -168,7 +206,7 @@ def _verified(krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: b
         report(H.products - before, expected)
     order = np.argsort(values)[::-1]
     values, residuals = values[order], residuals[order]
-    converged = np.all(residuals <= _allowed(torch.tensor(values), theta, tol, H).numpy())
+    converged = np.all(residuals <= _allowed(torch.tensor(values), theta, tol, H).numpy()) & np.bool_(complete)
     kept = tuple(H.vector(Y[i].clone()) for i in order) if vectors else None
     return Eigenvalues(values, residuals, converged, H.products - before, kept)
 

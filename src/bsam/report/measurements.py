@@ -192,8 +192,8 @@ def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) 
     cells = {title: _cells(entry) for title, entry in rows.items()}
     names = next(iter(cells.values()))
     widths = [max(len(name), *(len(numbers[name]) for numbers in cells.values())) for name in names]
-    title = min(max(map(len, cells)), MIN_TITLE)
-    if title + 2 + sum(width + 3 for width in widths) <= console.width:  # two spaces and a border between columns
+    title_width = min(max(map(len, cells)), MIN_TITLE)
+    if title_width + 2 + sum(width + 3 for width in widths) <= console.width:  # two spaces and a border between columns
         console.print(_table(label, cells, console.width))
         return
     console.print(label, markup=False)
