@@ -281,18 +281,20 @@ def test_embeddings_that_renormalize_their_weights(kind):
 class MadeInForward(InPlaceAverage):
     """Registers its buffer in the first forward pass."""
 
-    def __init__(self):
+    def __init__(self, first=0):
         nn.Module.__init__(self)
-        self.made = False
+        self.first, self.calls = first, 0
 
     def forward(self, x):
-        if not self.made:
+        """Create it in the first pass of a step, which the test counts."""
+        if self.calls < self.first:
+            return x
+        if not hasattr(self, "mean"):
             self.register_buffer("mean", torch.zeros(6))
-            self.made = True
         return super().forward(x)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LazyBatchNorm1d(affine=False), MadeInForward])
+@pytest.mark.parametrize("make", [lambda: nn.LazyBatchNorm1d(affine=False), MadeInForward, lambda: MadeInForward(2)])
 @pytest.mark.parametrize("method", [bsam.SAM, bsam.BSAM])
 def test_buffers_that_the_first_forward_creates(make, method):
     """They are updated once per step, as with the base optimizer alone."""
@@ -309,7 +311,8 @@ def test_buffers_that_the_first_forward_creates(make, method):
             return loss
 
         buffers = []
-        for _ in range(3):
+        for step in range(5):
+            model[1].calls = step
             optimizer.step(closure)
             buffers += detached(model.buffers())
         ends.append(buffers)
@@ -343,3 +346,28 @@ def test_a_buffer_that_is_a_view_of_a_parameter():
     model.register_buffer("view", model[0].weight.detach())
     assert same(steps(), without)
     assert torch.equal(model.view, model[0].weight)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory, as quantized weights may be."""
+
+    @staticmethod
+    def __new__(cls, inside):
+        return torch.Tensor._make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype)
+
+    def __init__(self, inside):
+        self.inside = inside
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        result = func(*(a.inside if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+        return cls(result) if func is torch.ops.aten.detach.default else result
+
+
+@pytest.mark.parametrize("make", [Wrapped, torch.Tensor.to_sparse])
+def test_a_frozen_parameter_without_memory(make):
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)), torch.randn(8, 4)
+    optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model.register_parameter("frozen", nn.Parameter(make(torch.eye(4)), requires_grad=False))
+    optimizer.step(lambda: model(x).square().mean())
+    assert int(model[1].num_batches_tracked) == 1

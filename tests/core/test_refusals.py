@@ -175,3 +175,5 @@ def test_a_radius_without_its_name(problem):
         bsam.SAM(sgd(problem.model.parameters()), problem.model, 0.1)
     with pytest.raises(bsam.BsamError, match=r"BSAM\(base, model, rho_max=0.1\)"):
         bsam.BSAM(sgd(problem.model.parameters()), problem.model, 0.1, 0.2)
+    with pytest.raises(bsam.BsamError, match="got a Sequential without one"):
+        bsam.SAM(sgd(problem.model.parameters()), problem.model, problem.model)

@@ -107,9 +107,11 @@ def test_a_parametrization_that_is_cached_around_the_step():
     for cache in (contextlib.nullcontext, parametrize.cached):
         torch.manual_seed(0)
         layer, x = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3).double()), torch.randn(8, 3).double()
-        optimizer = bsam.BSAM(sgd(layer.parameters()), layer, rho_max=0.2, rho_min=0.1)
-        for _ in range(3):
-            with cache():
+        optimizer = bsam.BSAM(sgd(layer.parameters()), layer, rho_max=0.2, rho_min=0.1, every=3)
+        with cache():
+            with torch.no_grad():
+                layer(x)
+            for _ in range(5):
                 optimizer.step(lambda: layer(x).square().square().mean())
         ends.append(detached(layer.parameters()))
     assert same(*ends)

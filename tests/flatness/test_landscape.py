@@ -103,6 +103,7 @@ def test_accuracy_does_not_count_ignored_labels():
     for ignored, loss_fn in (
         (-100, F.cross_entropy),
         (2, nn.CrossEntropyLoss(ignore_index=2)),
+        (1, partial(F.cross_entropy, ignore_index=1)),
         (255, lambda out, y: F.cross_entropy(out, y, ignore_index=255)),
     ):
         labels = y.clone()

@@ -166,11 +166,23 @@ def test_a_model_in_eval_mode(problem, optimizer):
 
 
 def test_gradients_that_were_not_cleared(problem, optimizer):
+    """Not in loops that clear them before each backward, or accumulate."""
+    for clear in (optimizer.zero_grad, lambda: optimizer.zero_grad(set_to_none=False), problem.model.zero_grad):
+        for _ in range(2):
+            clear()
+            for _ in range(2):
+                optimizer.backward(problem.loss)
+                assert optimizer.check(problem.loss) == []
+            optimizer.step()
+            assert optimizer.check(problem.loss) == []
+    problem.model.zero_grad(set_to_none=False)
     optimizer.backward(problem.loss)
-    assert optimizer.check(problem.loss) == []  # the next backward accumulates
     optimizer.step()
-    assert finds(optimizer, problem.loss, "p.grad", "zero_grad()")
-    optimizer.zero_grad(set_to_none=False)
+    assert optimizer.check(problem.loss) == []
+    optimizer.backward(problem.loss)
+    optimizer.step()
+    assert finds(optimizer, problem.loss, "last step", "zero_grad()")
+    optimizer.zero_grad()
     assert optimizer.check(problem.loss) == []
 
 
@@ -178,7 +190,7 @@ def test_a_loss_that_is_already_scaled(problem, optimizer):
     scaler = torch.amp.GradScaler("cpu")
     assert finds(optimizer, lambda: scaler.scale(problem.loss()), "times 65536", "scaler=scaler")
     assert finds(optimizer, lambda: scaler.scale(problem.losses()), "times 65536")
-    assert optimizer.check(lambda: 3.0 * problem.loss()) == []
+    assert optimizer.check(lambda: 1024.0 * problem.loss()) == []
 
     def scaled_backward():
         loss = problem.loss()

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import bsam
 from helpers import assert_close, distance
 
-LR, MOMENTUM, DECAY, TINY = 0.1, 0.9, 1e-2, 1e-12
+LR, MOMENTUM, DECAY, TINY, STEPS = 0.1, 0.9, 1e-2, 1e-12, 30
 Tensors = list[Tensor]
 
 
@@ -285,14 +285,14 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }
 
 
-def transcribed(problem, case: str, steps: int = 30) -> tuple[Tensors, list[int]]:
+def transcribed(problem, case: str) -> tuple[Tensors, list[int]]:
     """SGD with momentum and weight decay on a method's direction: the weights and buffers at the end, and the
     evaluations of every step.
     """
     _, direction, arguments = CASES[case]
     w, v, memory, evaluations = problem.weights(), [], {}, []
-    for t in range(steps):
-        L = Step(problem, w, v, t, LR * (1 + math.cos(math.pi * t / steps)) / 2, memory)
+    for t in range(STEPS):
+        L = Step(problem, w, v, t, LR * (1 + math.cos(math.pi * t / STEPS)) / 2, memory)
         d = direction(L, **arguments)
         d = mix((1, d), (DECAY, L.w))
         v = mix((MOMENTUM, v), (1, d)) if v else d
@@ -304,12 +304,12 @@ def transcribed(problem, case: str, steps: int = 30) -> tuple[Tensors, list[int]
 @pytest.fixture(scope="module")
 def ends() -> Callable[..., tuple[Tensors, list[int]]]:
     """Where each transcription ends from the same start, computed once."""
-    found: dict[tuple[str, int], tuple[Tensors, list[int]]] = {}
+    found: dict[str, tuple[Tensors, list[int]]] = {}
 
-    def end(problem, case, steps=30):
-        if (case, steps) not in found:
-            found[case, steps] = transcribed(problem.clone(), case, steps)
-        return found[case, steps]
+    def end(problem, case):
+        if case not in found:
+            found[case] = transcribed(problem.clone(), case)
+        return found[case]
 
     return end
 
@@ -317,12 +317,11 @@ def ends() -> Callable[..., tuple[Tensors, list[int]]]:
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_transcription(problem, case, ends):
     name, _, arguments = CASES[case]
-    steps = 50 if name in ("SAM", "BSAM") else 30
-    expected, _ = ends(problem, case, steps)
+    expected, _ = ends(problem, case)
     base = torch.optim.SGD(problem.model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     optimizer = getattr(bsam, name)(base, problem.model, **arguments)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
-    for _ in range(steps):
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
+    for _ in range(STEPS):
         optimizer.step(problem.losses if name in ("ESAM", "KSAM") else problem.loss)
         scheduler.step()
     assert_close(problem.weights() + problem.buffers(), expected, atol=1e-11)

@@ -87,11 +87,19 @@ def test_the_noise_of_several_seeds(tmp_path):
     assert validated.noise == pytest.approx(100 * math.sqrt(share * (1 - share) / 1004))
     assert tuned_on(validated) == "tuned on 1,000 validation samples, 2 seeds"
     wild = ((80, 90), (85, 97), (70, 84), (75, 89))
-    pooled = math.sqrt(statistics.fmean(statistics.variance(pair) for pair in wild))
-    assert choice(wild, tmp_path, samples=1000).noise == pytest.approx(pooled / math.sqrt(2))
+    spread = statistics.stdev((85, 97)) / math.sqrt(2)
+    assert choice(wild, tmp_path, samples=1000).noise == pytest.approx(spread)
     assert choice(wild, tmp_path, samples=1000).rivals == 1
+    one_wild = (
+        (90, 89.75),
+        (80, 80.5),
+        (63.5, 87.5),
+        (10, 10),
+    )  # a candidate that hardly trains is no noise of the best
+    assert choice(one_wild, tmp_path, samples=1000).noise < 1
+    assert choice(one_wild, tmp_path, samples=1000).rivals == 0
     (tmp_path / "identity.json").unlink()  # a run of an older version
-    assert choice(wild, tmp_path).noise == pytest.approx(pooled / math.sqrt(2))
+    assert choice(wild, tmp_path).noise == pytest.approx(spread)
     assert tuned_on(choice(wild, tmp_path)) == "tuned on held-out samples, 2 seeds; within the noise"
 
 

@@ -103,8 +103,12 @@ def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
     if extra and not any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
         settings = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
         radius = next((name for name in settings if name.startswith("rho")), None)
-        hint = f"write bsam.{name}(base, model, {radius}={extra[0]!r})" if radius else f"it has {', '.join(settings)}"
-        raise BsamTypeError(f"{name} takes its settings by name, got {extra[0]!r} without one: {hint}")
+        is_radius = radius is not None and is_number(extra[0])
+        hint = (
+            f"write bsam.{name}(base, model, {radius}={extra[0]!r})" if is_radius else f"it has {', '.join(settings)}"
+        )
+        got = repr(extra[0]) if is_radius else f"a {type(extra[0]).__name__}"
+        raise BsamTypeError(f"{name} takes its settings by name, got {got} without one: {hint}")
     unknown = next((argument for argument in named if argument not in parameters), None)
     options = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
     if unknown is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):

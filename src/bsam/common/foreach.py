@@ -72,6 +72,8 @@ def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the entries of two tensors in one order, that of the first one's memory: views if both are dense."""
+    if a is b and a.is_contiguous():
+        return (a := a.view(-1)), a
     if a.is_contiguous() and b.is_contiguous():
         return a.view(-1), b.view(-1)
     order = sorted(range(a.dim()), key=a.stride, reverse=True)  # channels_last, transposed
@@ -79,7 +81,7 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    if len(a) <= CHUNK:
-        return torch.dot(a.to(dtype), b.to(dtype))
-    parts = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
-    return torch.stack([torch.dot(x.to(dtype), y.to(dtype)) for x, y in parts]).sum()
+    if a.numel() > CHUNK:
+        parts = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
+        return torch.stack([_dot(x, y, dtype) for x, y in parts]).sum()
+    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))

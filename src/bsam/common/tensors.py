@@ -29,7 +29,7 @@ def clear_weight_caches() -> None:
 
 
 class Memory:
-    """The memory that tensors occupy.
+    """The memory that tensors occupy, from the first to the last byte. Tensors without a storage have none.
 
     Example:
         >>> t = torch.zeros(4)
@@ -55,12 +55,13 @@ class Memory:
 
 def _address(t: Tensor) -> tuple[int, int, int]:
     """Return the address of the storage, and the first and last byte that the tensor uses."""
-    t = local(t)
-    storage, start = t.untyped_storage().data_ptr(), int(t.storage_offset()) * t.itemsize
-    if not t.numel() or not storage:
-        return storage, start, start
-    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-    return storage, start, start + (last + 1) * t.itemsize
+    try:
+        t = local(t)
+        storage, start = t.untyped_storage().data_ptr(), int(t.storage_offset()) * t.itemsize
+        last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    except RuntimeError:  # sparse tensors, and subclasses that wrap others, such as quantized weights
+        return 0, 0, 0
+    return storage, start, start + (last + 1) * t.itemsize if t.numel() and storage else start
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

@@ -23,8 +23,8 @@ class Buffers:
     step, and all passes evaluate the same function, whether a buffer is written in place or replaced. All buffers are
     copied in every step: batch norm writes in place without a new tensor version, so changes cannot be detected.
 
-    A buffer that comes into being in the first pass, such as those of lazy modules, has no earlier value: later passes
-    start from the value that the first pass left. A buffer that shares memory with a parameter moves with it.
+    A buffer that the first pass creates, such as those of lazy modules, has no earlier value: later passes start from
+    the value that the first pass left. A buffer that shares memory with a parameter moves with it.
 
     Modules whose class sets ``buffers_set_once = True`` are left out: their first batch initializes their buffers.
     """
@@ -34,21 +34,19 @@ class Buffers:
         self._entries: list[tuple[Any, str, Tensor | None]] = []
         self._first: list[Tensor | None] = []  # the tensors in these entries after the first pass
         self._groups: list[_Group] = []
-        self._reallocated = False  # whether this is the first step, or has other buffers than the last one
-        self._saved, self._passes, self._used = False, 0, False
+        self._saved, self._passes = False, 0
 
     @torch.no_grad()
     def save(self, modules: Sequence[nn.Module]) -> None:
         """Save the buffers of ``modules`` before the first pass of a step."""
         self._saved, self._passes = False, 0
-        entries = _entries(modules)
+        self._all = [m._buffers for root in modules for m in root.modules() if not _set_once(m)]
+        entries = _entries(self._all)
         held = [t for _, _, t in entries]
         earlier = [t for _, _, t in self._entries]
-        alike = len(held) == len(earlier) and all(a is b for a, b in zip(held, earlier, strict=True))
-        self._reallocated = not (alike and self._used)
-        if self._reallocated:
+        if len(held) != len(earlier) or any(a is not b for a, b in zip(held, earlier, strict=True)):
             self._groups = _allocate(held, modules)
-        self._entries, self._used = entries, True
+        self._entries = entries
         for buffers, before, _ in self._groups:
             copy(buffers, into=before)
         self._saved = True
@@ -59,7 +57,7 @@ class Buffers:
         if not self._saved:
             self.save(modules)
         if self._passes == 1:
-            if self._reallocated:
+            if sum(map(len, self._all)) != len(self._entries):
                 self._add_created(modules)
             self._first = [module_buffers[name] for module_buffers, name, _ in self._entries]
             for buffers, _, after in self._groups:
@@ -91,7 +89,7 @@ class Buffers:
     def _add_created(self, modules: Sequence[nn.Module]) -> None:
         """Add buffers that the first pass created, with the values that it left."""
         listed = {(id(module_buffers), name) for module_buffers, name, _ in self._entries}
-        created = [entry for entry in _entries(modules) if (id(entry[0]), entry[1]) not in listed]
+        created = [entry for entry in _entries(self._all) if (id(entry[0]), entry[1]) not in listed]
         groups = _allocate([t for _, _, t in created], modules)
         for buffers, before, _ in groups:
             copy(buffers, into=before)
@@ -105,15 +103,13 @@ class Buffers:
             copy_keeping_versions(before, into=buffers)
 
 
-def _entries(modules: Sequence[nn.Module]) -> list[tuple[Any, str, Tensor | None]]:
-    return [
-        (m._buffers, name, t)
-        for root in modules
-        for m in root.modules()
-        if m._buffers and not getattr(type(m), "buffers_set_once", False)
-        for name, t in m._buffers.items()
-        if t is None or not is_lazy(t)
-    ]
+def _set_once(module: nn.Module) -> bool:
+    return getattr(type(module), "buffers_set_once", False)
+
+
+def _entries(buffers: list[Any]) -> list[tuple[Any, str, Tensor | None]]:
+    """Return the entries of the modules' dictionaries that have a value or None; lazy buffers have no value yet."""
+    return [(held, name, t) for held in buffers if held for name, t in held.items() if t is None or not is_lazy(t)]
 
 
 def _allocate(tensors: list[Tensor | None], modules: Sequence[nn.Module]) -> list[_Group]:

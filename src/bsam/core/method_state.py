@@ -71,11 +71,12 @@ class MethodState:
         stored = [self._tensors[p].get(name) for p in weights.params]
         if all(t is None for t in stored):
             return missing
-        others = [None] * len(stored) if missing is None or None not in stored else missing.tensors(weights.params)
-        tensors = (
-            t.to(p) if t is not None else torch.zeros_like(p, requires_grad=False) if other is None else other
-            for t, other, p in zip(stored, others, weights.params, strict=True)
-        )
+        others: Sequence[Tensor] = weights.params  # not used if there is an entry for each
+        if any(t is None for t in stored):
+            zeros = [torch.zeros_like(p, requires_grad=False) for p in weights.params]
+            others = zeros if missing is None else missing.tensors(weights.params)
+        entries = (other if t is None else t for t, other in zip(stored, others, strict=True))
+        tensors = (t if _alike(t, p) else t.to(p) for t, p in zip(entries, weights.params, strict=True))
         return Vector(tensors, weights.layout)
 
     def merge_into(self, state_dict: dict[str, Any], param_groups: Sequence[dict[str, Any]]) -> None:

@@ -301,6 +301,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._weights.refresh(self.param_groups)
         if not self.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
+        self._step_state.note_stale()
         if all(p.grad is None for p in self.params):
             self._reset()
         self._method_state.begin()
@@ -362,8 +363,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     @property
     def stale_gradients(self) -> bool:
-        """Whether ``p.grad`` still holds a direction that ``step()`` has used, and the next ``backward`` adds to it."""
-        return self._step_state.used and any(p.grad is not None and bool(p.grad.any()) for p in self.params)
+        """Whether a ``backward`` has added to a direction that ``step()`` had used already, since ``zero_grad``."""
+        return self._step_state.stale
 
     def save_buffers(self) -> None:
         """Save the buffers. Call this if a framework runs the first pass of a step before it calls :meth:`backward`."""
@@ -418,7 +419,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()
-        self._step_state.used = closure is None
+        if closure is None:
+            self._step_state.note_used(self.params[0])
         self._count()
         return loss
 
@@ -455,6 +457,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
         super().zero_grad(set_to_none)
+        self._step_state.stale = False
         if self._step_state.phase != "in_backward":  # a closure may call zero_grad, as torch's closures do
             self._reset()
 

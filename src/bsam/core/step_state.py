@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from ..common.errors import BsamRuntimeError
 from .ranks import Ranks
 from .vector import Vector
@@ -26,7 +28,8 @@ class StepState:
     offset: Vector | None = None  # of the current backward: the step starts from w + offset
     offsets: list[Vector] = field(default_factory=list)  # from all backwards since the last step
     local_offsets: bool = False  # whether some offsets differ between ranks
-    used: bool = False  # whether a step without a closure has used ``p.grad``, which was not cleared since
+    used: tuple[Tensor, Tensor | None, int] | None = None  # a parameter, its gradient and version after the last step
+    stale: bool = False  # whether a backward has added to a gradient that a step had used, since ``zero_grad``
 
     @contextlib.contextmanager
     def in_backward(self) -> Iterator[None]:
@@ -65,7 +68,7 @@ class StepState:
         if self.phase == "ready":
             raise BsamRuntimeError(
                 "base.step() was called after optimizer.backward: call optimizer.step() instead, which runs the base "
-                "optimizer and counts the step"
+                "optimizer and counts the step, or optimizer.zero_grad() to discard the prepared step"
             )
 
     def start(self, ranks: Ranks) -> Vector | None:
@@ -77,4 +80,14 @@ class StepState:
 
     def clear(self) -> None:
         """Discard the prepared step."""
-        self.phase, self.offsets, self.local_offsets, self.used = "idle", [], False, False
+        self.phase, self.offsets, self.local_offsets, self.used = "idle", [], False, None
+
+    def note_used(self, p: Tensor) -> None:
+        """Note the gradient that a step has used, if a later ``backward`` should find it unchanged."""
+        self.used = p, p.grad, -1 if p.grad is None else p.grad._version
+
+    def note_stale(self) -> None:
+        """Note whether the gradient that the last step used is still there."""
+        if self.used is not None:
+            p, gradient, version = self.used
+            self.stale |= gradient is not None and p.grad is gradient and gradient._version == version

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..common.errors import BsamRuntimeError
 from ..common.layout import BucketedTensors, Layout
@@ -36,7 +37,9 @@ class Weights:
         self.params = [p for _, p in trained]
         try:
             signature = [(i, type(p), p.device, p.dtype, p.shape, p.stride()) for i, p in trained]
-        except (RuntimeError, ValueError) as error:  # lazy parameters have no shape
+        except (RuntimeError, ValueError) as error:
+            if not any(is_lazy(p) for p in self.params):
+                raise
             raise BsamRuntimeError(
                 "base has lazy parameters, which get their shapes in the first forward pass: run the network once "
                 "before training, as in `with torch.no_grad(): model(x)`"
@@ -45,7 +48,7 @@ class Weights:
             self.layout = Layout(self.params, [i for i, _ in trained])
             self._backup, self._signature = self.allocate(), signature
         self._tensors = self.layout.split(self.params)
-        self.moved = False
+        self.commit()
 
     @property
     def sharded(self) -> bool:
@@ -95,8 +98,7 @@ class Weights:
 
     def commit(self) -> None:
         """Keep the current values as ``w``: the backup is no longer used, and the next move saves a new one."""
-        if self.moved:
-            clear_weight_caches()
+        clear_weight_caches()
         self.moved = False
 
     @contextlib.contextmanager

@@ -65,7 +65,8 @@ class OptimizerWrapper(Optimizer):
         lines = [f"{type(self).__name__} with {type(self.base).__name__} ("]
         for i, group in enumerate(self.param_groups):
             internal = {"params", "steps_taken", "initial_lr", *self.numbers}
-            shown = (f"{k}: {v}" for k, v in group.items() if k not in internal and not k.startswith("sharpness_"))
+            names = (name for name in group if name not in internal and not name.startswith("sharpness_"))
+            shown = (f"{name}: {group[name]}" for name in names if group[name] is not None and group[name] is not False)
             lines += [f"Parameter group {i}", *(f"    {line}" for line in shown)]
         return "\n".join(lines) + "\n)"
 

@@ -170,7 +170,9 @@ def _correct(loss_fn: LossFunction, out: Any, y: Any) -> Tensor:
             "accuracy=True needs outputs and labels such as (B, C) and (B,) or (B, C, H, W) and (B, H, W), with C at "
             f"least 2; got {got}: omit accuracy"
         )
-    counted = (y >= 0) & (y < out.shape[1]) & (y != getattr(loss_fn, "ignore_index", -100))
+    settings = getattr(loss_fn, "keywords", {})  # of functools.partial
+    ignored = getattr(loss_fn, "ignore_index", settings.get("ignore_index", -100))
+    counted = (y >= 0) & (y < out.shape[1]) & (y != ignored)
     return (out.argmax(1) == y)[counted]
 
 

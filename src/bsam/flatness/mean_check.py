@@ -26,8 +26,8 @@ class MeanCheck:
 
     The loss of each batch is compared with the losses of its halves, and the joint loss of samples from different
     batches with their single losses, for batches of one sample or one class. Samples of different shapes cannot be
-    joined; each is then joined with itself. With a single batch any loss is well defined, so errors are raised only
-    after the second batch.
+    joined; each is then joined with itself, which does not show different weights of samples. With a single batch any
+    loss is well defined, so errors are raised only after the second batch.
 
     The losses of parts are computed from the outputs. If these do not have one row per sample, the model runs again on
     the inputs of the parts; with ``mode="train"``, such batches are not checked. Neither are batches that cannot be

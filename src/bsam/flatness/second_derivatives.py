@@ -45,6 +45,8 @@ class Substitutes(TorchFunctionMode):
             func = _hardsigmoid
         elif func in (torch.ldexp, Tensor.ldexp):
             func = _ldexp
+        elif func is Tensor.ldexp_:
+            func = _ldexp_
         return func(*args, **kwargs)
 
 
@@ -68,6 +70,10 @@ def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 def _ldexp(input: Tensor, other: Tensor) -> Tensor:
     return input * torch.pow(2.0, other)
+
+
+def _ldexp_(input: Tensor, other: Tensor) -> Tensor:
+    return input.mul_(torch.pow(2.0, other))
 
 
 def check_graph(loss: Tensor, twice: bool) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..common.tensors import Memory
@@ -24,8 +25,7 @@ def before_the_passes(optimizer: Any, names: Callable[[Iterable[Tensor]], str]) 
         findings.append("model is in eval mode: call model.train() before training, unless that is intended")
     if optimizer.stale_gradients:
         findings.append(
-            "p.grad still holds the direction of the last step, and backward adds to it: call optimizer.zero_grad() "
-            "after each step"
+            "backward has added its direction to that of the last step: call optimizer.zero_grad() after each step"
         )
     memory, shared = Memory(()), []
     for p in optimizer.params:
@@ -47,5 +47,6 @@ def scale_of(loss: Tensor) -> float | None:
         factors = [loss.grad_fn._saved_self, loss.grad_fn._saved_other]  # type: ignore[union-attr]
     except RuntimeError:  # the closure ran backward, which frees them
         return None
-    numbers = [float(t) for t in factors if t is not None and t.dim() == 0 and not t.requires_grad]
+    scales = (t for t in factors if t is not None and t.dim() == 0 and t.dtype == torch.float32)  # as a GradScaler's
+    numbers = [float(t) for t in scales if not t.requires_grad]
     return next((c for c in numbers if c >= 256 and math.frexp(c)[0] == 0.5), None)

@@ -72,7 +72,7 @@ class Seen:
         if self._scale is None:
             return []
         return [
-            f"the closure returns a loss times {self._scale:g}, as scaler.scale(loss) is: return the loss itself, and "
+            f"the closure returns a loss times {self._scale:g}, like scaler.scale(loss): return the loss itself, and "
             "call optimizer.backward(closure, scaler=scaler)"
         ]
 

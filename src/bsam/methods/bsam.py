@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -49,9 +49,11 @@ class BSAM(SharpnessAware):
             base optimizers have a setting called ``lr_max``, too.
         lr_min: the learning rate at which the radius downhill is smallest.
         passes: 3 is Algorithm 1; 2 extrapolates ``g_min`` from the other two gradients, which agrees to first order in
-            the radii (our extension, not in the paper). This needs the same ratio ``rho_min / rho_max`` in all groups;
-            steps with other radii take three passes. Extrapolation multiplies the rounding errors of the gradients by
-            that ratio, so in bfloat16 and float16 keep ``rho_min`` below about twice ``rho_max``.
+            the radii (our extension, not in the paper). This needs the same ratio ``rho_min / rho_max`` in all groups.
+            Other steps take three passes, with a warning: for example, if groups with different learning rates have
+            schedules that end at the same rate, so that their ``rho_min`` fall differently. Extrapolation multiplies
+            the rounding errors of the gradients by that ratio, so in bfloat16 and float16 keep ``rho_min`` below about
+            twice ``rho_max``.
         every: 1 is Algorithm 1; with k, only every k-th step computes BSAM's direction ``d``. The steps in between take
             one pass: to the new gradient, they add the component of the last ``d`` orthogonal to its ``g``, scaled by
             the ratio of the two gradients' norms (our extension, not in the paper). ``passes=2, every=5`` takes 1.2
@@ -100,6 +102,7 @@ class BSAM(SharpnessAware):
     capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
+    warned = False  # whether the user knows that two passes do not suffice
 
     def __init__(
         self,
@@ -168,6 +171,13 @@ class BSAM(SharpnessAware):
         if self.start_from_min:
             self.start_from(-e_min)
         k = self.ratio_of_radii() if self.full_passes == 2 else None
+        if self.full_passes == 2 and k is None and not self.warned:
+            self.warned = True
+            warnings.warn(
+                "passes=2 needs the same rho_min / rho_max in all parameter groups: steps in which they differ take "
+                "three passes. Set rho_min_floor=rho_min to keep both radii fixed, or passes=3",
+                stacklevel=5,
+            )
         if k is not None:
             return self.extrapolated(L, g, L.grad(at=e_max), k)
         g_max, g_min = L.grads(e_max, -e_min)  # lines 5 and 7
@@ -188,14 +198,20 @@ class BSAM(SharpnessAware):
     def ratio_of_radii(self) -> Scalar | None:
         """Return ``rho_min / rho_max``; None if groups that are perturbed differ in it, or if ``rho_max`` is 0.
 
-        While a CUDA graph is captured, learning rates that are tensors cannot be read: the first group's ratio then
-        counts for all.
+        Learning rates on a GPU are not read, which would wait for it: groups with equal settings are assumed to follow
+        one schedule.
         """
-        radii = [(self.radius(group, "rho_min"), self.radius(group, "rho_max")) for group in self.param_groups]
-        moved = [(a, b) for a, b in radii if b != 0.0 or isinstance(a, Tensor) or a != 0.0]
-        if any(b == 0.0 for _, b in moved):
+        radii = [(self.radius(group, "rho_min"), self.radius(group, "rho_max"), group) for group in self.param_groups]
+        moved = [(a, b, group) for a, b, group in radii if b != 0.0 or isinstance(a, Tensor) or a != 0.0]
+        if any(b == 0.0 for _, b, _ in moved):
             return None
-        k, *others = [a / b for a, b in moved] or [0.0]
-        if any(isinstance(other, Tensor) and other.is_cuda for other in others):
-            others = [] if torch.cuda.is_current_stream_capturing() else others
-        return k if all(math.isclose(other, k, rel_tol=1e-6) for other in others) else None
+        k, *others = [a / b for a, b, _ in moved] or [0.0]
+        if any(isinstance(ratio, Tensor) and ratio.is_cuda for ratio in (k, *others)):
+            k_top, *others = [group["rho_min"] / b for _, b, group in moved]
+            floor, *other_floors = [group["rho_min_floor"] / b for _, b, group in moved]
+            return k if _all_close(k_top, others) and _all_close(floor, other_floors) else None
+        return k if _all_close(k, others) else None
+
+
+def _all_close(value: Scalar, others: Sequence[Scalar]) -> bool:
+    return all(math.isclose(other, value, rel_tol=1e-6) for other in others)

@@ -38,7 +38,7 @@ class SAF(Distillation):
         classes: the number of logits per sample.
         lam: :math:`\lambda`, the weight of the second term.
         tau: :math:`\tau`, the temperature.
-        start_epoch: the last epoch (counted from 0) without the second term.
+        start_epoch: the second term begins in epoch ``start_epoch + 1``, counted from 0.
         epochs_back: the age of the past logits, in epochs.
         label_smoothing: the label smoothing of the cross-entropy.
         reduction: ``"mean"``, or ``"none"`` for one loss per sample.

@@ -130,22 +130,19 @@ class Choice:
         """The standard error of the best score, the larger of those over samples and over seeds; None if unknown.
 
         A share of n samples has the standard error sqrt(p (1 - p) / n), here with two more successes and failures
-        (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples. The
-        standard deviation over the seeds is pooled over the candidates.
+        (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples.
         """
         best = self.best()
-        score = None if best is None else self.scores()[best]
-        if score is None:
+        if best is None or (score := self.scores()[best]) is None:
             return None
         errors, factor = [], TASKS[self.run.task].measure.factor
         if self.samples is not None and 0 <= score <= factor:
             n = self.samples * (self.seeds if self.split == "holdout" else 1) + 4
             share = (score / factor * (n - 4) + 2) / n
             errors.append(factor * math.sqrt(share * (1 - share) / n))
-        finished = [[_score(state) for state in seeds if state.finished] for seeds in self.trials]
-        if several := [scores for scores in finished if len(scores) > 1]:
-            squares = sum(statistics.variance(scores) * (len(scores) - 1) for scores in several)
-            errors.append(math.sqrt(squares / sum(len(scores) - 1 for scores in several) / self.seeds))
+        scores = [_score(state) for state in self.trials[best] if state.finished]
+        if len(scores) > 1:
+            errors.append(statistics.stdev(scores) / math.sqrt(len(scores)))
         return max(errors, default=None)
 
     @property

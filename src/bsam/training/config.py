@@ -147,7 +147,8 @@ class Run(ClassificationSettings, PoseSettings):
     )
     precision: Precision = setting(
         "fp32",
-        "bf16 and fp16 run the network under autocast; fp16 also scales the loss with torch's GradScaler",
+        "bf16 and fp16 run the network under autocast; fp16, which is for GPUs and slow on a CPU, also scales the loss "
+        "with torch's GradScaler",
         one_of(Precision),
         "Precision and speed",
     )
