@@ -7,7 +7,7 @@ DEMO := .venv/demo
 OLDEST := .venv-oldest/ready
 WING := common loop_check core methods flatness integrations
 LIBRARY := tests/test_contract.py $(WING:%=tests/%) $(WING:%=src/bsam/%)
-PYTEST := -m pytest -m "not gpu and not browser" -n 3 --dist worksteal
+PYTEST := -m pytest -m "not gpu and not browser" -n 2 --dist worksteal
 
 .PHONY: help demo test lint docs bench test-library test-oldest test-gpu test-browser clean
 
