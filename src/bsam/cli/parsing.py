@@ -20,7 +20,9 @@ class Parser(argparse.ArgumentParser):
     Unknown flags are reported before missing ones: ``--metod sam`` says nothing about ``--method`` being required.
     """
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Check the names of the flags, then parse."""
         words = list(sys.argv[1:] if args is None else args)
         self._check_flags(words)
