@@ -5,7 +5,7 @@ PY := .venv/bin/python
 READY := .venv/ready
 DEMO := .venv/demo
 OLDEST := .venv-oldest/ready
-WING := common loop_check core methods flatness integrations
+WING := common core check methods flatness integrations
 LIBRARY := tests/test_contract.py $(WING:%=tests/%) $(WING:%=src/bsam/%)
 PYTEST := -m pytest -m "not gpu and not browser" -n 2 --dist worksteal
 

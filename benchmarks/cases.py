@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from bsam.common.method_info import MethodInfo
+from bsam.lab.training.train_step import TrainStep, build_optimizer
 from bsam.methods import METHODS
-from bsam.training.train_step import TrainStep, build_optimizer
 
 DEFAULT = ("sam", "bsam", "bsam-2")
 

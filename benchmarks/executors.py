@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 import machine
-from bsam.running.executors import Executor, InProcess, LocalProcesses
-from bsam.running.ray_tasks import ray_tasks
-from bsam.running.runner import run_all
-from bsam.training.config import Run
-from bsam.training.run_dir import LOG
+from bsam.lab.running.executors import Executor, InProcess, LocalProcesses
+from bsam.lab.running.ray_tasks import ray_tasks
+from bsam.lab.running.runner import run_all
+from bsam.lab.training.config import Run
+from bsam.lab.training.run_dir import LOG
 
 EXECUTORS = {
     "jobs 1": InProcess,

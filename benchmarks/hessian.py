@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import machine
 from bsam.flatness import HessianOperator, top_eigenvalues
-from bsam.models import MODELS, build
+from bsam.lab.models import MODELS, build
 from step_time import spread
 
 Data: TypeAlias = list[tuple[Tensor, Tensor]]

@@ -21,20 +21,20 @@ from typing import Any
 import torch
 
 import machine
-from bsam.data import dataset_entry
-from bsam.data.examples import Dataset
-from bsam.data.images.cache import load_images
-from bsam.data.images.decoding import Resize
-from bsam.data.pose.persons import PoseData, load_persons
-from bsam.models import model_entry
-from bsam.models.preprocessing import input_config
-from bsam.tasks import Task
-from bsam.tasks.classification import Classification
-from bsam.tasks.pose import Pose
-from bsam.training.config import FINE_TUNING, POSE, Run
-from bsam.training.distributed import DistributedContext
-from bsam.training.steps import side_stream
-from bsam.training.trainer import Trainer
+from bsam.lab.data import dataset_entry
+from bsam.lab.data.examples import Dataset
+from bsam.lab.data.images.cache import load_images
+from bsam.lab.data.images.decoding import Resize
+from bsam.lab.data.pose.persons import PoseData, load_persons
+from bsam.lab.models import model_entry
+from bsam.lab.models.preprocessing import input_config
+from bsam.lab.tasks import Task
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.tasks.pose import Pose
+from bsam.lab.training.config import FINE_TUNING, POSE, Run
+from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.steps import side_stream
+from bsam.lab.training.trainer import Trainer
 from step_time import spread
 
 MODELS = {"cuda": ["resnet50", "timm:tf_efficientnet_lite0"], "cpu": ["timm:test_resnet"]}

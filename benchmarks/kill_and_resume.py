@@ -28,14 +28,14 @@ from typing import Any
 import torch
 
 import bsam
-from bsam.training.config import Run
-from bsam.training.run_dir import CHECKPOINT, RunDir
+from bsam.lab.training.config import Run
+from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 
 CHILD = """
 import json, sys, torch
 torch.set_num_threads(1)
-from bsam.training.config import Run
-from bsam.training.loop import fit
+from bsam.lab.training.config import Run
+from bsam.lab.training.loop import fit
 run, folder, data_dir, checkpoint_every = sys.argv[1:]
 fit(Run(**json.loads(run)), folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
 """

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import machine
-from bsam.models import MODELS
-from bsam.tasks.classification import Classification
-from bsam.training.config import Run
-from bsam.training.distributed import DistributedContext
-from bsam.training.steps import side_stream
-from bsam.training.trainer import Trainer
+from bsam.lab.models import MODELS
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run
+from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.steps import side_stream
+from bsam.lab.training.trainer import Trainer
 from step_time import spread
 from throughput import BATCH, noise
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from bsam.report.page import page_data, write_page
-from bsam.report.records import read_records
-from bsam.training.config import Run
-from bsam.training.run_dir import run_dir_name
+from bsam.lab.report.page import page_data, write_page
+from bsam.lab.report.records import read_records
+from bsam.lab.training.config import Run
+from bsam.lab.training.run_dir import run_dir_name
 
 METHODS = {
     "base": {},

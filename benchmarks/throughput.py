@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 import machine
-from bsam.data.examples import Dataset, Examples
-from bsam.models import MODELS
-from bsam.tasks.classification import Classification
-from bsam.training.config import Run
-from bsam.training.distributed import DistributedContext
-from bsam.training.steps import CapturedSteps, side_stream
-from bsam.training.trainer import Trainer
+from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.models import MODELS
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run
+from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.steps import CapturedSteps, side_stream
+from bsam.lab.training.trainer import Trainer
 from step_time import spread
 
 IMAGES, BATCH = 50_000, 128  # CIFAR's training images, and the paper's batch size

@@ -27,14 +27,14 @@ from typing import Any
 import torch
 
 import machine
+from bsam.lab.models import MODELS
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run
+from bsam.lab.training.loop import fit
+from bsam.lab.training.run_writer import CHECKPOINT_EVERY, RunWriter
+from bsam.lab.training.steps import side_stream
+from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
-from bsam.models import MODELS
-from bsam.tasks.classification import Classification
-from bsam.training.config import Run
-from bsam.training.loop import fit
-from bsam.training.run_writer import CHECKPOINT_EVERY, RunWriter
-from bsam.training.steps import side_stream
-from bsam.training.trainer import Trainer
 from step_time import spread
 from throughput import BATCH, noise
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bsam.models import build
+from bsam.lab.models import build
 
 CLASSES = 10
 

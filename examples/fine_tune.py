@@ -1,6 +1,6 @@
 """Fine-tune a timm network on a folder of images with BSAM, with a larger learning rate for the head.
 
-The images are drawn, and the weights are random; `bsam.models.weight_loading.load_weights` loads pretrained weights.
+The images are drawn, the weights are random; `bsam.lab.models.weight_loading.load_weights` loads pretrained ones.
 
 Run: python examples/fine_tune.py        (pip install -c constraints.txt '.[images,timm]')
 """
@@ -14,12 +14,12 @@ from PIL import Image, ImageDraw
 from torch.nn import functional as F
 
 import bsam
-from bsam.data.augment import normalise
-from bsam.data.images.cache import load_images
-from bsam.data.images.decoding import Resize
-from bsam.data.images.folders import read_folder
-from bsam.models import build
-from bsam.models.parts import head
+from bsam.lab.data.augment import normalise
+from bsam.lab.data.images.cache import load_images
+from bsam.lab.data.images.decoding import Resize
+from bsam.lab.data.images.folders import read_folder
+from bsam.lab.models import build
+from bsam.lab.models.parts import head
 
 
 def draw_folder(folder, images=30):

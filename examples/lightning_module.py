@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsam
-from bsam.data.digits import digits
 from bsam.integrations.lightning import SharpnessAwareMixin
+from bsam.lab.data.digits import digits
 
 
 class Classifier(SharpnessAwareMixin, L.LightningModule):  # the mixin first

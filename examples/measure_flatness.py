@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.data.digits import digits
 from bsam.flatness import HessianOperator, sharpness, top_eigenvalues, trace
+from bsam.lab.data.digits import digits
 
 
 class MyModel(nn.Module):

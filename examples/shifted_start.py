@@ -11,8 +11,8 @@ Run: python examples/shifted_start.py        (the digits need pip install -c con
 import sys
 
 import bsam
-from bsam import cli
-from bsam.training import Run, fit
+from bsam.lab import cli
+from bsam.lab.training import Run, fit
 
 
 class ShiftedSAM(bsam.BSAM):

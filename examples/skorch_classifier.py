@@ -9,8 +9,8 @@ from skorch.callbacks import GradientNormClipping, LRScheduler
 from torch import nn
 
 import bsam
-from bsam.data.digits import digits
 from bsam.integrations.skorch import SharpnessAwareClassifier
+from bsam.lab.data.digits import digits
 
 
 def network():

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bsam.lab.recipes import recipe_of
+from bsam.lab.recipes.experiments import Recipe
+from bsam.lab.report.record_sources import SETTINGS
+from bsam.lab.report.results import FIGURES, write_results
+from bsam.lab.training.config import BASE, Run, arguments_of, stored_run
+from bsam.lab.training.run_dir import RunState, run_dir_name
 from bsam.methods import METHODS
-from bsam.recipes import recipe_of
-from bsam.recipes.experiments import Recipe
-from bsam.report.record_sources import SETTINGS
-from bsam.report.results import FIGURES, write_results
-from bsam.training.config import BASE, Run, arguments_of, stored_run
-from bsam.training.run_dir import RunState, run_dir_name
 
 
 def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Iterator[RunState]:

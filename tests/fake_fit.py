@@ -5,8 +5,8 @@ import json
 import torch
 from safetensors.torch import save
 
-from bsam.training.loop import Diverged
-from bsam.training.run_dir import RunDir, run_dir_name
+from bsam.lab.training.loop import Diverged
+from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 
 class FakeFit:

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
+from bsam.common.timm_import import _import_torchvision
 from bsam.integrations.lightning import SharpnessAwareMixin
-from bsam.models.timm_import import _import_torchvision
 from lightning_training import EPOCHS, Batches
 from processes import group_of_two
 

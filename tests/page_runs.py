@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from bsam.report.records import Record, Records
-from bsam.training.config import Run
-from bsam.training.result import LossSurface
+from bsam.lab.report.records import Record, Records
+from bsam.lab.training.config import Run
+from bsam.lab.training.result import LossSurface
 
 UNIT = "test accuracy in %"
 EVIL = "</script><script>document.title = 'broken'</script>"  # a name that is text on the page

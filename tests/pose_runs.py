@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsam.data.pose.joints import LSP
-from bsam.tasks.pose_inputs import PoseInputs
-from bsam.training.config import Run
-from bsam.training.loop import fit
+from bsam.lab.data.pose.joints import LSP
+from bsam.lab.tasks.pose_inputs import PoseInputs
+from bsam.lab.training.config import Run
+from bsam.lab.training.loop import fit
 
 SIDE = 32  # of the network's inputs; crops of 44 pixels, 1.375 times as many, are stored
 SETTINGS: dict[str, Any] = {
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 def train_pose(folder: Path, **settings: Any) -> Path:
     """Train for an epoch on 16 drawings; returns the run directory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bsam.data.NUM_FIGURES", 16)
+        patch.setattr("bsam.lab.data.NUM_FIGURES", 16)
         fit(Run("sgd", **{**SETTINGS, **settings}), folder, device="cpu", on_message=lambda _: None)
     return folder
 

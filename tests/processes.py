@@ -20,11 +20,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bsam.running.processes import PRELOAD
+from bsam.lab.running.processes import PRELOAD
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-PRELOAD.extend(["bsam.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])
+PRELOAD.extend(
+    ["bsam.lab.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"]
+)
 if FORKS:
     CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dynamo
 

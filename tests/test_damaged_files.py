@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from bsam import cli
-from bsam.recipes import RECIPES
-from bsam.report import measurements
-from bsam.training.run_dir import RunDir, run_dir_name
+from bsam.lab import cli
+from bsam.lab.recipes import RECIPES
+from bsam.lab.report import measurements
+from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "1", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")

@@ -36,14 +36,14 @@ sys.modules |= dict.fromkeys(posix)  # as on Windows
 del os.fork, os.sched_getaffinity, signal.pthread_sigmask
 
 import importlib.metadata, pkgutil, torch, bsam
-assert not {"bsam.training", "bsam.cli"} & set(sys.modules)  # bsam.compare is loaded when it is used
+assert "bsam.lab" not in sys.modules
 
 command = importlib.metadata.distribution("bsam").entry_points["bsam"].load()
 sys.argv = ["bsam", "list", "methods"]
 status = command()
 assert "torch._dynamo" not in sys.modules  # its import takes seconds
 
-for name in ("common", "loop_check", "core", "methods", "flatness"):
+for name in ("common", "core", "check", "methods", "flatness"):
     package = importlib.import_module(f"bsam.{name}")
     for module in pkgutil.iter_modules(package.__path__, f"bsam.{name}."):
         importlib.import_module(module.name)
@@ -85,7 +85,7 @@ def built(tmp_path_factory):
 
 def package():
     """The files of the package, relative to ``src``."""
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src/bsam/report/page_files").iterdir()]
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src/bsam/lab/report/page_files").iterdir()]
     return {path.relative_to(ROOT / "src").as_posix() for path in files} | {"bsam/py.typed"}
 
 

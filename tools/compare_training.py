@@ -22,8 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-LIST = "import bsam, json; from bsam.recipes import RECIPES; print(json.dumps([[*RECIPES], [*bsam.METHODS]]))"
-TRAIN = "import json, sys; from bsam.cli import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
+LIST = "import bsam, json; from bsam.lab.recipes import RECIPES; print(json.dumps([[*RECIPES], [*bsam.METHODS]]))"
+TRAIN = (
+    "import json, sys; from bsam.__main__ import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
+)
 VARIANTS = {  # settings that take another path through a method
     "base-adamw": "--method base --base adamw --lr 0.001",
     "aesam-reuse": "--method aesam --set alpha=0.2",
@@ -61,7 +63,7 @@ def main() -> int:
     digests = [digest_of(tree) for tree in trees]
     if digests[0] == digests[1]:
         parser.error(f"{trees[0]} and {trees[1]} have the same sources")
-    names = subprocess.run([sys.executable, "-c", LIST], env=environment(trees[0]), capture_output=True, check=True)
+    names = subprocess.run([sys.executable, "-c", LIST], env=environment(trees[1]), capture_output=True, check=True)
     recipes, methods = json.loads(names.stdout)
     differing = compared = 0
     for name in arguments.only or ["methods", *recipes]:

@@ -12,12 +12,12 @@ from docutils import nodes
 from sphinx.util import logging
 
 import bsam
-from bsam.cli import _parser
 from bsam.common.method_info import MethodInfo
+from bsam.lab.cli import _parser
+from bsam.lab.report.page import page_data, write_page
+from bsam.lab.report.records import read_records
+from bsam.lab.training.config import grouped_settings
 from bsam.methods import METHODS
-from bsam.report.page import page_data, write_page
-from bsam.report.records import read_records
-from bsam.training.config import grouped_settings
 
 logger = logging.getLogger(__name__)
 REPORT = "results-page.html"
@@ -105,7 +105,7 @@ run all of them.
 SETTINGS = """\
 # Settings of a run
 
-These are the arguments of {{class}}`bsam.training.Run`. Written with dashes, they are also the flags of
+These are the arguments of {{class}}`bsam.lab.training.Run`. Written with dashes, they are also the flags of
 [`bsam train`](command-line.md), except that `arguments` is `--set` and `base_arguments` is `--base-set` there.
 
 {groups}

@@ -9,9 +9,9 @@ import runpy
 import tempfile
 from pathlib import Path
 
-from bsam.inference.prediction import predict
-from bsam.report.predictions import draw_grid
-from bsam.training import Run, fit
+from bsam.lab.inference.prediction import predict
+from bsam.lab.report.predictions import draw_grid
+from bsam.lab.training import Run, fit
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples/fine_tune.py"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from bsam.recipes import RECIPES
-from bsam.report.skeletons import draw_skeletons
-from bsam.training import POSE, Run, fit
-from bsam.training.run_dir import RunDir
+from bsam.lab.recipes import RECIPES
+from bsam.lab.report.skeletons import draw_skeletons
+from bsam.lab.training import POSE, Run, fit
+from bsam.lab.training.run_dir import RunDir
 
 HERE = Path(__file__).parent
 SETTINGS = {**POSE, "image_size": 32, "simcc_sigma": 3.0, "limit_train": 400, "batch": 16, "lr": 0.006, "epochs": 12}

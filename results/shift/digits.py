@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.models import MODELS, ModelEntry
-from bsam.training import Run, fit
-from bsam.training.environment import environment_info
+from bsam.lab.models import MODELS, ModelEntry
+from bsam.lab.training import Run, fit
+from bsam.lab.training.environment import environment_info
 
 ROOT = Path(__file__).parents[2]
 ShiftedSAM: Any = runpy.run_path(str(ROOT / "examples/shifted_start.py"))["ShiftedSAM"]

@@ -1,7 +1,6 @@
 """Sharpness-aware training for PyTorch: BSAM (*Bilateral* Sharpness-Aware Minimization) and related methods."""
 
-import typing
-
+from . import check as check
 from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError
 from .core.objective import Objective as Objective
@@ -26,14 +25,3 @@ from .methods.saf import SAF as SAF
 from .methods.sam import SAM as SAM
 
 __version__ = "0.3.0"
-
-if typing.TYPE_CHECKING:
-    from .cli.compare import compare as compare
-else:  # hidden from type checkers, which would accept any name
-
-    def __getattr__(name: str) -> object:
-        if name != "compare":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .cli.compare import compare  # not at the top: the optimizers do not need its imports
-
-        return compare

@@ -1,6 +1,6 @@
 """The command ``bsam``, as ``python -m bsam``."""
 
-from .cli import main
+from .lab.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
-from bsam.common.layout import local
+from bsam.core.layout import local
 from bsam.flatness import Probe
-from bsam.quantization import parameter_groups, quantize
+from bsam.lab.quantization import parameter_groups, quantize
 from processes import group_of_two
 
 STEPS = 4

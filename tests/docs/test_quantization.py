@@ -11,7 +11,7 @@ import onnx
 import pytest
 from sklearn.datasets import load_digits
 
-from bsam.training.run_dir import RunDir
+from bsam.lab.training.run_dir import RunDir
 from docs_guides import first_commands, in_small, run_commands
 
 TEXT = (Path(__file__).parents[2] / "docs/guides/quantization.md").read_text(encoding="utf-8")

@@ -14,9 +14,9 @@ from docutils import nodes
 from sphinx import addnodes
 
 import bsam.flatness
-import bsam.training
-from bsam.cli import COMMANDS
+import bsam.lab.training
 from bsam.common.method_info import MethodInfo
+from bsam.lab.cli import COMMANDS
 from bsam.methods import METHODS
 from processes import Script
 
@@ -81,7 +81,7 @@ def check_pages(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documented = {name: entry.docname for name, entry in objects.items()}
     of_methods = {f"bsam.{method.__name__}": f"methods/{name}" for name, method in METHODS.items()}
     assert of_methods.items() <= documented.items()
-    for module in (bsam, bsam.flatness, bsam.training):
+    for module in (bsam, bsam.flatness, bsam.lab.training):
         names = [name for name in dir(module) if not name.startswith("_") and not inspect.ismodule(vars(module)[name])]
         assert {f"{module.__name__}.{name}" for name in names} <= documented.keys()
 

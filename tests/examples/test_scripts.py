@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import bsam
-from bsam.data.digits import digits
 from bsam.flatness import Probe
+from bsam.lab.data.digits import digits
 from example_checks import FRAMEWORKS, first_findings
 from processes import Script
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.data.examples import Dataset, Examples
-from bsam.tasks.classification import Classification
-from bsam.training.config import Run
-from bsam.training.distributed import DistributedContext
-from bsam.training.steps import CapturedSteps, side_stream
-from bsam.training.trainer import Trainer
+from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run
+from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.steps import CapturedSteps, side_stream
+from bsam.lab.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

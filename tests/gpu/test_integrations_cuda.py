@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 
 import bsam
+from bsam.common.timm_import import _import_torchvision
 from bsam.integrations.lightning import SharpnessAwareMixin
-from bsam.models.timm_import import _import_torchvision
 from helpers import distance
 from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.quantization import calibrate, convert, parameter_groups, quantize
-from bsam.quantization.modules import SCHEMES, QuantConv2d
+from bsam.lab.quantization import calibrate, convert, parameter_groups, quantize
+from bsam.lab.quantization.modules import SCHEMES, QuantConv2d
 
 pytestmark = pytest.mark.gpu
 

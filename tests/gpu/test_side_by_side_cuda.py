@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.data.examples import Dataset, Examples
-from bsam.tasks.classification import Classification
-from bsam.training.config import Run
-from bsam.training.distributed import DistributedContext
-from bsam.training.steps import CapturedSteps, side_stream
-from bsam.training.train_step import TrainStep
-from bsam.training.trainer import Trainer
+from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run
+from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.steps import CapturedSteps, side_stream
+from bsam.lab.training.train_step import TrainStep
+from bsam.lab.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bsam.models import build
-from bsam.tasks.simcc_loss import decode, flip_merge, simcc_losses
+from bsam.lab.models import build
+from bsam.lab.tasks.simcc_loss import decode, flip_merge, simcc_losses
 
 pytestmark = pytest.mark.gpu
 PAIRS = [(0, 3), (4, 1)]

@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
-from bsam.cli import main
-from bsam.running.executors import RUNS_PER_GPU
-from bsam.running.mps import is_installed
-from bsam.running.processes import worker_pool
+from bsam.lab.cli import main
+from bsam.lab.running.executors import RUNS_PER_GPU
+from bsam.lab.running.mps import is_installed
+from bsam.lab.running.processes import worker_pool
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsam.models.timm_import import _import_torchvision
+from bsam.common.timm_import import _import_torchvision
 
 ROOT = Path(__file__).parents[2]
 collect_ignore = ["hugging_face.py"]  # or every worker would import it at collection, for doctests

@@ -11,13 +11,13 @@ import torch
 
 import bsam
 import test_contract as contract
-from bsam import cli
+from bsam.lab import cli
+from bsam.lab.recipes.digits_demo import candidates
+from bsam.lab.recipes.variants import passes_of, variant_of, variants
+from bsam.lab.running.eta import EtaEstimator
+from bsam.lab.training.config import Run
+from bsam.lab.training.run_dir import RunState
 from bsam.methods import METHODS
-from bsam.recipes.digits_demo import candidates
-from bsam.recipes.variants import passes_of, variant_of, variants
-from bsam.running.eta import EtaEstimator
-from bsam.training.config import Run
-from bsam.training.run_dir import RunState
 from helpers import distance
 from methods.toy_method import AlternatingSAM
 

@@ -51,7 +51,7 @@ def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != (n,):
         raise BsamValueError(
             f"{name} must hold one integer for each of the {n} samples, got {index.dtype} with the shape "
-            f"{tuple(index.shape)}: pass the third value of bsam.data.indexed.Indexed"
+            f"{tuple(index.shape)}: pass the third value of bsam.lab.data.indexed.Indexed"
         )
     if n and not (int(index.min()) >= 0 and int(index.max()) < samples):
         raise BsamValueError(

@@ -32,7 +32,7 @@ class MethodInfo:
     is_loss: ClassVar[bool] = False  # a loss, not an optimizer
     capturable: ClassVar[bool] = False  # whether steps of one kind launch the same kernels on the same memory
 
-    # For bsam.training.
+    # For bsam.lab.training.
     set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets
     counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that are divided by the number of processes
     single_process: ClassVar[str] = ""  # why the method needs a single process; empty if it does not

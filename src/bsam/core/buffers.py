@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..common.tensors import Memory, copy, copy_keeping_versions, is_writable
+from .tensors import Memory, copy, copy_keeping_versions, is_writable
 
 # buffers of one device and dtype, copies from before the step, copies from after the first pass
 _Group = tuple[list[Tensor], list[Tensor], list[Tensor]]

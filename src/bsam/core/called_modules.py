@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..common.ddp import find_ddp
 from ..common.errors import BsamValueError
-from ..common.layout import sharding
+from .ddp import find_ddp
+from .layout import sharding
 
 
 class CalledModules:

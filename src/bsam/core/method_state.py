@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..common.layout import local
+from .layout import local
 from .vector import Vector
 from .weights import Weights
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from ..common.graph_check import GraphCheck
-from ..common.rng import RngReplay
-from ..common.tensors import other_memory
 from .buffers import Buffers
 from .called_modules import CalledModules
 from .closure import Closure, run_closure
+from .graph_check import GraphCheck
 from .loss_scale import LossScale
 from .ranks import Ranks
+from .rng import RngReplay
+from .tensors import other_memory
 from .vector import Vector
 from .weights import GradientMemory, Weights
 

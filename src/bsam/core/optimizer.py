@@ -45,7 +45,7 @@ import inspect
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, Self, TypedDict
+from typing import Any, ClassVar, Protocol, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -53,18 +53,17 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_base, check_call, check_modules, check_names, missing_attribute
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
-from ..common.foreach import Scalar
-from ..common.layout import local
 from ..common.method_info import MethodInfo
-from ..common.module_calls import calls_seen
-from ..common.rng import RngReplay
-from ..loop_check.check import check_loop
 from .buffers import Buffers
 from .called_modules import CalledModules, refuse_batch_norm
 from .closure import Closure
+from .foreach import Scalar
+from .layout import local
 from .method_state import MethodState
+from .module_calls import calls_seen
 from .objective import Objective
 from .ranks import Ranks
+from .rng import RngReplay
 from .schedule import LR_SEEN, LR_START, note_lr, scheduled
 from .step_state import StepState
 from .vector import TINY, Coefficient, PerGroup, Vector
@@ -116,6 +115,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     others: tuple[nn.Module, ...]  # modules that the closure runs besides the model
     m_sharpness: bool
     same_draws: bool
+    check: ClassVar[Callable[[SharpnessAware, Closure], list[str]]]  # ``bsam.check``, above this package, sets it
     side_by_side: bool = False  # run the passes of ``L.grads`` at the same time, in a captured step on one GPU
     _step_state: StepState
     _check_batch_norm: bool
@@ -336,8 +336,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         reach the optimizer.
         """
         return self._itself() or self
-
-    check = check_loop
 
     @contextlib.contextmanager
     def trial(self, closure: Closure, graph_check: Callable[[list[Tensor]], Any]) -> Iterator[Objective]:

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..common.ddp import average_, find_ddp, mean, several_ranks
 from ..common.errors import BsamRuntimeError
-from ..common.module_calls import calls_seen
+from .ddp import average_, find_ddp, mean, several_ranks
+from .module_calls import calls_seen
 
 
 class Ranks:

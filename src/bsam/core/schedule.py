@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..common.checks import check_radius, is_number
 from ..common.errors import BsamValueError
-from ..common.foreach import Scalar
+from .foreach import Scalar
 
 # Keys of the parameter groups. The prefix avoids clashes: schedule-free optimizers have an lr_max, too.
 LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from ..common.foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
-from ..common.layout import BucketedTensors, Layout
+from .foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
+from .layout import BucketedTensors, Layout
 
 TINY = 1e-12  # added to a norm before dividing by it
 

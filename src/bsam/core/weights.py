@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..common.errors import BsamRuntimeError
-from ..common.layout import BucketedTensors, Layout
-from ..common.tensors import clear_weight_caches, other_memory
+from .layout import BucketedTensors, Layout
+from .tensors import clear_weight_caches, other_memory
 from .vector import Term, Vector
 
 

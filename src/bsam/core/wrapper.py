@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_names, check_radius
 from ..common.errors import BsamValueError
-from ..common.state_dicts import base_state, without
 from .method_state import MethodState
 from .schedule import completed_schedule
+from .state_dicts import base_state, without
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
-from ..common.tensors import clear_weight_caches
+from ..core.tensors import clear_weight_caches
 from ..core.vector import Vector
 from .batches import Batches, CastBatches
 from .dataset_loss import BatchWeight, DatasetLoss, LossFunction, WeightedBatch

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..common.ddp import find_ddp
 from ..common.errors import BsamRuntimeError, BsamTypeError
 from ..common.method_info import Need
+from ..core.ddp import find_ddp
 from ..core.optimizer import SharpnessAware
 from ..methods.msam import MSAM
 from .batch import check_unchanged, new_containers, tensor_versions

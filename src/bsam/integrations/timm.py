@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..common.timm_import import import_timm
 from ..core.closure import Closure
 from ..core.optimizer import SharpnessAware
-from ..models.timm_import import import_timm
 
 import_timm()
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number, check_radius
 from ..common.errors import BsamValueError
-from ..common.foreach import Scalar
+from ..core.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN

@@ -1,0 +1,82 @@
+"""An argument parser whose errors are sentences: they name the wrong flag and offer the closest one."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ...common.errors import BsamValueError
+from ...methods import METHODS
+from ..training.config import arguments_of
+from ..training.names import find_name
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises a BsamValueError of one line, without the usage of all flags.
+
+    Unknown flags are reported before missing ones: ``--metod sam`` says nothing about ``--method`` being required.
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Check the names of the flags, then parse."""
+        words = list(sys.argv[1:] if args is None else args)
+        self._check_flags(words)
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error."""
+        raise BsamValueError(f"{message}. `{self.prog} --help` describes the arguments")
+
+    def _check_flags(self, words: Sequence[str]) -> None:
+        """Raise if the command or one of its flags does not exist."""
+        commands = next((action.choices for action in self._actions if action.nargs == argparse.PARSER), None)
+        for i, word in enumerate(words):
+            if word == "--":
+                return
+            if not _is_flag(word):
+                if commands is not None:
+                    find_name("command", word, list(commands))
+                    return  # the parser of the command checks the rest
+                continue
+            flag, _, value = word.partition("=")
+            if not any(known.startswith(flag) for known in self._option_string_actions):  # flags may be abbreviated
+                following = words[i + 1] if i + 1 < len(words) and not _is_flag(words[i + 1]) else "VALUE"
+                raise BsamValueError(f"`{self.prog}` has no flag {flag}{self._hint(flag, value or following)}")
+
+    def _hint(self, flag: str, value: str) -> str:
+        """Return the rest of the sentence about an unknown flag."""
+        arguments = {name for method in METHODS for name in arguments_of(method)}
+        flags, name = [known for known in self._option_string_actions if known.startswith("--")], _argument(flag)
+        if name not in arguments:
+            if flag == "--list":
+                return ". `bsam list` lists methods, networks, data sets and recipes"
+            known = {**{_argument(known): known for known in flags}, **{argument: argument for argument in arguments}}
+            closest = difflib.get_close_matches(name, known, n=1)
+            if not closest:
+                return f". `{self.prog} --help` lists the flags"
+            name = closest[0]
+            if known[name] in flags:
+                return f". Did you mean {known[name]}?"
+        if "--set" in flags:
+            return f". Arguments of the method are given with --set: --set {name}={value}"
+        return f". Only `bsam train` takes arguments of the method: --set {name}={value}"
+
+
+def _is_flag(word: str) -> bool:
+    """Return whether argparse takes a word for a flag: a number or a text with spaces is a value."""
+    if not word.startswith("-") or word == "-" or " " in word:
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False
+
+
+def _argument(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")

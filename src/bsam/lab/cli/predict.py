@@ -1,0 +1,152 @@
+"""``bsam predict``: classify images, or find the joints of people in them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import BsamValueError
+from ...common.extras import require_package
+from .run_flags import DEVICE_HELP
+
+PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
+TABLES = (".csv", ".json")
+TOP = 3
+MAX_GRID = 100  # images in a grid; matplotlib takes minutes for several hundred
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    command = commands.add_parser(
+        "predict",
+        help="classify images, or find the joints of people in them, with the network of a run",
+        description="Print the most probable classes of each image or, with a run of the task pose, x and y of each "
+        "joint of the person in the image, in pixels. The training data is not needed.",
+    )
+    flag = command.add_argument
+    flag("folder", type=Path, help="directory of a finished run on image files", metavar="RUN_DIR")
+    images = "image files or folders; folders are searched recursively, except hidden ones"
+    flag("images", nargs="+", type=Path, help=images, metavar="IMAGE|FOLDER")
+    grid = f"draw the first {MAX_GRID} images with their classes or joints in one picture ({', '.join(PICTURES)})"
+    flag("--grid", type=Path, help=grid, metavar="FILE")
+    out = (
+        "write the classes or joints of all images to this file, for example predictions.csv or predictions.json. "
+        "With a run of the task pose, any other name is a folder for pictures: one PNG file per image, with the "
+        "skeleton drawn on it, the person's right side orange and the left side light blue. Existing pictures are not "
+        "overwritten: the command stops with an error"
+    )
+    flag("--out", type=Path, help=out, metavar="FILE|FOLDER")
+    flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
+    classes = command.add_argument_group("classes").add_argument
+    classes("--top", type=int, help=f"number of classes to print (default: {TOP})", metavar="N")
+    joints = command.add_argument_group("joints").add_argument
+    joints(
+        "--box",
+        nargs=4,
+        type=float,
+        help="bounding box of the person in pixels, for a single image; the centre of the first pixel is (0, 0) "
+        "(default: the whole image)",
+        metavar=("LEFT", "TOP", "RIGHT", "BOTTOM"),
+    )
+    joints(
+        "--flip-test",
+        action=argparse.BooleanOptionalAction,
+        help="average the probabilities of an image and its mirror image (default: as the run was evaluated)",
+    )
+    command.set_defaults(run=_predict, needs={"PIL": "images", "safetensors": "train"})
+
+
+def _predict(arguments: argparse.Namespace) -> None:
+    from ..training.run_dir import RunDir
+
+    if arguments.grid is not None:
+        require_package("matplotlib", "plot")
+        if arguments.grid.suffix.lower() not in PICTURES:
+            raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
+    for flag, file in (("--grid", arguments.grid), ("--out", _table(arguments))):
+        if file is not None and not file.parent.is_dir():
+            raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
+    run_dir = RunDir(arguments.folder)
+    run_dir.finished_run()
+    if run_dir.note("pose"):
+        _check_unused(arguments, ("top",), "is a pose run")
+        _joints(arguments)
+    else:
+        _check_unused(arguments, ("box", "flip_test"), "is not a pose run")
+        if arguments.out is not None and _table(arguments) is None:
+            raise BsamValueError(
+                f"--out must end in {' or '.join(TABLES)} for a classification run; got {arguments.out}"
+            )
+        _classes(arguments)
+
+
+def _table(arguments: argparse.Namespace) -> Path | None:
+    """Return ``--out`` if it is a file for numbers; None if it is a folder for pictures."""
+    out: Path | None = arguments.out
+    return out if out is not None and out.suffix.lower() in TABLES else None
+
+
+def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        if getattr(arguments, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise BsamValueError(f"the run in {arguments.folder} {reason}: leave out {flag}, or choose another run")
+
+
+def _classes(arguments: argparse.Namespace) -> None:
+    from ..inference.prediction import predict
+    from ..report.predictions import draw_grid, prediction_lines, write_predictions
+
+    top = TOP if arguments.top is None else arguments.top
+    predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
+    if arguments.out is not None:
+        write_predictions(predictions, arguments.out)
+    if arguments.grid is not None:
+        draw_grid(predictions[:MAX_GRID], arguments.grid)
+    _print([*prediction_lines(predictions), *_grid_lines(arguments, predictions)], arguments.out, arguments.grid)
+
+
+def _joints(arguments: argparse.Namespace) -> None:
+    from ..inference.pose_prediction import find_joints
+    from ..inference.prediction import image_paths
+    from ..report.predictions import draw_joints, draw_joints_grid, joint_lines, picture_paths, write_joints
+    from ..training.files import usable
+
+    table = _table(arguments)
+    draws_pictures = arguments.out is not None and table is None
+    if draws_pictures:
+        require_package("matplotlib", "plot")
+        picture_paths([*image_paths(arguments.images)], arguments.out)  # raises now rather than after the last image
+    poses = find_joints(arguments.folder, arguments.images, arguments.box, arguments.flip_test, arguments.device, _warn)
+    pictures = picture_paths([pose.path for pose in poses], arguments.out) if draws_pictures else []
+    if table is not None:
+        write_joints(poses, table)
+    if arguments.grid is not None:
+        draw_joints_grid(poses[:MAX_GRID], arguments.grid)
+    if pictures:
+        with usable(arguments.out, "pictures"):
+            arguments.out.mkdir(parents=True, exist_ok=True)
+    for pose, path in zip(poses, pictures, strict=False):
+        draw_joints(pose, path)
+    box_note = [] if arguments.box else ["The whole image was used as the person's box; set --box to change it."]
+    _print([*joint_lines(poses), *box_note, *_grid_lines(arguments, poses)], table, arguments.grid, *pictures)
+
+
+def _grid_lines(arguments: argparse.Namespace, images: Sequence[object]) -> list[str]:
+    if arguments.grid is None or len(images) <= MAX_GRID:
+        return []
+    return [f"{arguments.grid} shows the first {MAX_GRID} of {len(images)} images."]
+
+
+def _warn(sentence: str) -> None:
+    print(f"bsam: {sentence}", file=sys.stderr, flush=True)
+
+
+def _print(lines: Sequence[str], *written: Path | None) -> None:
+    """Print the lines and the paths of the written files. Call it last: the output pipe may be closed."""
+    from ..report.panels import printable
+
+    print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))

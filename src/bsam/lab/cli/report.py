@@ -1,0 +1,153 @@
+"""``bsam report``: write one page with the tables, figures and verdicts of any runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...common.checks import check_count
+from ...common.errors import BsamRuntimeError, BsamValueError
+
+if TYPE_CHECKING:
+    from ..report.records import Records
+
+OUT, PORT = Path("report.html"), 8000
+DESCRIPTION = """\
+Write one HTML file with the tables, interactive figures and verdicts of runs; it works offline. RUNS are run
+directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders with
+runs.json or results.json, and CSV files with other results, with the columns experiment, method, seed and score. A
+higher score must be better: write an error as a negative number. Runs that diverged or are not finished are
+shown as such, and files that cannot be read are listed on the page."""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    command = commands.add_parser(
+        "report",
+        help="write one HTML page with the tables, figures and verdicts of any runs",
+        description=DESCRIPTION,
+    )
+    flag = command.add_argument
+    flag("runs", nargs="+", type=Path, help="run directories, folders of them, or CSV files", metavar="RUNS")
+    flag("--out", type=Path, help=f"file to write (default: {OUT})", metavar="FILE")
+    baseline = "method that the others are compared with, such as SGD, or 'SAM (sum)' (default: the base optimizer)"
+    flag("--baseline", help=baseline, metavar="METHOD")
+    flag("--title", help="title of the page", metavar="TEXT")
+    strict = "exit with status 2 if a file could not be read; the page is written all the same"
+    flag("--strict", action="store_true", help=strict)
+    watch = (
+        "instead of writing a file, serve the page to browsers on this machine, and refresh it while the runs go on; "
+        "Ctrl-C ends it"
+    )
+    flag("--watch", action="store_true", help=watch)
+    flag("--port", type=int, help=f"with --watch: port of the page; 0 takes a free one (default: {PORT})", metavar="N")
+    command.set_defaults(run=_report, needs={"plotly": "plot"})
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    _check_flags(arguments)
+    if arguments.out is not None and arguments.out.is_dir():
+        raise BsamValueError(f"--out must be a file, got the folder {arguments.out}: use {arguments.out / OUT}")
+    for path in arguments.runs:
+        if not path.exists():
+            raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
+    if arguments.watch:
+        _watch(arguments)
+    else:
+        _write(arguments)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    if arguments.watch:
+        for name in ("out", "strict"):
+            if getattr(arguments, name):
+                raise BsamValueError(f"--{name} does not work with --watch, which writes no file: use one of them")
+    elif arguments.port is not None:
+        raise BsamValueError("--port needs --watch")
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    from ..report.page import write_page
+
+    data, records = _data(arguments)
+    out = arguments.out or OUT
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_page(out, data)
+    problems = data["problems"]  # also those of files that only the page reads, such as predictions
+    for problem in problems:
+        print(f"Warning: {problem}")
+    print(f"{_counts(records)}.\nWritten: {out}")
+    if arguments.strict and problems:
+        raise BsamRuntimeError(f"{_number(len(problems), 'problem')}, listed above and in {out}")
+
+
+def _watch(arguments: argparse.Namespace) -> None:
+    from ..report.page import page_html
+    from ..report.watch import SECONDS, PageServer, WatchedPage
+
+    def render(version: str) -> bytes:
+        return page_html(_data(arguments, version)[0])
+
+    port = PORT if arguments.port is None else check_count("--port", arguments.port, 0, 65535)
+    with PageServer(WatchedPage(arguments.runs, render, SECONDS), port) as server:
+        server.page.html()  # errors appear here rather than in the browser
+        print(f"The page is at {server.url} on this machine. Press Ctrl-C to stop.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nStopped serving the page.")
+
+
+def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[dict[str, Any], Records]:
+    """Return the content of the page, and the runs.
+
+    Raise if there are no runs or if none has the baseline; a served page, which has a version, says so and waits.
+    """
+    from ..report.page import page_data
+    from ..report.records import read_records
+
+    records = read_records(arguments.runs)
+    served = version is not None
+    if not records.runs and not served:
+        if records.problems:
+            raise BsamValueError(records.problems[0].removesuffix("."))
+        paths = ", ".join(map(str, arguments.runs))
+        raise BsamValueError(f"{paths}: all runs there are tuning runs, which the page does not show; add other runs")
+    title = {} if arguments.title is None else {"title": arguments.title}
+    if arguments.baseline is not None and records.runs:
+        try:
+            _check_baseline(records, arguments.baseline)
+        except BsamValueError as error:
+            if not served:
+                raise
+            waits = f"{error}. Until a run of this method appears, the baseline is the base optimizer."
+            records = replace(records, problems=(*records.problems, waits))
+    return page_data(records, baseline=arguments.baseline, version=version, **title), records
+
+
+def _check_baseline(records: Records, baseline: str) -> None:
+    """Raise unless the name matches a single row in at least one experiment."""
+    from ..report.verdicts import baseline_row
+
+    rows: dict[str, dict[str, None]] = {}
+    for run in records.runs:
+        rows.setdefault(run.experiment, {})[run.method] = None
+    if all(baseline_row(names, baseline) is None for names in rows.values()):
+        known = "; ".join(dict.fromkeys(run.method for run in records.runs))
+        raise BsamValueError(f"--baseline must be one of the methods of the runs ({known}), got {baseline!r}")
+
+
+def _counts(records: Records) -> str:
+    from ..report.page import STATES, state_of
+
+    experiments = len({run.experiment for run in records.runs})
+    states = Counter(map(state_of, records.runs))
+    listed = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+    return f"{_number(len(records.runs), 'run')} in {_number(experiments, 'experiment')}: {listed}"
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"

@@ -1,0 +1,211 @@
+"""Command-line flags for the settings of a run, generated from the fields of ``Run``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import types
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ...common.errors import BsamValueError
+from ..data import DATASETS, FOLDER, dataset_entry
+from ..data.entries import ImageData
+from ..models import MODELS
+from ..models.weight_files import model_of_file
+from ..models.weight_loading import PRETRAINED
+from ..recipes.variants import variants
+from ..tasks.image_inputs import find_weights
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, grouped_settings
+from ..training.names import find_name
+from ..training.run_dir import CONFIG, RunDir
+from ..training.run_writer import CHECKPOINT_EVERY
+
+RANDOM = "random"  # value of --weights: do not load pretrained weights
+_METAVARS = {str: "NAME", int: "N", float: "X"}
+CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image files)"
+DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
+
+
+class FlagGroups(dict[str, "argparse._ArgumentGroup"]):
+    """The headings of a command's flags, by title, in the order of their first use."""
+
+    def __init__(self, command: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self._command = command
+
+    def __missing__(self, title: str) -> argparse._ArgumentGroup:
+        return self.setdefault(title, self._command.add_argument_group(title))
+
+
+def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> FlagGroups:
+    """Add one flag per setting. Except for ``--set``, flags that are not given are missing from the namespace.
+
+    The help shows the defaults, which come from ``Run`` and :func:`settings_of`.
+
+    Args:
+        command: the command.
+        without: settings that get no flag.
+
+    Returns:
+        the headings, for further flags.
+    """
+    hints, groups = get_type_hints(Run), FlagGroups(command)
+    for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
+        if field.name in without:
+            continue
+        group = groups[title]
+        if "flag" in field.metadata:
+            pairs: dict[str, Any] = {"nargs": "+", "action": "extend", "metavar": "NAME=VALUE", "default": []}
+            if field.name != "arguments":
+                pairs |= {"default": argparse.SUPPRESS, "dest": field.name}
+            group.add_argument(field.metadata["flag"], help=field.metadata["help"], **pairs)
+            continue
+        default = field.default
+        if field.name == "model":
+            of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
+            default = f"the network of --init or of the --weights file; otherwise {of_data}"
+        if field.name == "weights":
+            default = "`pretrained` for timm networks, otherwise `random`"
+        for defaults, when in (
+            (FINE_TUNING, "with pretrained weights"),
+            (QUANTIZED, "with quantization"),
+            (POSE, "for pose"),
+        ):
+            if field.name in defaults:
+                default = f"{default}; {defaults[field.name]} {when}"
+        if field.name == "task":
+            default = "the task of the data set"
+        shown = "" if default is MISSING or default is None else f" (default: {default})"
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            required=field.default is MISSING,
+            default=argparse.SUPPRESS,
+            help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
+            **_kind(hints[field.name]),
+        )
+    return groups
+
+
+def add_checkpoint_flag(group: argparse._ArgumentGroup) -> None:
+    """Add ``--checkpoint-every``, which is no setting: it does not change the result."""
+    group.add_argument(
+        "--checkpoint-every",
+        type=float,
+        default=CHECKPOINT_EVERY,
+        help="minimum time between two checkpoints of a run, in seconds. A checkpoint is written only at the end of "
+        f"an epoch; 0 writes one after every epoch (default: {CHECKPOINT_EVERY:g})",
+        metavar="SECONDS",
+    )
+
+
+def run_of(arguments: argparse.Namespace) -> Run:
+    """Return the run of parsed flags, with the settings of :func:`settings_of`."""
+    method, method_settings = _method(arguments.method)
+    return Run(method, {**method_settings, **method_arguments(arguments.set)}, **settings_of(arguments))
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them.
+
+    The default task is that of the data set. The default network is that of the weights, or of the data set. With
+    ``init``, network, data and image size default to those of the initial run; without it, networks of timm
+    default to the pretrained weights that timm downloads. Other defaults come from
+    :data:`bsam.lab.training.config.POSE` for pose, :data:`bsam.lab.training.config.QUANTIZED` with quantization, or
+    :data:`bsam.lab.training.config.FINE_TUNING` with pretrained weights.
+    """
+    names = [field.name for field in fields(Run) if field.name not in ("method", "arguments")]
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    if isinstance(given.get("base_arguments"), list):
+        given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
+    if given.get("data", "").startswith(FOLDER):
+        given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
+    if given.get("init") is not None:
+        given = {**_inherited(Path(given["init"]).expanduser(), getattr(arguments, "out", None)), **given}
+    data_dir = getattr(arguments, "data_dir", None)
+    if "task" not in given:
+        given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
+    if "model" not in given:
+        given["model"] = _default_model(given, data_dir)
+    if given["model"].startswith("timm:") and given.get("init") is None:
+        given.setdefault("weights", PRETRAINED)
+    if given.get("weights") == RANDOM:
+        given["weights"] = None
+    defaults: Mapping[str, Any] = FINE_TUNING if given.get("weights") is not None else {}
+    if given.get("weight_bits") is not None:
+        defaults = QUANTIZED
+    if given["task"] == "pose":
+        defaults = POSE
+    return {**defaults, **given}
+
+
+def _method(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the method and arguments of a name such as ``bsam-2``, in upper or lower case."""
+    known = {variant.name: variant for variant in variants().values() if not variant.radii}
+    name = find_name("method", name, (BASE, *known))
+    is_base = name == BASE or known[name].method == BASE  # keep the name: Run accepts sgd only with base SGD
+    return (name, {}) if is_base else (known[name].method, known[name].arguments)
+
+
+def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
+    """Return the settings inherited from the initial run.
+
+    A run that continues reads them from its directory: the initial run may have been removed.
+    """
+    if out is not None and (out / CONFIG).exists():
+        run = RunDir(out).run()
+    elif init.is_dir():
+        run = RunDir(init).finished_run()
+    else:
+        return {}  # :func:`~bsam.lab.training.initial_run.initial_network` raises
+    return {name: getattr(run, name) for name in ("model", "data", "image_size")}
+
+
+def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
+    source, weights = given.get("data", Run.data), given.get("weights", RANDOM)
+    entry = dataset_entry(source).resolve(data_dir)
+    model = entry.model
+    if weights not in (RANDOM, PRETRAINED):
+        source = find_weights(weights, data_dir)
+        in_file = model_of_file(Path(source))
+        pose = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
+        model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
+    if model is None:
+        if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
+            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+        raise BsamValueError(
+            f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
+            "--weights a file from tools/convert_weights.py"
+        )
+    return model
+
+
+def method_arguments(pairs: Sequence[str], flag: str = "--set", example: str = "rho_max=0.1") -> dict[str, Any]:
+    """Return the values of ``NAME=VALUE`` pairs by name, decoded as JSON where possible and as text otherwise.
+
+    ``flag`` and ``example`` are for error messages.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not name or not sign:
+            raise BsamValueError(f"{flag} takes NAME=VALUE, for example {example}; got {pair!r}")
+        if name in values:
+            raise BsamValueError(f"{flag} gives {name} twice: give it once")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if isinstance(hint, types.UnionType):  # X | None, where None means that the flag is not given
+        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
+    return {"type": hint, "metavar": _METAVARS[hint]}

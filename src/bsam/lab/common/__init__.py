@@ -1,0 +1,1 @@
+"""Helpers that several packages of the laboratory share."""

@@ -1,0 +1,70 @@
+"""Functions and other objects of the user's modules, named as ``MODULE:NAME``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ...common.errors import BsamValueError
+
+
+def find_function(name: str, role: str) -> Callable[..., Any]:
+    """Import a function, as :func:`find_object` does.
+
+    Example:
+        >>> find_function("os.path:basename", "loader")("a/b")
+        'b'
+    """
+    function = find_object(name, role)
+    if not callable(function):
+        raise BsamValueError(f"the {role} {name} must be a function, got {type(function).__name__}")
+    return function
+
+
+def find_object(name: str, role: str) -> Any:
+    """Import an object. Its module may be in the current folder, as with ``python -m``.
+
+    Args:
+        name: ``module:name``.
+        role: what the object is for, in error messages.
+    """
+    module_name, _, object_name = name.partition(":")
+    parts = module_name.split(".")
+    if not object_name or parts[-1] == "py" or not all(part.isidentifier() for part in parts):
+        raise BsamValueError(f"the {role} must be named as module:name, got {name!r} (for my_data.py write my_data)")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()  # the module may have been created after its folder was searched
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise BsamValueError(
+            f"the {role}'s module {module_name!r} cannot be imported from the installed packages or from "
+            f"{os.getcwd()}: {error}. Check the name, or change to the folder that holds the module"
+        ) from error
+    except Exception as error:
+        raise BsamValueError(
+            f"the {role}'s module {module_name!r} cannot be imported: {describe_error(error)}. Correct the module"
+        ) from error
+    if not hasattr(module, object_name):
+        raise BsamValueError(f"the {role}'s module {module_name!r} has no {object_name!r}: check the name")
+    return getattr(module, object_name)
+
+
+def describe_error(error: Exception, module: str | None = None) -> str:
+    """Return the type and the message of an error, and the line that raised it.
+
+    Args:
+        module: if given and imported, show the innermost line in this module, not one in a library that it calls.
+    """
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if file := getattr(sys.modules.get(module or ""), "__file__", None):
+        frames = [frame for frame in frames if frame.filename == file]
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if not frames or isinstance(error, SyntaxError):
+        return text
+    return f"{text} ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"

@@ -1,0 +1,43 @@
+"""The handwritten digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ...common.extras import require_package
+from .examples import Dataset, Examples, Pixels
+
+TRAIN, VALIDATION, TEST = 640, 400, 757  # ten batches of 64; the others for precise accuracies
+
+
+def digits(seed: int = 0) -> Dataset:
+    """Return 1797 images of 8 x 8 pixels in a stratified split: 640 training, 400 validation and 757 test images.
+
+    Pixels are normalised with the mean and the standard deviation of the training images.
+
+    Args:
+        seed: seed of the random split.
+
+    Example:
+        >>> data = digits()
+        >>> len(data.train), len(data.validation), len(data.test)
+        (640, 400, 757)
+        >>> data.train.x.shape
+        torch.Size([640, 1, 8, 8])
+    """
+    require_package("sklearn", "demo")
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    rest, test = train_test_split(np.arange(len(labels)), test_size=TEST, stratify=labels, random_state=seed)
+    train, validation = train_test_split(
+        rest, train_size=TRAIN, test_size=VALIDATION, stratify=labels[rest], random_state=seed
+    )
+    x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
+    mean, std = x[train].mean(), x[train].std()
+    x = (x - mean) / std
+    pixels = Pixels(0.0, 16.0, float(mean), float(std))
+    a, b, c = (Examples(x[part], y[part]) for part in (train, validation, test))
+    return Dataset("digits", 10, train=a, validation=b, test=c, mean=(0.0,), std=(1.0,), pixels=pixels)

@@ -1,0 +1,232 @@
+"""The kinds of data sets that a run can use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from platform import node
+from typing import ClassVar
+
+from ...common.errors import BsamRuntimeError, BsamValueError
+from .examples import Dataset
+from .images.folders import ImageFiles
+from .pose.layouts import PersonFiles
+from .pose.persons import PoseData
+from .sources import Source
+
+NO_DOWNLOAD = "cannot be downloaded (put its files into --data-dir)"
+
+
+@dataclass(frozen=True)
+class DatasetEntry(ABC):
+    """A data set that runs refer to by its name.
+
+    Args:
+        name: its name on the command line.
+        title: its name in tables.
+        classes: number of classes, or of joints; None if it is not known before the data is read.
+    """
+
+    name: str
+    title: str
+    classes: int | None
+    #: why there is nothing to download; follows the name, as in "digits comes with scikit-learn"
+    provided: ClassVar[str] = NO_DOWNLOAD
+
+    @abstractmethod
+    def resolve(self, folder: Path | None = None) -> KnownData:
+        """Return an entry of a known kind. For a user's function, this calls the function."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Files to download; none if the data comes with a package or the user must get it."""
+        return ()
+
+    def is_in(self, folder: Path, /) -> bool:
+        """Return whether the files to download are in a folder."""
+        return True
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether the user must say in which folder its files are."""
+        return bool(self.sources)
+
+    def check(self, folder: Path | None = None) -> None:
+        """Raise if the data set is read from files and they are not in the folder."""
+        if not self.needs_folder:
+            return
+        directory = self._folder(folder)
+        if not directory.is_dir():
+            raise BsamRuntimeError(f"{self.title} is read from files, but there is no folder {directory} on {node()}")
+        if self.sources and not self.is_in(directory):
+            raise BsamRuntimeError(f"{directory} on {node()} does not hold the files of {self.title}: see --download")
+
+    def _folder(self, folder: Path | None) -> Path:
+        if self.needs_folder and folder is None:
+            download = ", and --download to download them into it" if self.sources else ""
+            raise BsamRuntimeError(f"{self.title} is read from files: give their folder with --data-dir{download}")
+        return folder or Path()
+
+    def _subfolder(self, folder: Path | None) -> Path:
+        """Return the subfolder with the data set's name if it exists, otherwise the data folder itself."""
+        directory = self._folder(folder)
+        return directory / self.name if (directory / self.name).is_dir() else directory
+
+
+@dataclass(frozen=True)
+class KnownData(DatasetEntry):
+    """A data set of a known kind: arrays, image files, or persons.
+
+    Args:
+        name: its name on the command line.
+        title: its name in tables.
+        classes: number of classes, or of joints; None means one class per folder.
+        augmentation: default augmentation, one of :data:`bsam.lab.data.augment.AUGMENTATIONS`, or for persons one of
+            :data:`bsam.lab.data.pose.augment.POSE_AUGMENTATIONS`.
+        model: default network, one of :data:`bsam.lab.models.MODELS`; None means that ``--model`` or a file of weights
+            must name it.
+    """
+
+    augmentation: str
+    model: str | None
+    task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.lab.tasks.TASKS`
+
+    def resolve(self, folder: Path | None = None) -> KnownData:
+        """Return the entry itself."""
+        return self
+
+    def has_validation(self, folder: Path | None = None) -> bool:
+        """Return whether it has a validation set. Image files are listed for this, but not decoded."""
+        return False
+
+    @property
+    def images(self) -> str:
+        """A description of the images, for lists."""
+        return "files"
+
+    @property
+    def origin(self) -> str:
+        """Where the images come from, for lists."""
+        return "--data-dir FOLDER"
+
+
+@dataclass(frozen=True)
+class ArrayData(KnownData):
+    """Images in arrays.
+
+    Args:
+        channels: channels of an image.
+        side: side of an image, in pixels.
+        read: returns the data set in a folder; data from a package ignores the folder.
+        is_in: returns whether the files to download are in a folder.
+        sources: files to download; none if it comes with a package.
+        validation: whether it has a validation set.
+    """
+
+    channels: int
+    side: int
+    read: Callable[[Path], Dataset]
+    is_in: Callable[[Path], bool] = lambda folder: True
+    sources: tuple[Source, ...] = ()
+    validation: bool = False
+    provided: ClassVar[str] = "comes with scikit-learn"
+
+    def has_validation(self, folder: Path | None = None) -> bool:
+        """Return whether it has a validation set."""
+        return self.validation
+
+    def load(self, folder: Path | None = None) -> Dataset:
+        """Read the data set."""
+        return self.read(self._folder(folder))
+
+    @property
+    def images(self) -> str:
+        """The shape of an image."""
+        return f"{self.channels} x {self.side} x {self.side}"
+
+    @property
+    def origin(self) -> str:
+        """A folder or a package."""
+        return super().origin if self.needs_folder else "scikit-learn"
+
+
+@dataclass(frozen=True)
+class FileData(KnownData):
+    """Images in files.
+
+    Args:
+        in_data_dir: whether the files are in the folder ``--data-dir``, which is then required.
+    """
+
+    in_data_dir: bool = field(default=True, kw_only=True)
+
+    @property
+    def needs_folder(self) -> bool:
+        """Whether the user must say in which folder its files are."""
+        return self.in_data_dir
+
+
+@dataclass(frozen=True)
+class ImageData(FileData):
+    """Images in files, which are resized to the input size of the network.
+
+    Args:
+        files: lists the files in a folder.
+    """
+
+    files: Callable[[Path], ImageFiles]
+
+    def has_validation(self, folder: Path | None = None) -> bool:
+        """Return whether there are validation files in a folder."""
+        return self.image_files(folder).validation is not None
+
+    def image_files(self, folder: Path | None = None) -> ImageFiles:
+        """Return its image files in a folder; raise if the number of classes is wrong."""
+        files = self.files(self._subfolder(folder))
+        if self.classes is not None and len(files.class_names) != self.classes:
+            raise BsamValueError(
+                f"{self.title} has {self.classes} classes, but {files.folder} has {len(files.class_names)}: it holds "
+                "other data, or is incomplete"
+            )
+        return files
+
+
+@dataclass(frozen=True)
+class PersonData(FileData):
+    """Persons in image files, with their joints.
+
+    Args:
+        persons: lists the persons in a folder.
+    """
+
+    persons: Callable[[Path], PersonFiles]
+    task: ClassVar[str] = "pose"
+
+    def person_files(self, folder: Path | None = None) -> PersonFiles:
+        """Return the persons in its image files in a folder."""
+        return self.persons(self._subfolder(folder))
+
+
+@dataclass(frozen=True)
+class DrawnPersonData(KnownData):
+    """Drawn persons, with their joints.
+
+    Args:
+        draw: called with the side of the network's inputs; returns the persons.
+    """
+
+    draw: Callable[[int], PoseData]
+    task: ClassVar[str] = "pose"
+    provided: ClassVar[str] = "is drawn"
+
+    @property
+    def images(self) -> str:
+        """A description of the images, for lists."""
+        return "drawn"
+
+    @property
+    def origin(self) -> str:
+        """This package."""
+        return "bsam"

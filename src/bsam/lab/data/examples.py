@@ -1,0 +1,163 @@
+"""Labelled images, and a data set of training, validation and test images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...common.errors import BsamTypeError, BsamValueError
+from .arrays import Array, as_images, as_labels, check_labels, count_classes, mean_and_std
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images ``x`` of shape (n, channels, height, width) and their classes ``y``.
+
+    Example:
+        >>> sorted_by_class = Examples(
+        ...     torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1])
+        ... )
+        >>> len(sorted_by_class), sorted_by_class.some(4).y
+        (6, tensor([0, 0, 1, 1]))
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def at(self, rows: Tensor) -> Examples:
+        """Return the examples at these indices, or where a mask is true."""
+        return Examples(self.x[rows], self.y[rows])
+
+    def some(self, n: int) -> Examples:
+        """Return ``n`` examples, those at :meth:`balanced_indices`."""
+        return self.at(self.balanced_indices(n))
+
+    def balanced_indices(self, n: int) -> Tensor:
+        """Return the sorted indices of ``n`` examples: the first of each class, the second of each, and so on."""
+        if not 1 <= n <= len(self):
+            raise BsamValueError(f"n must be between 1 and {len(self)}, the number of examples, got {n!r}")
+        by_class = self.y.sort(stable=True)
+        first = torch.searchsorted(by_class.values, by_class.values)  # first position of the same class
+        rank = torch.empty_like(by_class.indices)
+        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - first
+        return rank.argsort(stable=True)[:n].sort().values
+
+    def to(self, device: torch.device | str) -> Examples:
+        """Return a copy on another device."""
+        return Examples(self.x.to(device), self.y.to(device))
+
+    def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Return all examples in order, in batches of ``size``; the last one may be smaller."""
+        return list(zip(self.x.split(size), self.y.split(size), strict=True))
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The pixels of a data set before it standardised them with one mean and one standard deviation.
+
+    Args:
+        low: smallest possible value of a pixel.
+        high: largest possible value of a pixel.
+        mean: mean of the training pixels, which the data set subtracted.
+        std: standard deviation of the training pixels, by which it then divided.
+    """
+
+    low: float
+    high: float
+    mean: float
+    std: float
+
+    def restored(self, x: Tensor) -> Tensor:
+        """Return standardised images as pixels, up to rounding."""
+        return x * self.std + self.mean
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training, validation and test images, as bytes or float32; ``bsam.lab.data.augment`` normalises each batch.
+
+    :meth:`from_arrays` makes one from arrays.
+
+    Args:
+        name: name of the data set.
+        classes: number of classes.
+        train: training set.
+        validation: validation set, if there is one.
+        test: test set.
+        mean: mean of the training pixels per channel; of ``x / 255`` if they are bytes.
+        std: standard deviation of the training pixels per channel, in the same unit.
+        class_names: in the order of the labels, if known.
+        split: description of how the images were split into training and test sets, if there was a choice.
+        digest: SHA-256 of the pixels, the labels and their order, for images from image files; training keeps those in
+            host memory. Otherwise None.
+        pixels: the pixels before standardisation, if the images are already standardised; ``mean`` is then 0, and
+            ``std`` is 1.
+    """
+
+    name: str
+    classes: int
+    train: Examples
+    validation: Examples | None
+    test: Examples
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()
+    split: str = ""
+    digest: str | None = None
+    pixels: Pixels | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: tuple[Array, Array],
+        test: tuple[Array, Array],
+        validation: tuple[Array, Array] | None = None,
+        *,
+        class_names: Sequence[str] = (),
+    ) -> Dataset:
+        """Make a data set from numpy arrays or tensors. Pixels are normalised with the statistics of ``train``.
+
+        Args:
+            train: images and labels to train on. Images have the shape (n, side, side), (n, side, side, channels) or
+                (n, channels, side, side), and are uint8 or floating-point numbers. Labels are whole numbers starting
+                at 0.
+            test: images and labels to test on.
+            validation: images and labels to choose settings on.
+            class_names: in the order of the labels; by default their numbers.
+
+        Example:
+            >>> import numpy as np
+            >>> images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+            >>> data = Dataset.from_arrays(train=(images, labels), test=(images, labels))
+            >>> data.train.x.shape, data.classes
+            (torch.Size([6, 3, 8, 8]), 3)
+        """
+        pairs = {"train": train, "test": test, **({} if validation is None else {"validation": validation})}
+        sets = {name: _as_examples(name, pair) for name, pair in pairs.items()}
+        classes = len(class_names) or count_classes(sets["train"].y)
+        if classes < 2:
+            raise BsamValueError(f"a data set must have at least 2 classes, got {classes}")
+        shape = sets["train"].x.shape[1:]
+        for name, part in sets.items():
+            check_labels(name, part.y, classes)
+            if part.x.shape[1:] != shape or part.x.dtype != sets["train"].x.dtype:
+                raise BsamValueError(
+                    f"{name} images are {tuple(part.x.shape[1:])} of {part.x.dtype}, and train images {tuple(shape)} "
+                    f"of {sets['train'].x.dtype}: all images must have one shape and dtype"
+                )
+        mean, std = mean_and_std(sets["train"].x)
+        names = tuple(map(str, class_names or range(classes)))
+        return cls("arrays", classes, sets["train"], sets.get("validation"), sets["test"], mean, std, names)
+
+
+def _as_examples(name: str, pair: tuple[Array, Array]) -> Examples:
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        raise BsamTypeError(f"{name} must be a tuple (images, labels), got {type(pair).__name__}")
+    x = as_images(name, pair[0])
+    return Examples(x, as_labels(name, pair[1], len(x)))

@@ -1,0 +1,161 @@
+"""Persons cut out of their images, with the positions of their joints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....common.checks import check_count
+from ..images.cache import Progress, decode_files, sha256
+from ..images.decoding import Crop
+from .affine import apply, crop_map, inverse
+from .joints import Skeleton
+from .layouts import PersonFiles
+
+MARGIN = 1.25  # extent of a network's input, relative to the longer side of the person's box
+SURROUND = 1.375  # extent of a stored crop, relative to that of the input: a square turned by 30 degrees needs 1.366
+
+
+def stored_side(side: int) -> int:
+    """Return the side of the crops that are stored for inputs of ``side`` pixels, at the same resolution.
+
+    Inputs rotated by up to 30 degrees stay inside them. The corners of inputs that are also scaled down are black.
+
+    Example:
+        >>> stored_side(256)
+        352
+    """
+    return round(SURROUND * check_count("side", side))
+
+
+def person_crops(boxes: Tensor, side: int) -> tuple[list[Crop], Tensor]:
+    """Return how persons are cut out of their images, for inputs of ``side`` pixels.
+
+    Args:
+        boxes: (n, 4), float64: left, top, right and bottom of each person, in pixels of the image.
+        side: side of the network's inputs, in pixels.
+
+    Returns:
+        The crops of :func:`stored_side` pixels, and the maps (n, 2, 3) from pixels of the images to pixels of the
+        crops.
+
+    Example:
+        >>> crops, maps = person_crops(torch.tensor([[0.0, 0.0, 64.0, 64.0]]), side=80)
+        >>> crops[0].size, apply(maps, torch.tensor([[[32.0, 32.0]]]))  # the centre
+        (110, tensor([[[54.5000, 54.5000]]]))
+    """
+    size, margin = stored_side(side), SURROUND * MARGIN
+    crops = [Crop((left, top, right, bottom), margin, size) for left, top, right, bottom in boxes.tolist()]
+    return crops, crop_map(boxes, margin, size)
+
+
+@dataclass(frozen=True, eq=False)
+class Persons:
+    """Images with one person each.
+
+    Args:
+        x: (n, 3, side, side), bytes in the channels_last format.
+        y: (n, J, 3), float32: x and y in pixels of the crop, and 1 if the joint is labelled, else 0.
+        to_image: (n, 2, 3), float64: the maps from pixels of the crop to pixels of the image; see
+            ``bsam.lab.data.pose.affine``.
+        head_sizes: (n,), float32, in pixels of the image; None if not known.
+        images: names of the image files, if there are any.
+    """
+
+    x: Tensor
+    y: Tensor
+    to_image: Tensor
+    head_sizes: Tensor | None = None
+    images: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def part(self, rows: slice | list[int]) -> Persons:
+        """Return the persons at these rows; a slice does not copy the images."""
+        heads = None if self.head_sizes is None else self.head_sizes[rows]
+        images = (
+            self.images[rows] if isinstance(rows, slice) else tuple(self.images[row] for row in rows if self.images)
+        )
+        return Persons(self.x[rows], self.y[rows], self.to_image[rows], heads, images)
+
+
+@dataclass(frozen=True, eq=False)
+class PoseData:
+    """Persons to train and test on.
+
+    Args:
+        name: name of the data set.
+        side: side of the network's inputs, which ``PoseAugment`` cuts out of the stored crops.
+        train: training set.
+        test: test set.
+        skeleton: names of the joints.
+        split: description of which persons are in which set.
+        digest: SHA-256 of the pixels, the joints, the head sizes and their order.
+    """
+
+    name: str
+    side: int
+    train: Persons
+    test: Persons
+    skeleton: Skeleton
+    split: str
+    digest: str
+
+
+def load_persons(
+    files: PersonFiles,
+    side: int = 256,
+    *,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    skip_corrupt: bool = False,
+) -> tuple[PoseData, list[str]]:
+    """Cut the persons of a data set out of their images; the crops are kept in the cache of decoded images.
+
+    Args:
+        files: for example from :func:`~bsam.lab.data.pose.layouts.read_lspet`.
+        side: side of the network's inputs, in pixels; crops of 1.375 times this side are stored.
+        cache_dir: see :func:`bsam.lab.data.images.cache.load_images`.
+        progress: see :func:`bsam.lab.data.images.cache.load_images`.
+        skip_corrupt: leave out persons whose image cannot be decoded, or whose box is outside it, instead of raising an
+            error.
+
+    Returns:
+        The data set, with memory-mapped crops (or a copy in memory, if ``skip_corrupt`` left out persons), and a
+        sentence for each person left out: ``files.left_out``, then those that ``skip_corrupt`` left out.
+    """
+    order = np.concatenate([files.train, files.test])  # each set is then a slice of the cache, without a copy
+    names = [files.images[person] for person in order]
+    crops, maps = person_crops(torch.from_numpy(files.boxes[order]), side)
+    x, corrupt, pixels = decode_files(
+        files.folder, names, crops, cache_dir=cache_dir, progress=progress, skip_corrupt=skip_corrupt
+    )
+    joints = torch.from_numpy(files.joints[order])
+    y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)
+    y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of joints that are not labelled may be NaN
+    heads = None if files.head_sizes is None else torch.from_numpy(files.head_sizes[order]).float()
+    persons = Persons(x, y, inverse(maps), heads, tuple(names))
+    ends = len(files.train), len(order)
+    rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
+    train, test = (_some(persons, kept) for kept in rows)
+    labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
+    digest = sha256(json.dumps([*pixels, rows, labels]).encode())
+    data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
+    return data, [*files.left_out, *corrupt.values()]
+
+
+def _digest(*tensors: Tensor | None) -> str:
+    return sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors if tensor is not None))
+
+
+def _some(persons: Persons, rows: Sequence[int]) -> Persons:
+    """Return the persons at these rows, without copying the images if the rows are consecutive."""
+    is_consecutive = len(rows) == rows[-1] + 1 - rows[0]
+    return persons.part(slice(rows[0], rows[-1] + 1) if is_consecutive else list(rows))

@@ -1,0 +1,137 @@
+"""Networks, and the registry :data:`MODELS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...common.checks import check_count
+from ...common.errors import BsamValueError
+from .digits_net import DigitsNet
+from .mobilenet import MobileNetV1
+from .pyramidnet import PyramidNet
+from .resnet import ResNet
+from .simcc import simcc_resnet8, simcc_resnet50
+from .timm_networks import PREFIX, resnet50, timm_name, timm_network
+from .wide_resnet import WideResNet
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """Description of a network, for the command line, the runs and the reports.
+
+    Args:
+        name: name on the command line.
+        build: function that builds the network from ``classes=`` and ``channels=``, for pose also ``side=`` and ``k=``.
+        title: name in tables.
+        parameters: number of parameters, with 10 classes or joints and ``channels`` image channels.
+        images: side of the images it was designed for, in pixels.
+        reference: authors, venue and year; empty for our own networks.
+        channels: number of channels of those images.
+        memory_format: memory format of the weights.
+        backbone: for a pose network, the name of its backbone, whose weights can be loaded; None for the others.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    title: str
+    parameters: int
+    images: int
+    reference: str = ""
+    channels: int = 3
+    memory_format: torch.memory_format = torch.channels_last
+    backbone: str | None = None
+
+
+_RESNET = "He et al., CVPR 2016"
+_WIDE = "Zagoruyko & Komodakis, BMVC 2016"
+_PYRAMID = "Han et al., CVPR 2017"
+_MOBILE = "Howard et al., 2017"
+_SIMCC = "Li et al., ECCV 2022"
+_FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
+_SMALL_MOBILE = (8, (16, 32, 32, 64), (1, 2, 1, 2))  # stem width, block widths, block strides
+
+MODELS: dict[str, ModelEntry] = {
+    entry.name: entry
+    for entry in (
+        # contiguous: other formats change the last bits of the demo's numbers
+        ModelEntry("digits_net", DigitsNet, "DigitsNet", 9_978, 8, channels=1, memory_format=torch.contiguous_format),
+        ModelEntry("resnet8", partial(ResNet, _FOR_CIFAR, 1), "ResNet-8", 78_042, 32, _RESNET),
+        ModelEntry("resnet20", partial(ResNet, _FOR_CIFAR, 3), "ResNet-20", 272_474, 32, _RESNET),
+        ModelEntry("resnet18", partial(ResNet, _FOR_IMAGENET, 2), "ResNet-18", 11_173_962, 32, _RESNET),
+        ModelEntry("resnet50", resnet50, "ResNet-50", 23_528_522, 224, _RESNET),
+        ModelEntry("wide_resnet10_1", partial(WideResNet, 10, 1), "WideResNet-10-1", 77_850, 32, _WIDE),
+        ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
+        ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
+        ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
+        ModelEntry(
+            "mobilenet_v1_small", partial(MobileNetV1, *_SMALL_MOBILE), "MobileNetV1, small", 5_850, 32, _MOBILE
+        ),
+        ModelEntry("mobilenet_v1", MobileNetV1, "MobileNetV1", 3_217_226, 32, _MOBILE),
+        ModelEntry("simcc_resnet8", simcc_resnet8, "SimCC, ResNet-8", 143_834, 64, _SIMCC, backbone="resnet8"),
+        ModelEntry("simcc_resnet50", simcc_resnet50, "SimCC, ResNet-50", 23_595_082, 256, _SIMCC, backbone="resnet50"),
+    )
+}
+
+
+def model_entry(name: str) -> ModelEntry:
+    """Return the entry of a network: one from :data:`MODELS`, or a new one for a timm network called ``timm:NAME``.
+
+    Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
+    :func:`~bsam.lab.models.preprocessing.input_config` returns the image size.
+
+    Example:
+        >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title
+        ('ResNet-8', 'resnet18d')
+        >>> model_entry("resnet9")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        bsam.common.errors.BsamValueError: model must be one of digits_net, resnet8, ... or timm:NAME; got 'resnet9'
+    """
+    if name in MODELS:
+        return MODELS[name]
+    timm = timm_name(name)
+    if timm is None:
+        raise BsamValueError(f"model must be one of {', '.join(MODELS)} or {PREFIX}NAME; got {name!r}")
+    return ModelEntry(name, partial(timm_network, timm), title=timm, parameters=0, images=0, reference="timm")
+
+
+def build(
+    name: str, classes: int = 10, channels: int | None = None, seed: int | None = None, **settings: Any
+) -> nn.Module:
+    """Build a network on torch's default device, in the memory format of its entry.
+
+    Args:
+        name: one of ``MODELS``, or ``timm:NAME`` for any timm network, with random weights.
+        classes: number of classes or joints.
+        channels: number of image channels; None uses that of the entry (1 for ``digits_net``, 3 for the others).
+        seed: seed of the initial weights. They are drawn on the CPU, so they are the same for every device, and the
+            global generators do not change. None draws from the global generators.
+        settings: further arguments of the network, such as ``side`` and ``k`` of SimCC.
+
+    Example:
+        >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
+        >>> build("timm:test_vit", classes=5, seed=0)(torch.zeros(2, 3, 160, 160)).shape
+        torch.Size([2, 5])
+        >>> build("simcc_resnet8", classes=14, seed=0, side=32)(
+        ...     torch.zeros(2, 3, 32, 32)
+        ... ).shape
+        torch.Size([2, 14, 2, 64])
+    """
+    entry = model_entry(name)
+    check_count("classes", classes)
+    channels = entry.channels if channels is None else check_count("channels", channels)
+    if seed is None:
+        model = entry.build(classes=classes, channels=channels, **settings)
+    else:
+        check_count("seed", seed, low=0)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
+            model = entry.build(classes=classes, channels=channels, **settings)
+    return model.to(torch.get_default_device(), memory_format=entry.memory_format)  # type: ignore[call-overload]

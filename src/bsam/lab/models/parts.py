@@ -1,0 +1,68 @@
+"""Parts of networks: the head, and the depth of every parameter."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ...common.errors import BsamValueError
+from ...common.timm_import import import_timm
+from .simcc import SimCC
+
+BACKBONE = "backbone."  # prefix of the parameters in the backbone of SimCC
+
+
+def head(network: nn.Module) -> nn.Module:
+    """Return the classifier of a network: the one that timm reports, or the last linear layer of our own networks.
+
+    For a pose network, it is everything except the backbone.
+
+    Example:
+        >>> from bsam.lab.models import build
+        >>> head(build("resnet8"))
+        Linear(in_features=64, out_features=10, bias=True)
+    """
+    return network.get_submodule(head_name(network))
+
+
+def head_name(network: nn.Module) -> str:
+    """Return the name of the classifier, which is the prefix of its parameters' names.
+
+    Example:
+        >>> from bsam.lab.models import build
+        >>> head_name(build("resnet8")), head_name(build("timm:test_efficientnet"))
+        ('linear', 'classifier')
+    """
+    get_classifier = getattr(network, "get_classifier", None)  # timm's networks and SimCC have it
+    if get_classifier is not None:
+        classifier = get_classifier()
+        names = [name for name, module in network.named_modules() if module is classifier]
+    else:
+        names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not names:
+        raise BsamValueError(f"{type(network).__name__} has no single classifier: choose another network")
+    return names[-1]
+
+
+def layer_ids(network: nn.Module) -> dict[str, int]:
+    """Return the depth of every parameter by name: 0 for the stem, the largest for the classifier.
+
+    Parameters are grouped as in timm, one group per block; the head of a pose network is the last group.
+
+    Example:
+        >>> from bsam.lab.models import build
+        >>> depth = layer_ids(build("timm:test_resnet"))
+        >>> depth["conv1.0.weight"], depth["layer1.0.conv1.weight"], depth["fc.weight"]
+        (0, 1, 5)
+    """
+    backbone = network.backbone if isinstance(network, SimCC) else network
+    matcher = getattr(backbone, "group_matcher", None)
+    if matcher is None:
+        raise BsamValueError(
+            f"layer decay needs a timm network, got {type(network).__name__}: choose a model timm:NAME, resnet50 or "
+            "simcc_resnet50"
+        )
+    groups: dict[str, int] = import_timm().models.group_parameters(backbone, matcher(coarse=False), reverse=True)
+    if not isinstance(network, SimCC):
+        return groups
+    joints = dict.fromkeys((f"head.{name}" for name, _ in network.head.named_parameters()), max(groups.values()) + 1)
+    return {f"{BACKBONE}{name}": depth for name, depth in groups.items()} | joints

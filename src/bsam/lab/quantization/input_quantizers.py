@@ -1,0 +1,218 @@
+"""Quantizers for layer inputs: where scales and zero points come from, and when they change."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+
+from ...common.errors import BsamRuntimeError
+from ...core.ddp import several_ranks
+from ...core.layout import sharding
+from .fake_quantize import EPS, code_range, fake_quantize, positive
+
+
+class InputQuantizer(nn.Module):
+    """Base class for the affine fake quantization of a layer's input, with one scale and zero point per tensor.
+
+    The codes are unsigned, from 0 to :math:`2^b - 1`. They represent the value 0, and therefore zero padding, exactly;
+    after ReLU the zero point is 0.
+
+    Input statistics change only in training mode, and once per sharpness-aware step. Before the first batch in training
+    mode there is no scale, and a pass in eval mode raises an error.
+
+    Args:
+        bits: number of bits of the codes, 2 to 8.
+        dtype, device: dtype and device of the scale.
+    """
+
+    def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.bits = bits
+        self.qmin, self.qmax = code_range(bits, signed=False)
+        self._checked = False  # caches `initialized`, which reads tensors and so waits for the GPU
+
+    @property
+    @abstractmethod
+    def initialized(self) -> bool:
+        """Whether a batch was run in training mode."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all batches."""
+
+    def initialize(self, x: Tensor) -> None:
+        """Initialize scale and zero point from the first batch."""
+
+    def update(self, x: Tensor) -> None:
+        """Update the statistics with a batch."""
+
+    @abstractmethod
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the positive scale and the zero point, with one element each; requires initialization."""
+
+    def current_scale(self) -> tuple[Tensor, Tensor]:
+        """Return the positive scale and the zero point, with one element each; raise if not initialized."""
+        if not self._checked:
+            self._check()
+        return self.scale_and_zero_point()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the values that the codes represent."""
+        if self.training:
+            if not self._checked:
+                self._check(x.detach())
+            self.update(x.detach())
+        scale, zero_point = self.current_scale()
+        return fake_quantize(x, scale, zero_point, self.qmin, self.qmax, grad_scale=self._grad_scale(x))
+
+    def _grad_scale(self, x: Tensor) -> float:
+        return 1.0
+
+    @_disable_dynamo  # torch.compiler.disable would import torch._dynamo here, which takes seconds
+    def _check(self, x: Tensor | None = None) -> None:
+        if not self.initialized:
+            if x is None:
+                raise BsamRuntimeError(
+                    "the input scale of a quantized layer is not initialized: run a batch in training mode or call "
+                    "bsam.lab.quantization.calibrate first"
+                )
+            if not bool(x.isfinite().all()):
+                raise BsamRuntimeError(
+                    "the first input of a quantized layer is not finite, so its scale cannot be initialized: look for "
+                    "NaN or inf in the batch and in the weights of earlier layers"
+                )
+            self.initialize(x)
+        self._checked = True
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        tensors = (*self.parameters(), *self.buffers())
+        readable = not any(t.is_meta or sharding(t) is not None for t in tensors)  # otherwise checked in the first pass
+        self._checked = readable and self.initialized  # a check in a compiled pass would break the graph
+
+    def extra_repr(self) -> str:
+        """Return the settings that ``print`` shows."""
+        return f"bits={self.bits}"
+
+
+class MinMaxInputQuantizer(InputQuantizer):
+    """Takes scale and zero point from moving averages of the smallest and the largest input of a batch.
+
+    With ``torch.distributed``, the range covers the batches of all ranks, so that the scales agree; all ranks must run
+    a batch.
+
+    Args:
+        bits, dtype, device: as in :class:`~bsam.lab.quantization.input_quantizers.InputQuantizer`.
+        momentum: weight of the new batch in the averages.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device, momentum: float = 0.1) -> None:
+        super().__init__(bits, dtype=dtype, device=device)
+        self.momentum = momentum
+        self.register_buffer("low", torch.empty((), dtype=dtype, device=device))
+        self.register_buffer("high", torch.empty((), dtype=dtype, device=device))
+        self.reset()
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a batch was run in training mode."""
+        return bool(self.low <= self.high)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._checked = False
+        self.low.fill_(torch.inf)
+        self.high.fill_(-torch.inf)
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> None:
+        """Update the averages with a batch; the first one sets them."""
+        low, high = (t.to(self.low.dtype) for t in _range(x))
+        first = self.low > self.high
+        self.low.copy_(torch.where(first, low, self.low.lerp(low, self.momentum)))
+        self.high.copy_(torch.where(first, high, self.high.lerp(high, self.momentum)))
+
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the positive scale and the zero point, with one element each and without gradient."""
+        return affine(self.low, self.high, self.qmin, self.qmax)
+
+
+class LearnedInputQuantizer(InputQuantizer):
+    r"""Learns the scale as a parameter (LSQ).
+
+    The gradient scale is :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` values per sample. The first batch sets the zero
+    point from the range of its values. It sets the scale to :math:`2\, \mathrm{mean}|x| / \sqrt{q_{\max}}`, as in the
+    LSQ paper, or to the scale that covers this range, whichever is smaller. The zero point then stays fixed. With
+    ``torch.distributed``, the first batch covers all ranks, and all of them must run it. If training makes the scale
+    negative, its absolute value is used.
+    """
+
+    zero_point: Tensor
+    buffers_set_once = True  # the first batch sets the zero point
+
+    def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(bits, dtype=dtype, device=device)
+        self.scale = nn.Parameter(torch.zeros(1, dtype=dtype, device=device))  # 1-D: FSDP takes no 0-dim parameter
+        self.register_buffer("zero_point", torch.zeros((), dtype=dtype, device=device))
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a batch was run in training mode."""
+        return bool(self.scale != 0)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Forget the first batch, so that the next one initializes the scale."""
+        self._checked = False
+        self.scale.zero_()
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        """Initialize scale and zero point from the first batch."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = x.abs().mean()
+        if several_ranks():
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        scale, zero_point = affine(*_range(x), self.qmin, self.qmax)
+        self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, scale).clamp(min=EPS))
+        self.zero_point.copy_(zero_point)
+
+    def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
+        """Return the positive scale and the zero point, with one element each."""
+        return positive(self.scale), self.zero_point
+
+    def _grad_scale(self, x: Tensor) -> float:
+        return (x.shape[1:].numel() * self.qmax) ** -0.5
+
+
+def _range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest value in the batches of all ranks."""
+    low, high = x.aminmax()
+    if not several_ranks():
+        return low, high
+    ends = torch.stack([-low, high]).to(torch.promote_types(x.dtype, torch.float32))
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    return -ends[0], ends[1]
+
+
+def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
+    """Return the scale and zero point of codes that cover ``low``, ``high`` and 0.
+
+    Example:
+        >>> affine(torch.tensor(-1.0), torch.tensor(2.0), 0, 15)
+        (tensor(0.2000), tensor(5.))
+        >>> affine(torch.tensor(3.0), torch.tensor(3.0), 0, 15)
+        (tensor(0.2000), tensor(0.))
+    """
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = ((high - low) / (qmax - qmin)).clamp(min=EPS)
+    return scale, (qmin - low / scale).round().clamp(qmin, qmax)

@@ -1,0 +1,160 @@
+"""One choice of tuning: its candidates, their scores, the best of them, and whether it is better by more than noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...common.checks import is_number
+from ..tasks import TASKS
+from ..training.config import Run
+from ..training.run_dir import RunDir, RunState
+from .states import score_of
+from .tuning import differing
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates for the settings of a run, and the tuning runs of each.
+
+    Args:
+        run: the run before tuning.
+        candidates: the settings to choose from, as fields of :class:`Run` by name; empty if there is nothing to choose.
+        trials: for each candidate, the states of its tuning runs, one for each tuning seed.
+    """
+
+    run: Run
+    candidates: Sequence[Mapping[str, Any]]
+    trials: Sequence[Sequence[RunState]]
+
+    @property
+    def states(self) -> list[RunState]:
+        """The states of all tuning runs."""
+        return [state for seeds in self.trials for state in seeds]
+
+    @property
+    def names(self) -> list[str]:
+        """The settings and method arguments that differ between the candidates."""
+        return sorted(differing(self.candidates))
+
+    @property
+    def split(self) -> str:
+        """The split that the tuning runs are evaluated on."""
+        return self.states[0].run.eval_split
+
+    @property
+    def seeds(self) -> int:
+        """The number of tuning seeds."""
+        return max(map(len, self.trials))
+
+    @cached_property
+    def samples(self) -> int | None:
+        """The number of samples that a tuning run is evaluated on; None before any has begun."""
+        known = (RunDir(state.path).eval_samples() for state in self.states)
+        return next((number for number in known if number is not None), None)
+
+    def scores(self, clean: bool = False) -> list[float | None]:
+        """Return the mean score of each candidate after the last epoch, over the tuning seeds that have finished.
+
+        Args:
+            clean: whether to score on the true labels if some of the evaluation labels are wrong.
+
+        Returns:
+            The scores; None for a candidate without a finished run.
+        """
+        finished = [[_score(state, clean) for state in seeds if state.finished] for seeds in self.trials]
+        return [statistics.fmean(scores) if scores else None for scores in finished]
+
+    @property
+    def diverged(self) -> list[int]:
+        """The number of tuning runs of each candidate that diverged."""
+        return [sum(state.diverged is not None for state in seeds) for seeds in self.trials]
+
+    def best(self, clean: bool = False) -> int | None:
+        """Return the index of the candidate with the highest score; None until all tuning runs have ended.
+
+        On ties it is the one nearest to the middle of the grid, or the first of those. Candidates that diverged with
+        fewer seeds come first. If all diverged with every seed, it is the first one, which has the smallest radii.
+        """
+        if not self.trials or not all(state.ended for state in self.states):
+            return None
+        scores = self.scores(clean)
+        if not any(state.finished for state in self.states):
+            return 0
+
+        def rank(number: int) -> tuple[float, float, float]:
+            score = scores[number]
+            centre = sum(place**2 for place in self._places[number].values())
+            return -self.diverged[number], -math.inf if score is None else round(score, 9), -round(centre, 9)
+
+        return max(range(len(scores)), key=rank)
+
+    @property
+    def settings(self) -> Mapping[str, Any] | None:
+        """The chosen candidate; empty without candidates, None until all tuning runs have ended."""
+        if not self.candidates:
+            return {}
+        best = self.best()
+        return None if best is None else self.candidates[best]
+
+    def values(self, number: int) -> dict[str, Any]:
+        """Return the values of a candidate that differ between the candidates, by name."""
+        tried = {**self.candidates[number], **self.candidates[number].get("arguments", {})}
+        return {name: tried[name] for name in self.names}
+
+    @cached_property
+    def _places(self) -> list[dict[str, float]]:
+        """For each candidate, the places of its numbers in the grid: -1 the smallest, 0 the middle, 1 the largest."""
+        all_values = [self.values(number) for number in range(len(self.candidates))]
+        places: list[dict[str, float]] = [{} for _ in all_values]
+        for name in self.names:
+            if all(is_number(values[name]) for values in all_values):
+                grid = sorted({values[name] for values in all_values})
+                for place, values in zip(places, all_values, strict=True):
+                    place[name] = 2 * grid.index(values[name]) / (len(grid) - 1) - 1
+        return places
+
+    def edges(self, number: int | None) -> list[str]:
+        """Return the names of a candidate's settings that are the smallest (but not 0) or the largest tried."""
+        if number is None:
+            return []
+        values = self.values(number)
+        return [name for name, place in self._places[number].items() if place == 1 or (place == -1 and values[name])]
+
+    @property
+    def noise(self) -> float | None:
+        """The standard error of the best score, the larger of those over samples and over seeds; None if unknown.
+
+        A share of n samples has the standard error sqrt(p (1 - p) / n), here with two more successes and failures
+        (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples.
+        """
+        best = self.best()
+        if best is None or (score := self.scores()[best]) is None:
+            return None
+        errors, factor = [], TASKS[self.run.task].measure.factor
+        if self.samples is not None and 0 <= score <= factor:
+            n = self.samples * (self.seeds if self.split == "holdout" else 1) + 4
+            share = (score / factor * (n - 4) + 2) / n
+            errors.append(factor * math.sqrt(share * (1 - share) / n))
+        scores = [_score(state) for state in self.trials[best] if state.finished]
+        if len(scores) > 1:
+            errors.append(statistics.stdev(scores) / math.sqrt(len(scores)))
+        return max(errors, default=None)
+
+    @property
+    def rivals(self) -> int:
+        """The number of other candidates whose score is within a standard error of the best, equal scores included."""
+        best, scores = self.best(), self.scores()
+        if best is None or (score := scores[best]) is None:
+            return 0
+        reach = score - (self.noise or 0.0) - 1e-9
+        return sum(other is not None and other >= reach for other in scores) - 1
+
+
+def _score(state: RunState, clean: bool = False) -> float:
+    score = state.epochs[-1].get(f"{state.run.eval_split}_clean_accuracy") if clean else None
+    return score_of(state) if score is None else 100 * score

@@ -1,0 +1,102 @@
+"""The methods as tables list them, with their settings for each data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...methods import METHODS
+from ..training.config import BASE, Run, method_title
+from .method_settings import DATA_ARGUMENTS, SAM_RADII, VARIANTS
+
+BSAMS = tuple(VARIANTS["bsam"])
+DEFAULT_RADIUS = 0.05  # of SAM and BSAM; the paper's on CIFAR-10
+RADIUS = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
+# SAM at BSAM's total radius: title, rho and rho_floor in units of the radius, and a note for the table
+MATCHED = {
+    "sam-sum": ("SAM (sum)", 2, 2, "SAM (sum): SAM at the total radius of BSAM, rho = rho_max + rho_min, fixed."),
+    "sam-follow": (
+        "SAM (follow)",
+        2,
+        1,
+        "SAM (follow): SAM whose radius falls with the learning rate from rho_max + rho_min to rho_max, as the total "
+        "radius of BSAM does.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class MethodVariant:
+    """A method as tables list it.
+
+    Args:
+        name: its name on the command line.
+        title: its name in a table.
+        method: a name in ``bsam.METHODS``, or ``"base"``.
+        arguments: the arguments that differ from the method's first variant.
+        radii: arguments that are multiples of the data set's radius.
+        note: a line below tables with this variant.
+    """
+
+    name: str
+    title: str
+    method: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    radii: Mapping[str, float] = field(default_factory=dict, hash=False)
+    note: str = ""
+
+
+def variants() -> dict[str, MethodVariant]:
+    """Return all variants by name, in the order of the tables."""
+    listed = [MethodVariant("sgd", "SGD", BASE)]
+    for method, cls in METHODS.items():
+        of_method = VARIANTS.get(method, {method: (cls.title, {})})
+        listed += [MethodVariant(name, title, method, arguments) for name, (title, arguments) in of_method.items()]
+        if method == "sam":
+            listed += [
+                MethodVariant(name, title, "sam", radii={"rho": rho, "rho_floor": floor}, note=note)
+                for name, (title, rho, floor, note) in MATCHED.items()
+            ]
+    return {variant.name: variant for variant in listed}
+
+
+def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
+    """Return the arguments of a method for a data set, without those that repeat a default.
+
+    A data set for which no paper states a radius gets the method's default.
+
+    Example:
+        >>> arguments(variants()["sam"], "cifar10"), arguments(variants()["sam"], "cifar100")
+        ({}, {'rho': 0.1})
+        >>> arguments(variants()["bsam-2"], "cifar100")
+        {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
+        >>> arguments(variants()["sam-follow"], "cifar100")
+        {'rho': 0.2, 'rho_floor': 0.1}
+    """
+    if variant.method == BASE:
+        return {}
+    method, radius = variant.method, RADIUS.get(data, DEFAULT_RADIUS)
+    shared = {} if radius == DEFAULT_RADIUS else dict.fromkeys(SAM_RADII.get(method, ()), radius)
+    radii = {name: factor * radius for name, factor in variant.radii.items()}
+    return {**shared, **DATA_ARGUMENTS.get(method, {}).get(data, {}), **variant.arguments, **radii}
+
+
+def variant_of(run: Run) -> MethodVariant:
+    """Return the variant that a run belongs to; the size of its radii does not matter."""
+    if run.method == BASE:
+        return MethodVariant(run.base, method_title(run), BASE)
+    if run.method == "sam" and run.arguments.get("rho_floor") is not None:
+        fixed = run.arguments["rho_floor"] == run.arguments.get("rho", DEFAULT_RADIUS)
+        return variants()["sam-sum" if fixed else "sam-follow"]
+    matches = [
+        variant
+        for variant in variants().values()
+        if variant.method == run.method and not variant.radii and variant.arguments.items() <= run.arguments.items()
+    ]
+    return max(matches, key=lambda variant: len(variant.arguments))
+
+
+def passes_of(run: Run) -> float:
+    """Return the forward and backward passes per step."""
+    return 1 if run.method == BASE else METHODS[run.method].passes_with(run.arguments)

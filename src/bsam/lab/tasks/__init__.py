@@ -1,0 +1,24 @@
+"""Tasks: the data, losses and metrics of a kind of training. To add one, add a module here and an entry in TASKS."""
+
+from __future__ import annotations
+
+from ...common.errors import BsamValueError
+from .classification import Classification
+from .pose import Pose
+from .task import Task as Task
+
+TASKS: dict[str, type[Task]] = {"classification": Classification, "pose": Pose}
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the task with this name.
+
+    Example:
+        >>> task_class("classification").measure.name
+        'accuracy'
+    """
+    if name not in TASKS:
+        raise BsamValueError(
+            f"task must be one of {', '.join(TASKS)}; got {name!r}. Pass the class of your own task to fit, as task=..."
+        )
+    return TASKS[name]

@@ -1,0 +1,171 @@
+"""How the images of a run become the inputs of its network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...common.errors import BsamRuntimeError
+from ..common.progress import ProgressLine
+from ..data import dataset_entry
+from ..data.augment import normalise
+from ..data.entries import ArrayData, ImageData
+from ..data.examples import Dataset
+from ..data.images.cache import load_images
+from ..data.images.decoding import Resize
+from ..models import model_entry
+from ..models.preprocessing import InputConfig, input_config
+from ..models.weight_loading import PRETRAINED, check_download, check_model
+from .settings import TaskSettings
+
+IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Normalisation of stored images, and their interpolation to the network's input size.
+
+    Args:
+        side: side of the stored images.
+        size: side of the network's inputs.
+        channels: channels of the images.
+        mean: mean per channel, of bytes divided by 255.
+        std: standard deviation per channel, of bytes divided by 255.
+        interpolation: Pillow's filter to decode files; stored images are resized with ``"bilinear"`` if it is that,
+            otherwise with ``"bicubic"``.
+        crop: share of the shorter side that is kept when a file is decoded.
+        class_names: in the order of the network's outputs.
+        in_bytes: whether stored images are bytes, as in image files.
+
+    Example:
+        >>> import torch
+        >>> inputs = Inputs(8, 16, 3, (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, ("cat", "dog"))
+        >>> inputs(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).shape
+        torch.Size([2, 3, 16, 16])
+    """
+
+    side: int
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop: float
+    class_names: tuple[str, ...]
+    in_bytes: bool = True
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Inputs:
+        """Return the inputs that :meth:`to_json` described."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return stored images as inputs."""
+        return self.resized(normalise(x, self.mean, self.std))
+
+    def resized(self, x: Tensor) -> Tensor:
+        """Return normalised images at the network's input size."""
+        if self.size == self.side:
+            return x
+        mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
+        return F.interpolate(x, size=(self.size, self.size), mode=mode, align_corners=False)
+
+    @property
+    def decoding(self) -> Resize:
+        """How a file becomes a stored image."""
+        return Resize(self.side, self.crop, self.interpolation)
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether stored images are like those in image files: bytes, grey or RGB."""
+        return self.in_bytes and self.channels in (1, 3)
+
+    def stored(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return decoded RGB pixels (side, side, 3) with the channels of stored images, grey as Pillow computes it."""
+        if self.channels == 3:
+            return pixels
+        grey = (pixels.astype(np.int64) @ (19595, 38470, 7471) + 0x8000) >> 16
+        return grey.astype(np.uint8)[:, :, None]
+
+
+def load_data(
+    run: TaskSettings, data_dir: Path | None = None, cache_dir: Path | None = None
+) -> tuple[Dataset, list[str]]:
+    """Return the data of a run, and a sentence for each corrupt file that was left out.
+
+    Image files are decoded once, at the network's input size, and kept in a cache.
+    """
+    entry = dataset_entry(run.data).resolve(data_dir)
+    if isinstance(entry, ArrayData):
+        return _load_arrays(entry, data_dir), []
+    assert isinstance(entry, ImageData), entry
+    config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
+    size = run.image_size or config.size
+    files = entry.image_files(data_dir)
+    with ProgressLine() as line:
+        return load_images(
+            files,
+            Resize(size, config.crop, config.interpolation),
+            mean=config.mean,
+            std=config.std,
+            cache_dir=cache_dir,
+            skip_corrupt=run.skip_corrupt,
+            progress=functools.partial(line.reach, f"Decoding the images of {files.name}"),
+        )
+
+
+_load_arrays = functools.lru_cache(maxsize=1)(ArrayData.load)  # consecutive runs share a data set
+
+
+def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
+    """Return how the images of a data set become inputs of the run's network.
+
+    Mean and standard deviation are those of the network's pretraining if it has one and the pixels are bytes; otherwise
+    those of the data.
+    """
+    in_bytes = not data.train.x.is_floating_point()
+    config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
+    if config is None or channels != len(config.mean):  # timm networks also take images with one channel
+        config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
+    elif not in_bytes:
+        config = replace(config, mean=data.mean, std=data.std)
+    crop = 1.0 if data.digest is None else config.crop  # images in arrays are not cropped
+    size, scale = run.image_size or config.size, (config.mean, config.std)
+    return Inputs(side, size, channels, *scale, config.interpolation, crop, data.class_names, in_bytes)
+
+
+def check_weights(run: TaskSettings, data_dir: Path | None) -> None:
+    """Raise if a run's initial weights are missing or belong to another network. Call it before decoding images."""
+    if run.weights == PRETRAINED:
+        check_download(run.model)
+    elif run.weights is not None:
+        check_model(Path(find_weights(run.weights, data_dir)), run.model)
+
+
+def find_weights(weights: str, data_dir: Path | None) -> str | Path:
+    """Return the file with a run's initial weights, which may be in the data folder, or ``"pretrained"``."""
+    if weights == PRETRAINED:
+        return weights
+    paths = [Path(weights), *([] if data_dir is None else [data_dir / weights])]
+    for path in paths:
+        if path.is_file():
+            return path
+    tried = " and no ".join(map(str, paths))
+    raise BsamRuntimeError(
+        f"there is no {tried}: set --weights to a file, or to `{PRETRAINED}` for the weights that timm downloads"
+    )

@@ -1,0 +1,236 @@
+"""Human pose estimation with SimCC: where the joints of a person are in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...common.errors import BsamValueError
+from ..common.progress import ProgressLine
+from ..data import DATASETS, dataset_entry
+from ..data.entries import DrawnPersonData, KnownData, PersonData
+from ..data.pose.affine import apply
+from ..data.pose.augment import POSE_AUGMENTATIONS
+from ..data.pose.persons import Persons, PoseData, load_persons
+from ..models import build, model_entry
+from ..models.preprocessing import input_config
+from . import pose_metrics
+from .image_inputs import IMAGENET
+from .pose_inputs import PoseInputs
+from .pose_settings import PoseSettings, check_pose_settings
+from .pretrained import PretrainedTask
+from .simcc_loss import simcc_losses
+from .task import Measure, TaskBatch, holdout_size
+
+GROUPS = tuple(pose_metrics.LSP.groups)
+EVALUATION_BATCH = 64
+SHOWN = 8  # persons of the evaluation set in the report
+
+
+class Pose(PretrainedTask):
+    """Pose estimation with SimCC's loss, measured by PCK for each group of joints and on average.
+
+    Args:
+        run: settings of the run.
+        device: where to train.
+        data_dir: folder with the data, if it is read from files.
+        data: persons to use instead of those that the run names.
+        cache_dir: folder for the crops of image files; by default a folder next to the files.
+    """
+
+    measure = Measure("pck", "PCK in %", 100)
+    loss_title: ClassVar[str] = "SimCC loss"
+    run: PoseSettings
+    groups: ClassVar[tuple[Measure, ...]] = tuple(Measure(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
+
+    def __init__(
+        self,
+        run: PoseSettings,
+        device: torch.device,
+        data_dir: Path | None = None,
+        data: PoseData | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        entry = dataset_entry(run.data).resolve(data_dir)
+        if entry.task != "pose":
+            names = ", ".join(known.name for known in DATASETS.values() if known.task == "pose")
+            raise BsamValueError(f"{run.data} has no joints: use --task {entry.task}, or --data with one of {names}")
+        check_pose_settings(run)
+        config = input_config(run.model) or IMAGENET
+        side = run.image_size or (model_entry(run.model).images if data is None else data.side)
+        with torch.device("meta"):
+            build(run.model, classes=1, side=side, k=run.simcc_k)  # raises before images are decoded
+        data, left_out = _load(run, entry, side, data_dir, cache_dir) if data is None else (data, [])
+        if data.side != side:
+            raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size={side} out")
+        super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
+        self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
+        self.classes, self.image_size = len(data.skeleton.joints), data.side
+        self._split, self._digest = data.split, data.digest
+        self._train, test = _limited(data.train, "limit_train", run.limit_train), data.test
+        if run.eval_split == "holdout":
+            kept = len(self._train) - holdout_size(len(self._train))
+            self._train, test = self._train.part(slice(0, kept)), self._train.part(slice(kept, None))
+        self._test = _limited(test, "limit_test", run.limit_test)
+        self._x, self._y, self._to_image = _on(self._train, self._host, device)
+        self._test_x, self._test_y, self._test_to_image = _on(self._test, self._host, device)
+        self.samples, self.eval_samples = len(self._train), len(self._test)
+        self._truth = joints_in_image(self._test)
+        self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
+        self.baseline()  # raises before training if there is nothing to score
+        chosen = POSE_AUGMENTATIONS[run.augment or entry.augmentation]
+        self._augment = self.inputs.augment(**chosen)
+        self.begin_epoch(0)
+
+    def network(self) -> nn.Module:
+        """Return the run's network."""
+        return self.inputs.network(self.run).train().to(self.device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw scales, rotations and flips."""
+        self._draws = self._augment.draws(self.samples, self.run.seed, epoch).to(self.device)
+
+    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+        """Return augmented images, joints and indices."""
+        images, y, _ = self._augment(x, self._y[index], self._to_image[index], self._draws[index])
+        return images, y, index
+
+    def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """Return the loss of each sample: the mean divergence over its labelled joints."""
+        return simcc_losses(outputs, batch[1], self.run.simcc_k, self.run.simcc_sigma)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of :meth:`losses`."""
+        return simcc_losses(outputs, y, self.run.simcc_k, self.run.simcc_sigma).mean()
+
+    @torch.no_grad()
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """Return the loss, the mean PCK, and the PCK of each group of joints."""
+        split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
+        joints = []
+        for x, y, to_image in self._test_batches():
+            logits = network(x)
+            total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
+            joints.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
+        scores = self._scores(torch.cat(joints).cpu())
+        return {f"{split}_loss": float(total) / len(self._test), **{f"{split}_{n}": v for n, v in scores.items()}}
+
+    def _scores(self, joints: Tensor) -> dict[str, float]:
+        """Return the PCK scores of joints (n, J, 2), which are in pixels of the images of the test set."""
+        truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
+        counts = pose_metrics.pck(joints, truth, labelled, self._sizes, self.score.threshold)
+        scores = pose_metrics.group_scores(*counts, self.score)
+        return {"pck": scores.pop(pose_metrics.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
+
+    def baseline(self) -> dict[str, float]:
+        """Return the PCK scores of the mean pose of the training set, placed into each box of the test set.
+
+        The names are those of :meth:`evaluate` without the split.
+        """
+        pose = pose_metrics.mean_pose(self._train.y)
+        return self._scores(apply(self._test.to_image, pose.double().expand(len(self._test), -1, -1)))
+
+    def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Return training images with their joints, not augmented; evenly spaced ones if limited."""
+        chosen = torch.arange(self.samples, device=self._host)[:: _step(self.samples, limit)][:limit]
+        rows = chosen.split(EVALUATION_BATCH)
+        batches = []
+        for images, index in zip(self._read(self._x, rows), rows, strict=True):
+            where = index.to(self.device)
+            batches.append(self._augment(images, self._y[where], self._to_image[where])[:2])
+        return batches
+
+    def fingerprint(self) -> str:
+        """Return a digest of pixels and joints, in their order."""
+        return self._digest
+
+    def notes(self) -> Mapping[str, Any]:
+        """Return ``data``, the split and the images that were left out; ``pose``, the network's inputs and outputs;
+        ``baseline``, the scores of the mean pose; and ``weights``, where the initial weights came from.
+        """
+        sizes = {"train": self.samples, self.run.eval_split: len(self._test)}
+        scored = f"{int((self._sizes > 0).sum())} persons of known size are scored"
+        return {
+            "data": {"split": f"{self._split}; {scored}", "images": sizes, "left_out": self.left_out},
+            "pose": self.inputs.to_json(),
+            "baseline": {"title": "mean pose, no network", "scores": self.baseline()},
+            **super().notes(),
+        }
+
+    @torch.no_grad()
+    def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
+        """Return the joints that the network finds in some images of the evaluation set.
+
+        Returns:
+            ``pixels`` (n, side, side, 3), the inputs as bytes; ``found`` (n, J, 2), the predicted joints; and ``truth``
+            (n, J, 3), the labelled ones. Both are in pixels of the inputs.
+        """
+        rows = torch.arange(len(self._test))[:: _step(len(self._test), SHOWN)][:SHOWN]
+        where, inputs = rows.to(self.device), self.inputs
+        crops = self._test_x[rows.to(self._host)].to(self.device)
+        x, y, _ = self._augment(crops, self._test_y[where], self._test_to_image[where])
+        scale = [torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (inputs.std, inputs.mean)]
+        pixels = (255 * (x * scale[0] + scale[1])).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
+        predicted = inputs.joints(network, x, self.run.flip_test)
+        return {name: t.cpu().numpy() for name, t in (("pixels", pixels), ("found", predicted), ("truth", y))}
+
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield network inputs, the joints in pixels of the inputs, and the maps from there to pixels of the images."""
+        rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
+        for images, index in zip(self._read(self._test_x, rows), rows, strict=True):
+            where = index.to(self.device)
+            yield self._augment(images, self._test_y[where], self._test_to_image[where])
+
+
+def joints_in_image(persons: Persons) -> Tensor:
+    """Return the joints (n, J, 3) in pixels of the images, as float64."""
+    y = persons.y.double()
+    return torch.cat([apply(persons.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)
+
+
+def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:
+    """Return how the joints of a data set are scored, and the sizes of the persons, the unit of distance."""
+    if data.skeleton not in pose_metrics.SCORES:
+        raise BsamValueError(
+            f"there is no score for the joints of {data.name}: use LSP or MPII from bsam.lab.data.pose.joints"
+        )
+    score = pose_metrics.SCORES[data.skeleton]
+    if score is not pose_metrics.MPII:
+        return score, pose_metrics.torso_sizes(truth)
+    if head_sizes is None:
+        raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance for {score.title}: add them")
+    return score, head_sizes
+
+
+def _load(
+    run: PoseSettings, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
+) -> tuple[PoseData, list[str]]:
+    if isinstance(entry, DrawnPersonData):
+        return entry.draw(side), []
+    assert isinstance(entry, PersonData), entry
+    files = entry.person_files(data_dir)
+    with ProgressLine() as line:
+        progress = partial(line.reach, f"Cutting out the persons of {files.name}")
+        return load_persons(files, side, cache_dir=cache_dir, skip_corrupt=run.skip_corrupt, progress=progress)
+
+
+def _limited(persons: Persons, name: str, n: int | None) -> Persons:
+    """Return ``n`` evenly spaced persons, without copying their images."""
+    if n is not None and n > len(persons):
+        raise BsamValueError(f"{name} must be at most {len(persons)}, the size of the set; got {n}")
+    return persons if n is None else persons.part(slice(0, n * _step(len(persons), n), _step(len(persons), n)))
+
+
+def _step(size: int, n: int | None) -> int:
+    return 1 if n is None else max(1, size // n)
+
+
+def _on(persons: Persons, host: torch.device, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images on the host, and joints and maps on the device."""
+    return persons.x.to(host), persons.y.to(device), persons.to_image.to(device)

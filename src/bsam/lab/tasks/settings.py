@@ -1,0 +1,204 @@
+"""The settings that all tasks share, and how to declare a setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+
+from ...common.checks import check_count, check_number, is_number
+from ...common.errors import BsamValueError
+from ..data.augment import AUGMENTATIONS
+from ..data.pose.augment import POSE_AUGMENTATIONS
+
+T = TypeVar("T")
+Check: TypeAlias = Callable[[str, Any], object]
+Split = Literal["validation", "holdout", "test"]
+# the headings of the flags of `bsam train`, in their order
+Group = Literal["Method", "Model", "Data", "Optimization", "Precision and speed", "Pose", "Quantization", "Measurement"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+MAX_SEED = 2**63 - 1  # seeds are stored as 64-bit integers
+
+
+def setting(default: T, help: str, check: Check, group: Group) -> T:
+    """Declare a dataclass field.
+
+    Args:
+        default: its default; None is not checked.
+        help: the help text of its flag.
+        check: called with the name and the value; raises if the value is wrong.
+        group: the heading of its flag.
+    """
+    return field(default=default, metadata={"help": help, "check": check, "group": group})
+
+
+def check_name(name: str, value: object) -> None:
+    """Raise unless the value is a non-empty string."""
+    if not (isinstance(value, str) and value):
+        raise BsamValueError(f"{name} must be a name, got {value!r}")
+
+
+def check_positive(name: str, value: object, high: float = math.inf) -> None:
+    """Raise unless the value is a finite number above 0 and at most ``high``."""
+    if not is_number(value) or not 0 < value <= high:  # type: ignore[operator]
+        most = "" if high == math.inf else f" and at most {high:g}"
+        raise BsamValueError(f"{name} must be a finite number above 0{most}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise unless the value is a bool."""
+    if not isinstance(value, bool):
+        raise BsamValueError(f"{name} must be True or False, got {value!r}")
+
+
+def one_of(kind: Any) -> Check:
+    """Return a check for the values of a ``Literal``."""
+
+    def check(name: str, value: object) -> None:
+        if value not in get_args(kind):
+            raise BsamValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
+
+    return check
+
+
+def to_json_value(value: Any) -> Any:
+    """Return the value as JSON stores it: numpy numbers as Python numbers, tuples and arrays as lists, even nested."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {name: to_json_value(entry) for name, entry in value.items()}
+    return [to_json_value(entry) for entry in value] if type(value) in (list, tuple) else value
+
+
+def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
+    """Raise if settings that have no meaning for a task were changed.
+
+    Args:
+        task: name of the task.
+        settings: settings of the run.
+        allowed: the settings that have no meaning for the task, each with its only allowed value.
+    """
+    for name, value in allowed.items():
+        if (actual := getattr(settings, name, value)) != value:
+            raise BsamValueError(
+                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got {actual})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Settings for what is learned: network, data and evaluation. Tasks add their settings in subclasses, and
+    :class:`bsam.lab.training.config.Run` adds settings for how it is learned.
+
+    Each field's metadata holds its help text. Values are checked, and copied as plain Python values.
+    """
+
+    model: str = setting(
+        "digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", check_name, "Model"
+    )
+    weights: str | None = setting(
+        None,
+        "initial weights: a file (safetensors or a state dict), which may be in the data folder, or `pretrained`, "
+        "which timm downloads. The last layers (the classification layer, or the pose head) always begin with random "
+        "weights",
+        check_name,
+        "Model",
+    )
+    init: str | None = setting(
+        None,
+        "the folder of a finished run with the same network; training begins with its weights, including the last "
+        "layers",
+        check_name,
+        "Model",
+    )
+    freeze_backbone: bool = setting(
+        False, "train only the last layers (see --weights); batch norm before them is in eval mode", check_flag, "Model"
+    )
+    head_lr: float | None = setting(
+        None,
+        "the learning rate of the last layers at the start of the schedule; default: lr",
+        partial(check_number, low=0),
+        "Optimization",
+    )
+    layer_decay: float = setting(
+        1.0,
+        "each layer's learning rate is this factor times that of the next layer; 1 gives all layers the same rate; "
+        "timm networks only",
+        partial(check_number, low=0, high=1),
+        "Optimization",
+    )
+    data: str = setting(
+        "digits",
+        "a data set from `bsam list data`; folder:PATH for your own images, with one folder per class; or "
+        "MODULE:FUNCTION for your own function that returns the data, in a module that is installed or in the current "
+        "folder",
+        check_name,
+        "Data",
+    )
+    image_size: int | None = setting(
+        None,
+        "the side to resize images to, in pixels; default: the size that the network was pretrained with, if any",
+        check_count,
+        "Data",
+    )
+    skip_corrupt: bool = setting(
+        False,
+        "leave out image files that cannot be decoded, and persons whose box is outside the image, and list them in "
+        "data.json, instead of raising an error",
+        check_flag,
+        "Data",
+    )
+    augment: str | None = setting(
+        None,
+        f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; default: that of the data set",
+        check_name,
+        "Data",
+    )
+    limit_train: int | None = setting(
+        None,
+        "train on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
+        check_count,
+        "Data",
+    )
+    limit_test: int | None = setting(
+        None,
+        "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
+        check_count,
+        "Data",
+    )
+    eval_split: Split = setting(
+        "test",
+        "the data to evaluate on. holdout is a fifth of the training samples, at least 200 but at most half of them, "
+        "which are then not used for training; with --label-noise, some of their labels are wrong, too. Choose "
+        "settings on validation or holdout, not on test",
+        one_of(Split),
+        "Data",
+    )
+    seed: int = setting(
+        0,
+        "seed of the initial weights, the order of the samples, their augmentation and the label noise",
+        partial(check_count, low=0, high=MAX_SEED),
+        "Optimization",
+    )
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = to_json_value(getattr(self, item.name))  # a copy: the caller's values may change later
+            object.__setattr__(self, item.name, value)
+            if "check" in item.metadata and (value is not None or item.default is not None):
+                item.metadata["check"](item.name, value)
+        if self.init is not None and self.weights is not None:
+            raise BsamValueError("init and weights both set the initial weights: leave one of them out")
+        only_last = "to train only the last layers, set freeze_backbone"
+        for name, advice in (("head_lr", "leave it out to use lr"), ("layer_decay", only_last)):
+            if getattr(self, name) == 0:
+                raise BsamValueError(f"{name} must be above 0, got 0: {advice}")
+        if self.freeze_backbone and self.layer_decay != 1:
+            raise BsamValueError(
+                f"freeze_backbone trains only the last layers, where layer_decay ({self.layer_decay}) has no effect: "
+                "leave one of them out"
+            )

@@ -1,0 +1,277 @@
+"""Settings of one training run."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ...common.checks import check_count, check_number, check_radius, is_number
+from ...common.errors import BsamValueError
+from ...methods import METHODS
+from ..tasks import TASKS
+from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
+from ..tasks.classification_settings import QUANTIZED as QUANTIZED
+from ..tasks.classification_settings import ClassificationSettings
+from ..tasks.pose_settings import POSE as POSE
+from ..tasks.pose_settings import PoseSettings
+from ..tasks.settings import GROUPS, check_flag, check_name, check_positive, one_of, setting
+from ..tasks.settings import MAX_SEED as MAX_SEED
+from .bases import BASES, CAPTURABLE, base_title, check_base_arguments, find_base, parameters_of
+from .names import find_name
+
+Schedule = Literal["cosine", "constant"]
+Precision = Literal["fp32", "bf16", "fp16"]
+BASE = "base"  # the method name for the base optimizer alone
+
+
+def arguments_of(method: str) -> tuple[str, ...]:
+    """Return the arguments of a method that a run can set; training supplies the others, such as base and model."""
+    cls = METHODS[method]
+    return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
+
+
+def _check_decay(name: str, value: object) -> None:
+    if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
+        raise BsamValueError(f"{name} must be a number above 0 and below 1, got {value!r}")
+
+
+def _check_surface(name: str, value: object) -> None:
+    count = check_count(name, value)
+    if count < 3 or count % 2 == 0:
+        raise BsamValueError(f"{name} must be at least 3, and odd so that the network is at the centre; got {count}")
+
+
+@dataclass(frozen=True)
+class Run(ClassificationSettings, PoseSettings):
+    """Settings of one training run, including those of the tasks.
+
+    The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits). On the same CPU,
+    equal settings give equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name for
+    it when the base is SGD. ``bsam train --help`` explains each setting.
+
+    Example:
+        >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
+        'sam'
+        >>> Run("sgd") == Run("base", base="sgd")
+        True
+        >>> Run("sma")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        bsam.common.errors.BsamValueError: method must be ... 'sma'. Did you mean 'sam'?
+    """
+
+    method: str = field(
+        metadata={
+            "help": "a method from `bsam list methods`, case-insensitive; base or sgd for the base optimizer alone",
+            "group": "Method",
+        }
+    )
+    arguments: Mapping[str, Any] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={
+            "help": "arguments of the method, for example rho_max=0.1 passes=2 beta=[1,1,1]",
+            "group": "Method",
+            "flag": "--set",
+        },
+    )
+    _: KW_ONLY
+    task: str = setting("classification", f"the task, one of {', '.join(TASKS)}", check_name, "Model")
+    base: str = setting(
+        "sgd",
+        f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}",
+        check_name,
+        "Optimization",
+    )
+    base_arguments: Mapping[str, Any] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={
+            "help": "further arguments of the base optimizer, for example eps=1e-6 or betas=[0.9,0.99], which takes "
+            "precedence over --momentum",
+            "group": "Optimization",
+            "flag": "--base-set",
+        },
+    )
+    lr: float = setting(
+        0.05, "the learning rate at the start of the schedule", partial(check_number, low=0), "Optimization"
+    )
+    schedule: Schedule = setting(
+        "cosine", "cosine lowers lr to 0, step by step; constant keeps it", one_of(Schedule), "Optimization"
+    )
+    warmup: float = setting(
+        0.0,
+        "epochs over which the learning rate first rises linearly to lr",
+        partial(check_number, low=0),
+        "Optimization",
+    )
+    momentum: float = setting(
+        0.9,
+        "momentum of SGD and RMSprop, or the first beta of Adam and its variants; the other optimizers have none",
+        partial(check_number, low=0),
+        "Optimization",
+    )
+    nesterov: bool = setting(False, "use Nesterov momentum (SGD only)", check_flag, "Optimization")
+    weight_decay: float = setting(
+        1e-3, "weight decay of the base optimizer", partial(check_number, low=0), "Optimization"
+    )
+    epochs: int = setting(200, "the number of epochs", check_count, "Optimization")
+    batch: int = setting(
+        128, "samples per step, over all processes; an incomplete last batch is dropped", check_count, "Optimization"
+    )
+    accumulate: int = setting(
+        1,
+        "split each batch into this many micro-batches, one after the other, to save memory. Every pass of a step runs "
+        "over all of them, so the step is that of the whole batch, except for the statistics of batch norm",
+        check_count,
+        "Optimization",
+    )
+    clip_norm: float | None = setting(
+        None,
+        "before each step, scale the method's direction down to this norm if it is longer; default: never",
+        check_positive,
+        "Optimization",
+    )
+    ema: float | None = setting(
+        None,
+        "evaluate and save the average of the weights after all steps, in which each step counts this factor times as "
+        "much as the next one, for example 0.999. Buffers, such as the statistics of batch norm, are averaged, too. "
+        "Training itself does not change; default: evaluate and save the last weights",
+        _check_decay,
+        "Optimization",
+    )
+    precision: Precision = setting(
+        "fp32",
+        "bf16 and fp16 run the network under autocast; fp16, which is for GPUs and slow on a CPU, also scales the loss "
+        "with torch's GradScaler",
+        one_of(Precision),
+        "Precision and speed",
+    )
+    compile: bool = setting(
+        False,
+        "compile the network with torch.compile, if that works. Compiled kernels round differently: after 20 steps in "
+        "fp32, the weights differ from those of eager training by less than 2 % of the distance they have moved",
+        check_flag,
+        "Precision and speed",
+    )
+    capture: bool = setting(
+        True,
+        "capture the step in a CUDA graph, if possible: on one GPU, with most methods, the base optimizers "
+        f"{', '.join(CAPTURABLE)}, and fp32 or bf16. Captured steps round "
+        "differently: after 20 steps of a small classifier in fp32, the weights differ from those of eager training by "
+        "less than 0.5 % of the distance they have moved, or 2 % with asam, gam, msam or Adam, which amplify rounding "
+        "errors. For a small pose network with bsam and Adam, it is less than 15 % after 8 steps (7 % were measured)",
+        check_flag,
+        "Precision and speed",
+    )
+    probe: int | None = setting(
+        None,
+        "record sharpness and gradient norms every N steps (bsam.flatness.Probe); default: never",
+        check_count,
+        "Measurement",
+    )
+    radius: float | None = setting(
+        None,
+        "measure the sharpness on the training set at this radius after every epoch; default: never",
+        check_radius,
+        "Measurement",
+    )
+    curvature: bool = setting(
+        False, "compute the largest eigenvalue of the Hessian after the last epoch", check_flag, "Measurement"
+    )
+    surface: int | None = setting(
+        None,
+        "compute a loss surface with N points along each axis after the last epoch; default: none",
+        _check_surface,
+        "Measurement",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "base", find_base(self.base))
+        self._check_method()
+        if self.momentum >= 1:
+            raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
+        if self.momentum != Run.momentum and not {"momentum", "betas"} & set(parameters_of(self.base)):
+            raise BsamValueError(f"momentum has no effect with base {self.base}, which has none: leave it out")
+        check_base_arguments(self.base, self.base_arguments)
+        if self.nesterov and (self.base != "sgd" or not self.momentum):
+            raise BsamValueError(
+                f"nesterov needs base sgd and a momentum above 0; got base {self.base} and momentum {self.momentum}"
+            )
+        if self.head_lr is not None and not self.lr:
+            raise BsamValueError(f"head_lr is {self.head_lr} but lr is 0: to train only the head, set freeze_backbone")
+        if self.batch % self.accumulate:
+            raise BsamValueError(f"accumulate must divide the batch of {self.batch} samples, got {self.accumulate}")
+        if self.warmup > self.epochs:
+            raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
+
+    def _check_method(self) -> None:
+        object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
+        if self.method == "sgd":
+            if self.base != "sgd":
+                raise BsamValueError(f'method "sgd" is SGD alone, but base is {self.base}: set method to "base"')
+            object.__setattr__(self, "method", BASE)
+        if not isinstance(self.arguments, Mapping):
+            raise BsamValueError(f"arguments must map names to values, such as {{'rho': 0.05}}; got {self.arguments!r}")
+        if self.method == BASE and self.arguments:
+            raise BsamValueError(f"the base optimizer alone takes no method arguments, got {self.arguments!r}")
+        known = () if self.method == BASE else arguments_of(self.method)
+        for name in self.arguments:
+            if name not in known:
+                raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
+        if self.probe is not None and (self.method == BASE or METHODS[self.method].is_loss):
+            raise BsamValueError(
+                f"probe needs a sharpness-aware optimizer, and {self.method} is not one. Leave probe out; to probe "
+                "the base optimizer alone, use sam with rho=0"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings as JSON-serializable values; ``Run(**settings)`` gives an equal run."""
+        return asdict(self)
+
+    def learning_rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        warmup_steps, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch
+        if step < warmup_steps:
+            return self.lr * (step + 1) / warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
+
+
+def grouped_settings() -> dict[str, list[Field[Any]]]:
+    """Return the fields of ``Run`` by the heading of their flags; in each group, those of the tasks come last."""
+    listed = sorted(fields(Run), key=lambda item: item.name not in Run.__annotations__)
+    return {group: [item for item in listed if item.metadata["group"] == group] for group in GROUPS}
+
+
+def method_title(run: Run) -> str:
+    """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
+    return base_title(run.base) if run.method == BASE else METHODS[run.method].title
+
+
+def stored_run(settings: Mapping[str, Any]) -> Run:
+    """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes."""
+    before = {"noise_labels": "other"} if settings.get("label_noise") else {}
+    return Run(**{**before, **settings})
+
+
+def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise if a folder holds results with other settings."""
+    differing = [
+        f"{name} {theirs.get(name)} there, {ours.get(name)} here"
+        for name in {**theirs, **ours}
+        if theirs.get(name) != ours.get(name)
+    ]
+    if differing:
+        differences = "; ".join(differing)
+        raise BsamValueError(
+            f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
+            "folder, or remove that one"
+        )

@@ -1,0 +1,145 @@
+"""Train one run from start to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ...common.errors import BsamError, BsamRuntimeError
+from ...flatness.hessian import HessianOperator
+from ...flatness.landscape import landscape
+from ...flatness.spectrum import top_eigenvalues
+from ..tasks import Task, task_class
+from .config import Run
+from .distributed import distributed_context
+from .initial_run import initial_network
+from .result import LossSurface, Result, result_of
+from .run_writer import CHECKPOINT_EVERY, RunWriter
+from .steps import side_stream
+from .trainer import Trainer
+
+CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive
+
+
+class Diverged(BsamRuntimeError):
+    """A loss became non-finite."""
+
+
+def fit(
+    run: Run,
+    folder: str | Path | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    device: str | None = None,
+    task: type[Task] | None = None,
+    init: str | Path | None = None,
+    checkpoint_every: float = CHECKPOINT_EVERY,
+    at_start: Callable[[Trainer, int], None] | None = None,
+    on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
+    report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
+    on_message: Callable[[str], None] = print,
+) -> Result:
+    """Train one network.
+
+    With a folder, the metrics are saved after every epoch, and the state every ``checkpoint_every`` seconds. If the run
+    is interrupted, the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
+    for bit on a CPU). A non-finite loss raises :class:`bsam.lab.training.loop.Diverged`, but only with a folder;
+    without one, training continues with NaN metrics.
+
+    With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
+    and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
+    methods, the result is the same as with a single process.
+
+    Args:
+        run: the settings.
+        folder: the run directory, for settings, metrics, checkpoints and the trained network; None writes nothing.
+        data_dir: the folder with the data, if it is read from files.
+        cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
+        task: the task; None looks up ``run.task`` in :data:`bsam.lab.tasks.TASKS`.
+        init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
+            continuing a run.
+        checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
+            Checkpoints are written only at the end of an epoch, and always after the last one.
+        at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
+        on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
+        report: called after the last epoch, if there is a folder, with the run and the result of
+            :meth:`Task.predictions <bsam.lab.training.Task.predictions>`. Returns files to write, by name; TensorBoard
+            shows the PNG files.
+        on_message: called with messages for the user.
+
+    Example:
+        >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
+        >>> result = fit(
+        ...     Run("bsam", radii, lr=0.1, batch=64, epochs=1, eval_split="validation")
+        ... )
+        >>> result.score > 0.5
+        True
+    """
+    task_cls = task_class(run.task) if task is None else task
+    with (
+        distributed_context(device) as context,
+        side_stream(context.device),
+        RunWriter(folder, run, context, checkpoint_every) as out,
+    ):
+        folders = {"data_dir": data_dir, "cache_dir": cache_dir}
+        is_new = not out.has_checkpoint()
+        network = initial_network(run, None if init is None else Path(init)) if is_new else None
+        work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
+        trainer = Trainer(run, work, context, on_message, is_new, network)
+        epochs, readings = out.resume(trainer)
+        if at_start is not None and context.is_main:
+            at_start(trainer, len(epochs))
+        for number in range(len(epochs), run.epochs):
+            metrics: dict[str, Any] = {"epoch": number + 1, **trainer.train_epoch(number), **trainer.evaluate()}
+            if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
+                reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint_epochs, folder))
+                out.record_divergence(reason)
+                raise Diverged(reason)
+            if run.radius is not None and context.is_main:
+                metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
+            epochs.append(metrics)
+            readings += trainer.take_readings()
+            out.save(trainer, epochs, readings)
+            if on_epoch is not None and context.is_main:
+                on_epoch(number + 1, metrics)
+        top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
+        curvature = {"top_eigenvalue": top, "surface": None if surface is None else asdict(surface)}
+        measured = curvature if run.curvature or run.surface is not None else None
+        predictions = {} if folder is None else trainer.predictions()
+        files = report(run, predictions) if report is not None and predictions else {}
+        out.finish(trainer.result_network, measured, predictions, files)
+        return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, surface=surface)
+
+
+def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:
+    """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
+    kept = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
+    loss = name.replace("train_", "training_").replace("_", " ")
+    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"
+
+
+def _top_eigenvalue(trainer: Trainer) -> float | None:
+    if not trainer.run.curvature:
+        return None
+    examples = trainer.task.examples(CURVATURE_SAMPLES)
+    try:
+        operator = HessianOperator(trainer.measured_network(), trainer.task.loss, examples)
+        eigenvalues = top_eigenvalues(operator, k=1, tol=1e-3)
+    except BsamError:  # a non-finite product: a run that diverged still has a result
+        return math.nan
+    return float(eigenvalues.values[0]) if eigenvalues.converged else math.nan
+
+
+def _loss_surface(trainer: Trainer) -> LossSurface | None:
+    if trainer.run.surface is None:
+        return None
+    examples = trainer.task.examples(CURVATURE_SAMPLES)
+    plane = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.surface)
+    return LossSurface(tuple(plane.axes[0].tolist()), tuple(map(tuple, plane.loss.tolist())))

@@ -1,0 +1,226 @@
+"""Run directories: their names, their files, and the state of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ..data import FOLDER, dataset_entry
+from .config import BASE, Run, check_settings, stored_run
+from .files import read_json, read_json_lines, reading
+from .result import LossSurface
+
+CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl", "environment.json"
+CHECKPOINT, NETWORK, CURVATURE, DIVERGED = "checkpoint.pt", "model.safetensors", "curvature.json", "diverged.json"
+PREDICTIONS = "predictions.npz"
+LOG = "log.txt"
+RERUN = "run the training command again, which restores it from the checkpoint"
+REPAIR = f"remove it and {NETWORK} (if there is one), then {RERUN}"
+
+
+def run_dir_name(run: Run) -> str:
+    """Return a unique name that describes the run; it ends in a digest of all settings that are not defaults.
+
+    Example:
+        >>> run_dir_name(Run("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1))
+        'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
+    """
+    # Defaults are left out, so that a new setting does not rename runs; "other" is older than noise_labels.
+    default = {**_default_settings(run.method), **({"noise_labels": "other"} if run.label_noise else {})}
+    chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
+    digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
+    arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
+    noise = [f"noise{100 * run.label_noise:g}{'-all' * (run.noise_labels == 'all')}"] if run.label_noise else []
+    method = run.base if run.method == BASE else run.method
+    return "-".join([subject_name(run), method, *arguments, *noise, f"seed{run.seed}", digest])
+
+
+def subject_name(run: Run) -> str:
+    """Return a name for the network and the data of a run, for folders.
+
+    Example:
+        >>> subject_name(Run("sgd", model="timm:resnet50", data="folder:/data/my pets"))
+        'timm_resnet50-my_pets'
+    """
+    titles = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
+    return "-".join(re.sub(r"[^\w.]+", "_", title) for title in titles)
+
+
+@cache
+def _default_settings(method: str) -> Mapping[str, Any]:
+    return Run(method).settings()
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run.
+
+    Args:
+        run: the settings.
+        path: the run directory.
+        epochs: the metrics of each finished epoch.
+        finished: whether all epochs are finished and the trained network is saved.
+        diverged: the message of a run that ended with a non-finite loss; otherwise None.
+    """
+
+    run: Run
+    path: Path
+    epochs: tuple[Mapping[str, Any], ...] = ()
+    finished: bool = False
+    diverged: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has finished or diverged."""
+        return self.finished or self.diverged is not None
+
+    @property
+    def left(self) -> int:
+        """The number of remaining epochs."""
+        return 0 if self.ended else max(self.run.epochs - len(self.epochs), 0)
+
+    def __str__(self) -> str:
+        if self.diverged is not None:
+            return "diverged"
+        if self.finished:
+            return "done"
+        return f"epoch {len(self.epochs)} of {self.run.epochs}" if self.epochs else "missing"
+
+
+class RunDir:
+    """Read a run directory.
+
+    ``config.json`` has the settings, ``identity.json`` the task, a digest of the data and the number of samples that
+    it is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
+    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after
+    the last epoch or an earlier one, from which training resumes, ``curvature.json`` the largest eigenvalue and the
+    loss surface of the trained network,
+    ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
+    classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
+    ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
+    ``classes.md``, ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except
+    ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a
+    BsamRuntimeError.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def run(self) -> Run:
+        """Return the settings."""
+        settings = read_json(self.path / CONFIG, dict, "choose another folder, or remove that one")
+        try:
+            return stored_run(settings)
+        except (BsamError, TypeError) as error:
+            raise BsamRuntimeError(
+                f"{self.path / CONFIG} is not a run of this version of bsam ({error}): choose another folder"
+            ) from error
+
+    def finished_run(self) -> Run:
+        """Return the settings; raise if the directory does not hold a finished run."""
+        if not (self.path / CONFIG).exists():
+            raise BsamValueError(f"{self.path} is not a run directory of bsam train: it has no {CONFIG}")
+        state = self.state(self.run())
+        if not state.finished:
+            raise BsamRuntimeError(
+                f"the run in {self.path} is not finished ({len(state.epochs)} of {state.run.epochs} epochs): run the "
+                "training command again to continue"
+            )
+        return state.run
+
+    def has_checkpoint(self) -> bool:
+        """Return whether there is a checkpoint; without one, training starts with the first epoch."""
+        return (self.path / CHECKPOINT).exists()
+
+    def state(self, run: Run) -> RunState:
+        """Return the state of the run; raise if the directory holds a run with other settings."""
+        if not (self.path / CONFIG).exists():
+            return RunState(run, self.path)
+        check_settings(self.path, self.run().settings(), run.settings())
+        epochs, diverged = self.metrics(), None
+        finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
+        if not finished and (self.path / DIVERGED).exists():
+            diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run").get("reason"))
+        return RunState(run, self.path, tuple(epochs), finished, diverged)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""
+        file = self.path / METRICS
+        return read_json_lines(file, REPAIR) if file.exists() else []
+
+    def last_metrics(self) -> dict[str, Any]:
+        """Return the metrics of the last finished epoch."""
+        return self.metrics()[-1]
+
+    def probe(self) -> list[dict[str, Any]]:
+        """Return the probe's readings; non-finite numbers are None."""
+        return read_json_lines(self.path / PROBE, REPAIR)
+
+    def note(self, name: str) -> dict[str, Any]:
+        """Return a note of the task by name (``"data"`` reads ``data.json``); an empty dict if there is none."""
+        file = self.path / f"{name}.json"
+        return read_json(file, dict, REPAIR) if file.exists() else {}
+
+    def eval_samples(self) -> int | None:
+        """Return the number of samples that the run is evaluated on; None if it has not begun or is an old run."""
+        return self.note("identity").get("eval_samples")
+
+    def predictions(self) -> dict[str, NDArray[Any]]:
+        """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
+        file = self.path / PREDICTIONS
+        if not file.exists():
+            return {}
+        with reading(file, REPAIR), file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Return a description of each machine that trained the run, with dates."""
+        file = self.path / MACHINES
+        return read_json(file, list, "remove it; the machines will not be reported") if file.exists() else []
+
+    def top_eigenvalue(self) -> float | None:
+        """Return the largest eigenvalue of the Hessian after the last epoch; None if it was not computed."""
+        return self._curvature().get("top_eigenvalue")
+
+    def surface(self) -> LossSurface | None:
+        """Return the loss surface after the last epoch; None if it was not computed."""
+        surface = self._curvature().get("surface")
+        if surface is None:
+            return None
+        rows = (tuple(math.nan if value is None else value for value in row) for row in surface["loss"])
+        return LossSurface(tuple(surface["axis"]), tuple(rows))
+
+    def _curvature(self) -> dict[str, Any]:
+        file = self.path / CURVATURE
+        return read_json(file, dict, REPAIR) if file.exists() else {}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the tensors of the trained network, by name."""
+        from safetensors.torch import load
+
+        with reading(self.path / NETWORK, f"remove it, then {RERUN}"):
+            return load((self.path / NETWORK).read_bytes())
+
+    def load_into(self, network: nn.Module) -> nn.Module:
+        """Load the trained weights into a network of the same architecture, and return it."""
+        weights = self.weights()
+        try:
+            network.load_state_dict(weights)
+        except RuntimeError as error:
+            raise BsamRuntimeError(
+                f"{self.path / NETWORK} does not match the network in {CONFIG} ({' '.join(str(error).split())}): "
+                f"remove it, then {RERUN}"
+            ) from error
+        return network

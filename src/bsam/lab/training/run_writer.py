@@ -1,0 +1,201 @@
+"""Write a run directory during training, and resume from its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ...common.checks import check_number
+from ...common.errors import BsamRuntimeError
+from ...common.extras import require_package
+from .config import Run, check_settings
+from .distributed import DistributedContext
+from .environment import environment_info
+from .events import Events
+from .files import locked, read_json, reading, refuse_other_files, usable, write, write_json, write_json_lines
+from .run_dir import (
+    CHECKPOINT,
+    CONFIG,
+    CURVATURE,
+    DIVERGED,
+    LOG,
+    MACHINES,
+    METRICS,
+    NETWORK,
+    PREDICTIONS,
+    PROBE,
+    RunDir,
+)
+from .trainer import Trainer
+
+IDENTITY = "identity.json"
+CHECKPOINT_EVERY = 60.0  # seconds: writing takes as long as a third of a short epoch
+
+
+class RunWriter(RunDir):
+    """Write a run directory, which stays locked until the end of the block.
+
+    Args:
+        path: created if it does not exist, and removed again if the run ends before anything is written. A directory
+            with another run or with other files raises a BsamError and is not changed. None writes nothing.
+        run: the settings.
+        context: the processes of the run; only the first one writes.
+        checkpoint_every: the minimum time between two checkpoints, in seconds.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        run: Run,
+        context: DistributedContext,
+        checkpoint_every: float = CHECKPOINT_EVERY,
+    ) -> None:
+        super().__init__(path or "")
+        self._every, self._epochs = check_number("checkpoint_every", checkpoint_every, low=0), run.epochs
+        self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
+        self.settings, self._context = run.settings(), context
+        self._reads, self._writes = path is not None, path is not None and context.is_main
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> RunWriter:
+        if self._writes:
+            require_package("safetensors", "train")  # before the first epoch, not after the last
+            with usable(self.path, "a run"):
+                if (self.path / CONFIG).exists():
+                    check_settings(self.path, self.run().settings(), self.settings)
+                elif self.path.exists():
+                    refuse_other_files(self.path, (LOG,))
+            self._stack.enter_context(locked(self.path, "training"))
+        self._context.barrier()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def has_checkpoint(self) -> bool:
+        """Return whether an earlier call wrote a checkpoint."""
+        return self._reads and super().has_checkpoint()
+
+    def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far."""
+        epochs, readings = [], []
+        if self.has_checkpoint():
+            hint = "remove it to train from the start, or choose another folder"
+            with reading(self.path / CHECKPOINT, hint):  # also fails for a checkpoint of another network
+                state = torch.load(self.path / CHECKPOINT, map_location=self._context.device, weights_only=True)
+                trainer.load_state_dict(state)
+                epochs, readings = state["epochs"], state["readings"]
+        elif self._reads and (self.path / NETWORK).exists():
+            raise BsamRuntimeError(
+                f"{self.path} has {NETWORK} but no {CHECKPOINT} to continue from: remove {NETWORK} to train from the "
+                "start, or choose another folder"
+            )
+        if self._writes:
+            self._begin(trainer, epochs, readings)
+        self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
+        return epochs, readings
+
+    def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Write the settings, the fingerprint of the data, the machine, and the metrics up to the checkpoint.
+
+        The metrics are written again because a killed process may have written those of later epochs. Raise if the task
+        or the data has changed.
+        """
+        task, file = trainer.task, self.path / IDENTITY
+        identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
+        before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
+        if before["task"] != identity["task"]:
+            check_settings(self.path, before, identity)
+        if before["data"] != identity["data"]:
+            raise BsamRuntimeError(
+                f"the data has changed since the run in {self.path} began: restore it, or choose another folder"
+            )
+        execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
+        machine = {**environment_info(self._context.device), **execution}
+        write_json(self.path / CONFIG, self.settings)
+        write_json(file, {**identity, "eval_samples": task.eval_samples})
+        write_json(self.path / MACHINES, [*self.machines(), machine])
+        for name, value in task.notes().items():
+            write_json(self.path / f"{name}.json", value)
+        (self.path / DIVERGED).unlink(missing_ok=True)
+        self._events: Events | None = None
+        if find_spec("tensorboard") is not None:
+            self._events = self._stack.enter_context(
+                contextlib.closing(Events(self.path / "tensorboard", self.settings))
+            )
+            for metrics in epochs:  # again, because the events of a killed process may be truncated
+                self._events.add(metrics)
+        self._write_metrics(epochs, readings)
+
+    def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
+        if self._writes:
+            due = len(epochs) == self._epochs or time.monotonic() - self._checkpoint_time >= self._every
+            if due:
+                buffer = io.BytesIO()
+                torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
+                write(self.path / CHECKPOINT, buffer.getbuffer())
+                self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
+            if self._events is not None:
+                self._events.add(epochs[-1])
+            self._write_metrics(epochs, readings, sync=due)  # epochs after the checkpoint are repeated on resume anyway
+        self._context.barrier()
+
+    def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
+        write_json_lines(self.path / METRICS, epochs, sync=sync)
+        if readings:
+            write_json_lines(self.path / PROBE, readings, sync=sync)
+        else:
+            (self.path / PROBE).unlink(missing_ok=True)  # left by a process that was killed before its first checkpoint
+
+    def record_divergence(self, reason: str) -> None:
+        """Record that the run ended with a non-finite loss."""
+        if self._writes:
+            write_json(self.path / DIVERGED, {"reason": reason})
+
+    def finish(
+        self,
+        network: nn.Module,
+        curvature: Mapping[str, Any] | None = None,
+        predictions: Mapping[str, NDArray[Any]] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Write the results after the last epoch, and finally the network, which marks the run as finished.
+
+        Args:
+            network: the trained network.
+            curvature: the largest eigenvalue and the loss surface.
+            predictions: arrays of the task, by name.
+            files: further files, by name; TensorBoard shows the PNG files.
+        """
+        if not self._writes:
+            return
+        from safetensors.torch import save
+
+        if curvature is not None:
+            write_json(self.path / CURVATURE, curvature)
+        if predictions:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
+            write(self.path / PREDICTIONS, buffer.getvalue())
+        for name, data in (files or {}).items():
+            write(self.path / name, data)
+        if self._events is not None:
+            self._events.finish(files or {})
+        tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        # a single metadata entry, since several would be written in random order
+        write(self.path / NETWORK, save(tensors, {"run": json.dumps(self.settings)}))

@@ -1,0 +1,224 @@
+"""Train and evaluate a network, one epoch at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...common.errors import BsamTypeError, BsamValueError
+from ...core.optimizer import SharpnessAware
+from ...flatness.probe import Probe
+from ...flatness.sharpness import Sharpness, sharpness
+from ...methods import METHODS
+from ..quantization import freeze_scales
+from ..tasks.task import Task
+from .bases import CAPTURABLE
+from .config import BASE, Run
+from .distributed import DistributedContext
+from .ema import WeightAverage
+from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
+from .optimizers import autocast, build_train_step, check_method
+from .steps import CapturedSteps
+
+T = TypeVar("T")
+# Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are
+# captured; the schedule sets its value.
+_MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
+_SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # independent random numbers from the same (seed, epoch)
+
+
+class Trainer:
+    """A network with its optimizer and data.
+
+    Args:
+        run: the settings.
+        task: the task.
+        context: the processes that share the work.
+        on_message: called with messages for the user.
+        is_new: initialise the network; not needed if a checkpoint is loaded later.
+        init: the file with the network to start from.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        task: Task,
+        context: DistributedContext,
+        on_message: Callable[[str], None] = lambda sentence: None,
+        is_new: bool = True,
+        init: Path | None = None,
+    ) -> None:
+        parts = context.size * run.accumulate
+        if run.batch % parts:
+            times = f" times accumulate ({run.accumulate})" if run.accumulate > 1 else ""
+            raise BsamValueError(
+                f"batch must be a multiple of the number of processes ({context.size}){times}, got {run.batch}"
+            )
+        self.steps = task.samples // run.batch
+        if not self.steps:
+            raise BsamValueError(
+                f"batch must be at most {task.samples}, the number of training samples; got {run.batch}"
+            )
+        check_method(run, task, context.size)
+        self.run, self.task, self.context = run, task, context
+        self.network = task.network()
+        for sentence in task.initialise(self.network, init) if is_new else ():
+            if context.is_main:
+                on_message(sentence)
+        self.average = None if run.ema is None else WeightAverage(self.network, run.ema)
+        capturable = run.method == BASE or METHODS[run.method].capturable
+        capturable = capturable and run.base in CAPTURABLE and run.precision != "fp16"  # a scaler waits for the device
+        self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
+        failure = why_compile_fails(context.device) if run.compile else None
+        self.compiled = run.compile and failure is None
+        if failure is not None and context.is_main:
+            on_message(f"torch.compile does not work on this machine ({failure}): continuing without it.")
+        self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
+        if self._emulated and context.is_main:
+            on_message("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
+        wrapped = context.wrap(self.network)
+        model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
+        total = self.steps * run.epochs
+        self.train_step = build_train_step(run, task, model, total, self.captured, context.size, self.network)
+        self.optimizer = self.train_step.optimizer
+        self.probe: Probe | None = None
+        if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
+            self.probe = Probe(run.probe).attach(self.optimizer)
+        due = None if self.probe is None else self.probe.due
+        self.take_step = CapturedSteps(self.train_step, due, on_message) if self.captured else self.train_step.step
+
+    def train_epoch(self, number: int) -> dict[str, Any]:
+        """Train for an epoch, counted from 0.
+
+        Returns:
+            the mean of the steps' losses, each at the weights before the step; the learning rate and the scheduled
+            radii of the last step; and the duration in seconds.
+        """
+        run, device = self.run, self.context.device
+        start = time.perf_counter()
+        self.task.set_train_mode(self.network)
+        self.task.begin_epoch(number)
+        self.train_step.begin_epoch(number)
+        order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
+        indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
+        total, lr = torch.zeros((), device=device), 0.0
+        with self._seeded(number), emulated_bf16(self._emulated):
+            for i, batch in enumerate(self.task.batches(self.context.share(indices))):
+                lr = run.learning_rate(number * self.steps + i, self.steps)
+                self._set_lr(lr)
+                total += self.take_step(*batch)
+                if self.average is not None:
+                    self.average.update()
+        loss = float(self.context.mean(total)) / self.steps
+        return {"train_loss": loss, "lr": lr, **self._radii(), "seconds": time.perf_counter() - start}
+
+    @contextlib.contextmanager
+    def _seeded(self, number: int) -> Iterator[None]:
+        """Seed torch's generators with seed, epoch and rank, and restore them on exit."""
+        device = self.context.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            seed = int(np.random.default_rng((self.run.seed, number, _TORCH_STREAM, self.context.rank)).integers(2**63))
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all GPUs
+            if device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            yield
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            scaled = lr * group.get("lr_scale", 1.0)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(scaled)
+            else:
+                group["lr"] = scaled
+
+    def _radii(self) -> dict[str, float]:
+        """Return the last step's values of the radii that follow the learning rate, by name."""
+        if not isinstance(self.optimizer, SharpnessAware):
+            return {}
+        group = self.optimizer.param_groups[0]
+        following = [name for name, floor in self.optimizer.scheduled_radii.items() if group[floor] is not None]
+        return {name: float(self.optimizer.radius(group, name)) for name in following}
+
+    @property
+    def result_network(self) -> nn.Module:
+        """The network to evaluate and to save: the trained one, or the average of its weights."""
+        return self.network if self.average is None else self.average.network
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the task's metrics; empty except in the first process."""
+        if not self.context.is_main:
+            return {}
+        metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.measure.name}"
+        if not isinstance(metrics, Mapping) or score not in metrics:
+            got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
+            raise BsamValueError(f"the task's evaluate must return a dictionary with {score!r}, got {got}")
+        if tensors := [name for name, value in metrics.items() if isinstance(value, Tensor)]:
+            raise BsamTypeError(f"the task's evaluate must return numbers, got a tensor for {tensors[0]!r}")
+        return metrics
+
+    def predictions(self) -> Mapping[str, NDArray[Any]]:
+        """Return the task's predictions for some samples; empty except in the first process."""
+        return self._in_eval_mode(self.task.predictions) if self.context.is_main else {}
+
+    def _in_eval_mode(self, function: Callable[[nn.Module], T]) -> T:
+        network = self.result_network.eval()
+        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
+            return function(network)
+
+    def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
+        """Return the name and value of the first non-finite loss, the same in all processes; None if all are finite."""
+        losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
+        return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
+
+    def measured_network(self) -> nn.Module:
+        """Return the network for flatness measurements; for a quantized network, a copy with fixed scales."""
+        if self.run.weight_bits is None:
+            return self.result_network
+        network = copy.deepcopy(self.result_network)
+        freeze_scales(network)
+        return network
+
+    def sharpness(self, radius: float) -> Sharpness:
+        """Return the sharpness on the whole training set at a radius, uphill and downhill."""
+        return sharpness(self.measured_network(), self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
+
+    def take_readings(self) -> list[dict[str, Any]]:
+        """Return the probe's readings since the last call, and clear them."""
+        if self.probe is None:
+            return []
+        readings = [asdict(reading) for reading in self.probe.readings]
+        self.probe.readings.clear()
+        return readings
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next epoch depends on."""
+        loss, more = self.train_step.loss, {"scaler": self.train_step.scaler, "ema": self.average}
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loss": None if loss is None else loss.state_dict(),
+            **{name: part.state_dict() for name, part in more.items() if part is not None},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state from :meth:`state_dict`."""
+        self.network.load_state_dict(state["network"])
+        kept = [{k: group[k] for k in _MACHINE_SETTINGS if k in group} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
+            group.update(settings)
+        parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
+        for name, part in parts.items():
+            if part is not None:
+                part.load_state_dict(state[name])

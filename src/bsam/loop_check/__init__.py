@@ -1,1 +1,0 @@
-"""The check behind ``optimizer.check``, which finds silent mistakes in a training loop."""

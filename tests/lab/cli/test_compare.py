@@ -1,0 +1,325 @@
+"""``bsam compare`` and ``bsam.lab.compare``, with networks that are really trained on digits."""
+
+import json
+import os
+import re
+import statistics
+from dataclasses import asdict, replace
+
+import pytest
+from scipy import stats
+
+import bsam
+from bsam.common.errors import BsamValueError
+from bsam.lab import cli
+from bsam.lab.recipes.compare import compared_runs
+from bsam.lab.running import job
+from bsam.lab.running.runner import RunsFailed
+from bsam.lab.training.run_dir import run_dir_name
+from fake_fit import FakeFit
+
+SETTINGS = {"epochs": 2, "batch": 32, "limit_train": 128, "limit_test": 80, "lr": 0.04}
+FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def command(out, *flags, data="digits"):
+    return ["compare", "--data", data, *FLAGS, "--device", "cpu", "--out", str(out), *map(str, flags)]
+
+
+def scores_of(out, split="test"):
+    """Return the score of each run by method, arguments and seed, computed from the files alone."""
+    scores = {}
+    for folder in out.iterdir():
+        if folder.is_dir():
+            settings = json.loads((folder / "config.json").read_text())
+            if settings["eval_split"] == split:
+                last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+                assert last["epoch"] == settings["epochs"] == 2
+                radii = tuple(settings["arguments"].items())
+                scores.setdefault((settings["method"], radii), {})[settings["seed"]] = 100 * last[f"{split}_accuracy"]
+    return scores
+
+
+def text_of(capsys):
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A comparison of two methods with two seeds: the folder and the result."""
+    out = tmp_path_factory.mktemp("compared")
+    return out, bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=2, out=out, device="cpu", **SETTINGS)
+
+
+def test_the_numbers_are_those_of_the_run_directories(compared):
+    out, result = compared
+    scores = scores_of(out)
+    assert sorted(scores) == [("base", ()), ("sam", ())]
+    sgd, sam = ([scores[name, ()][seed] for seed in (0, 1)] for name in ("base", "sam"))
+    assert [row.method for row in result.methods] == ["SGD", "SAM"]
+    for row, ours in zip(result.methods, (sgd, sam), strict=True):
+        assert (row.n, row.diverged, row.unfinished) == (2, 0, 0)
+        assert row.mean == pytest.approx(statistics.fmean(ours), abs=1e-9)
+        assert row.std == pytest.approx(statistics.stdev(ours), abs=1e-9)
+    test = stats.ttest_rel(sam, sgd)
+    d = result.methods[1].difference
+    assert (d.low, d.high) == pytest.approx(tuple(test.confidence_interval()))
+    assert d.mean == pytest.approx(statistics.fmean(sam) - statistics.fmean(sgd))
+    assert [(row.passes, row.radius) for row in result.methods] == [(1, None), (2, 0.05)]
+    assert result.page == out / "report.html"
+
+
+def test_the_page_has_the_same_numbers(compared):
+    _, result = compared
+    (text,) = re.findall(r'id="data">(.*?)</script>', result.page.read_text(), re.DOTALL)
+    (experiment,) = json.loads(text)["experiments"]
+    assert experiment["baseline"] == "SGD"
+    for shown, row in zip(experiment["rows"], result.methods, strict=True):
+        for name in ("method", "mean", "std", "n", "diverged", "radius", "passes", "seconds"):
+            assert shown[name] == getattr(row, name)
+        assert shown["difference"] == (None if row.difference is None else asdict(row.difference))
+
+
+def test_the_command_continues_and_gives_the_same_numbers(compared, capsys):
+    """Nothing is trained again; the paragraph is on the screen and in table.md."""
+    out, result = compared
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
+    assert cli.main(command(out, "--methods", "sgd", "sam", "--seeds", 2)) == 0
+    text = text_of(capsys)
+    assert str(result) in text
+    assert "4 runs: 4 finished, 0 in progress, 0 not started." in text
+    assert str(out / "report.html") in text
+    assert str(result) in (out / "table.md").read_text()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == times
+    assert len(times) == 4
+    assert cli.main(command(out, "--methods", "sgd", "sam", "--seeds", 2, "--baseline", "SAM")) == 0
+    assert f"SGD is {'better' if result.methods[1].gain < 0 else 'worse'} by" in text_of(capsys)
+
+
+def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monkeypatch):
+    fit = FakeFit(lambda run: 0.5 + run.seed / 100)
+    monkeypatch.setattr(job, "fit", fit)
+    options = {"out": tmp_path, "device": "cpu", **SETTINGS}
+    bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, **options)
+    assert [(run.method, run.seed) for run in fit.asked] == [("base", 0), ("sam", 0)]
+    result = bsam.lab.compare("digits", methods=["sgd", "bsam-2", "sam"], seeds=2, **options)
+    asked = [(run.method, run.seed) for run in fit.asked[2:]]
+    assert asked == [("bsam", 0), ("base", 1), ("bsam", 1), ("sam", 1)]
+    assert [row.scores for row in result.methods] == [{0: pytest.approx(50), 1: pytest.approx(51)}] * 3
+
+
+def test_tuned_radii_and_an_interruption(tmp_path, capsys, monkeypatch):
+    """The radius with the best score on held-out samples is used; a test sample is never tuned on."""
+    flags = ("--methods", "sgd", "sam", "--seeds", 2, "--tune")
+    fit, asked = job.fit, []
+
+    def interrupt(run, *given, **named):
+        asked.append(run)
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+        return fit(run, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "fit", interrupt)
+        assert cli.main(command(tmp_path, *flags)) == 130
+    assert f"are saved in {tmp_path}; run the same command again to continue" in capsys.readouterr().err
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    assert len(done) == 5
+    assert cli.main(command(tmp_path, *flags)) == 0
+    assert done.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}.items()
+    trials = {dict(radii)["rho"]: seeds[10_000] for (_, radii), seeds in scores_of(tmp_path, "validation").items()}
+    assert sorted(trials) == [0.025, 0.05, 0.1, 0.2]
+    best = max(trials, key=lambda rho: (trials[rho], rho in (0.05, 0.1), -rho))  # on ties, the middle of the grid
+    finals = scores_of(tmp_path)
+    assert sorted(finals) == [("base", ()), ("sam", (("rho", best),))]
+    text = text_of(capsys)
+    assert f"SAM at total radius {best:g} (tuned on 400 validation samples, 1 seed" in text
+    assert "the score after the last epoch on 400 validation samples, which the tuning runs did not train on" in text
+    again = bsam.lab.compare(
+        "digits", methods=["sgd", "sam"], seeds=2, tune=True, out=tmp_path, device="cpu", **SETTINGS
+    )
+    assert str(again) in text
+    assert again.methods[1].radius == best
+    assert again.methods[1].scores == pytest.approx(finals["sam", (("rho", best),)])
+
+
+class FakeTuning(FakeFit):
+    """Trains nothing; the scores on validation samples are best at lr 0.12, weight decay 0.01 and rho 0.1."""
+
+    SAMPLES = 1200
+
+    def __call__(self, run, folder, **options):
+        super().__call__(run, folder, **options)
+        (folder / "identity.json").write_text(json.dumps({"eval_samples": self.SAMPLES}))
+
+
+def tuned_score(run):
+    if run.eval_split == "test":
+        return 0.9 + 0.001 * run.seed + 0.01 * (run.method == "sam")
+    if run.method == "base":
+        return 0.9 - 0.1 * (run.lr != 0.12) - 0.1 * (run.weight_decay != 0.01)
+    return 0.9 - (0.005 if run.arguments["rho"] == 0.05 else 0.1 if run.arguments["rho"] != 0.1 else 0.0)
+
+
+def test_the_tuned_base_and_what_console_and_pages_say_about_it(tmp_path, monkeypatch, capsys):
+    fit = FakeTuning(tuned_score)
+    monkeypatch.setattr(job, "fit", fit)
+    out = tmp_path / "out"
+    flags = ("--methods", "sgd", "sam", "--seeds", 3, "--tune", "--tune-base", "--tune-seeds", 2)
+    assert cli.main(command(out, *flags)) == 0
+    tried, radii = fit.asked[:24], fit.asked[24:32]
+    assert {(run.method, run.eval_split, run.seed) for run in tried} == {
+        ("base", "validation", 10_000),
+        ("base", "validation", 10_001),
+    }
+    assert {(run.method, run.lr, run.weight_decay, run.seed) for run in radii} == {
+        ("sam", 0.12, 0.01, 10_000),
+        ("sam", 0.12, 0.01, 10_001),
+    }
+    finals = [(run.method, run.arguments, run.lr, run.weight_decay) for run in fit.asked[32:]]
+    assert finals == [("base", {}, 0.12, 0.01), ("sam", {"rho": 0.1}, 0.12, 0.01)] * 3
+    text = text_of(capsys)
+    assert 0.5 < 100 * (0.9 * 0.1 / 1200) ** 0.5 < 1  # rho 0.05, which is 0.5 points below, may be as good
+    assert "after the last epoch on 1,200 validation samples, which the tuning runs did not train on" in text
+    assert "SAM at total radius 0.1 (tuned on 1,200 validation samples, 2 seeds; within the noise) is better by" in text
+    shared = (
+        "lr 0.12 and weight decay 0.01, which were chosen for SGD alone from 12 candidates (tuned on 1,200 validation"
+    )
+    assert f"All methods use {shared} samples, 2 seeds; lr at the edge of the grid)." in text
+    assert "lr 0.12, weight decay 0.01*" in (out / "table.md").read_text()
+    assert "rho 0.1~" in (out / "table.md").read_text()
+    assert len(fit.asked) == 38
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    for page in (out / "report.html", tmp_path / "again.html"):
+        (content,) = re.findall(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+        shown = json.loads(content)
+        assert [row["chosen"] for row in shown["experiments"][0]["rows"]] == [
+            "lr and weight decay tuned on 1,200 validation samples, 2 seeds; lr at the edge of the grid",
+            "tuned on 1,200 validation samples, 2 seeds; within the noise; lr and weight decay as tuned for SGD",
+        ]
+        assert "SAM: tuned on 1,200 validation samples, 2 seeds; within the noise" in shown["verdicts"][0]["evidence"]
+
+
+def test_a_base_that_could_not_be_tuned_stops_the_comparison(tmp_path, monkeypatch, error_of):
+    fit = FakeTuning(tuned_score)
+    monkeypatch.setattr(job, "fit", fit)
+    run = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})["sgd"]
+    first = replace(run, lr=0.012, weight_decay=1e-4, seed=10_000, eval_split="validation", limit_test=None)
+    fit.trouble = {run_dir_name(first): RuntimeError("out of memory")}
+    tune = {"tune_base": True, "tune_seeds": 1}
+    with pytest.raises(RunsFailed, match="out of memory"):
+        bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, out=tmp_path, device="cpu", **tune, **SETTINGS)
+    assert len(fit.asked) == 12
+    assert {run.eval_split for run in fit.asked} == {"validation"}
+    other = error_of(*command(tmp_path, "--methods", "sgd", "sam", "--seeds", 1, "--tune"))
+    assert "holds other results (compare, with --tune-base): choose another folder" in other
+
+
+def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, capsys):
+    fit = FakeFit()
+    monkeypatch.setattr(job, "fit", fit)
+    runs = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})
+    fit.trouble = {run_dir_name(runs["sam"]): "the loss is nan"}
+    options = {"out": tmp_path, "device": "cpu", **SETTINGS}
+    result = bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=2, **options)
+    assert [(row.n, row.diverged) for row in result.methods] == [(2, 0), (1, 1)]
+    assert cli.main(command(tmp_path, "--methods", "sgd", "sam", "--seeds", 2)) == 2
+    assert "1 of 4 runs failed" in capsys.readouterr().err
+    bsams = compared_runs(["sgd", "bsam"], {"data": "digits", **SETTINGS})
+    fit.trouble = {run_dir_name(bsams["bsam"]): RuntimeError("out of memory")}
+    with pytest.raises(RunsFailed, match="out of memory"):
+        bsam.lab.compare("digits", methods=["sgd", "bsam"], seeds=1, **options)
+
+
+def test_defaults_follow_from_the_data_and_the_initial_run(digits_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fit = FakeFit()
+    monkeypatch.setattr(job, "fit", fit)
+    assert cli.main(["compare", "--epochs", "2", "--seeds", "1", "--device", "cpu"]) == 0
+    assert "Written: runs/compare-digits_net-digits/table.md" in text_of(capsys)
+    assert [run.method for run in fit.asked] == ["base", "sam", "bsam"]
+    flags = [
+        "--init",
+        os.path.relpath(digits_run),
+        "--weight-bits",
+        "4",
+        "--methods",
+        "sgd",
+        "sam",
+        "--seeds",
+        "2",
+        "--tune",
+    ]
+    assert cli.main(["compare", *flags, "--device", "cpu"]) == 0
+    assert (tmp_path / "runs" / "compare-resnet8-digits-tuned" / "results.json").exists()
+    assert {(run.init, run.model, run.epochs) for run in fit.asked[3:]} == {(str(digits_run), "resnet8", 60)}
+
+
+def test_a_folder_of_images_and_a_dry_run(images, tmp_path, capsys):
+    flags = ("--model", "resnet8", "--image-size", 28, "--dry-run")
+    assert cli.main(command(tmp_path / "out", *flags, data=f"folder:{images}")) == 0
+    assert "9 runs: 0 finished, 0 in progress, 9 not started." in text_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--methods", "sgd", "smasam"], "method must be one of"),
+        (["--methods", "sgd", "bsma"], "Did you mean 'bsam'?"),
+        (["--methods", "sgd"], "at least two different methods"),
+        (["--methods", "sgd", "sam", "--baseline", "bsam"], "baseline must be one of sgd, sam; got 'bsam'"),
+        (["--seeds", "0"], "seeds"),
+        (["--data", "folder:nowhere"], "nowhere"),
+        (["--init", "nowhere"], "nowhere"),
+        (["--weights", "nowhere.pt", "--model", "resnet8"], "nowhere.pt"),
+        (["--jobs", "2", "--ray"], "use one of them"),
+        (["--tune-seeds", "2"], "--tune-seeds has no effect without --tune or --tune-base"),
+        (["--tune", "--tune-seeds", "0"], "tune_seeds"),
+    ],
+)
+def test_errors(flags, message, error_of, tmp_path):
+    sentence = error_of(*command(tmp_path / "out"), *flags)
+    assert message in sentence
+    assert sentence.count("\n") == 1
+    assert not list(tmp_path.rglob("config.json"))
+
+
+def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "`bsam compare` trains each run on one device" in error_of(*command(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epoch": 3}, "got 'epoch'. Did you mean 'epochs'?"),
+        ({"seed": 3}, "setting must be one of"),
+        ({"eval_split": "validation"}, "setting must be one of"),
+        ({"methods": "sam"}, "must be a list of names"),
+    ],
+)
+def test_errors_in_python(settings, message, tmp_path):
+    with pytest.raises(BsamValueError) as error:
+        bsam.lab.compare("digits", out=tmp_path, **settings)
+    assert message in str(error.value)
+
+
+def test_names_that_the_package_does_not_have():
+    assert callable(bsam.lab.compare)
+    assert not hasattr(bsam, "compair")
+
+
+def test_the_share_of_wrong_labels_of_a_folder_of_images(images, tmp_path, capsys):
+    """Of 12 images of three classes, 60 % are drawn: 0.6 * 2 / 3 * 12 = 4.8, so 5 labels are wrong."""
+    noise = "60 % of labels drawn from all classes: 41.7 % wrong"
+    flags = ["--model", "resnet8", "--weights", "random", "--image-size", "28", "--batch", "6", "--epochs", "1"]
+    flags += ["--data", f"folder:{images}", "--label-noise", "0.6", "--device", "cpu"]
+    assert cli.main(["train", "--method", "sgd", *flags, "--out", str(tmp_path / "one")]) == 0
+    assert f"({noise})" in text_of(capsys)
+    out = tmp_path / "both"
+    assert cli.main(["compare", "--methods", "sgd", "sam", "--seeds", "1", *flags, "--out", str(out)]) == 0
+    assert f"Label noise: {noise}." in text_of(capsys)
+    assert f"Label noise: {noise}." in (out / "table.md").read_text()
+    assert {run["wrong_labels"] for run in json.loads((out / "results.json").read_text())["runs"]} == {5 / 12}
+    assert f", {noise}, 1 epoch" in (out / "report.html").read_text()

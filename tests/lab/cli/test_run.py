@@ -1,0 +1,277 @@
+import json
+import os
+import signal
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from bsam.lab import cli
+from bsam.lab.cli import run as cli_run
+from bsam.lab.recipes import RECIPES, experiments, scales
+from bsam.lab.recipes.choices import tuning_runs
+from bsam.lab.recipes.scales import scale_of
+from bsam.lab.recipes.states import states_of
+from bsam.lab.recipes.variants import variants
+from bsam.lab.report.plan import plan_info
+from bsam.lab.running import job
+from bsam.lab.running.executors import InProcess
+from bsam.lab.running.runner import run_all
+from bsam.lab.training import loop
+from bsam.lab.training.files import RunLocked
+from bsam.lab.training.run_dir import run_dir_name
+from fake_fit import FakeFit
+from processes import Command
+
+CHEAP = {
+    "classification": ["sgd"],
+    "rho-min-study": ["bsam-2"],
+    "label-noise": ["sgd"],
+    "gradient-conflict": ["bsam-2"],
+    "sharpness-curves": ["sam", "bsam-2"],
+    "training-curves": ["sgd", "bsam-2"],
+    "transfer": ["sgd"],
+    "quantization": ["bsam-2", "--models", "resnet8"],
+}
+
+
+SMOKE = "smoke: shows that it runs"
+
+
+def folders(out):
+    return {path.name for path in out.iterdir() if path.is_dir()}
+
+
+ELSEWHERE = ("demo", "pose", "radius")  # other files test them
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The scale smoke with one epoch on fewer images, rough eigenvalues, and small figures."""
+    smoke = scale_of("smoke")
+    fewer = {name: smoke.settings[name] // 8 for name in ("batch", "limit_train", "limit_test")}
+    smoke = replace(smoke, settings={**smoke.settings, **fewer, "epochs": 1})
+    monkeypatch.setattr(scales, "SCALES", {**scales.SCALES, "smoke": smoke})
+    exact, save = loop.top_eigenvalues, Figure.savefig
+    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
+    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
+    monkeypatch.setattr(Figure, "savefig", lambda drawn, file, **named: save(drawn, file, **{**named, "dpi": 40}))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE])
+@pytest.mark.usefixtures("small")
+def test_smoke(name, tmp_path, capsys):
+    """The cheapest methods of every recipe, really trained; then nothing is left to do."""
+    only = ["--only", *CHEAP[name]] if name in CHEAP else []
+    command = ["run", name, "--out", str(tmp_path), "--device", "cpu", *only]
+    assert cli.main(command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    results = json.loads((tmp_path / "results.json").read_text())
+    trained = [run for run in results["runs"] if run["state"] == "done"]
+    assert {run["folder"] for run in trained} == folders(tmp_path)
+    assert all(0 <= run["last"]["test_accuracy"] <= 1 and len(run["machines"]) == 1 for run in trained)
+    assert f"{len(trained)} runs: 0 finished, 0 in progress, {len(trained)} not started." in text
+    for figure in RECIPES[name].figures:
+        assert (tmp_path / f"{figure}.png").stat().st_size > 2_000
+    assert text.startswith(f"{RECIPES[name].title} ({SMOKE}). ")
+    headings = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("#")]
+    assert len(headings) > 1
+    assert all(line.endswith(f" ({SMOKE})") for line in headings)
+    assert all(f"{line.removeprefix('## ')}" in text for line in headings[1:])
+    assert text.endswith(f"Open {tmp_path / 'report.html'} in a browser.")
+    assert all(run["folder"] in (tmp_path / "report.html").read_text() for run in trained)
+    assert cli.main([*command, "--dry-run"]) == 0
+    left = f"{len(trained)} runs: {len(trained)} finished, 0 in progress, 0 not started."
+    assert left in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_method_trains_at_the_scale_smoke(tmp_path):
+    """On a smaller network and less data."""
+    runs = [run for run in RECIPES["classification"].runs("smoke") if run.model == "resnet8"]
+    assert len(runs) == len(variants())
+    runs = [replace(run, model="digits_net", batch=16, limit_train=32, limit_test=20) for run in runs]
+    assert all(state.finished for state in run_all(runs, tmp_path, device="cpu"))
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys):
+    command = ["run", "label-noise", "--scale", "paper", "--seeds", "2", "--dry-run"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "112 runs: 0 finished, 0 in progress, 112 not started. Time left: unknown before the first epoch."
+        in " ".join(text.split())
+    )
+    assert text.count("missing") == 112
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert cli.main(["run", "demo", "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "29 runs: 0 finished, 0 in progress, 29 not started." in " ".join(text.split())
+    labels = [line.split("  ")[0] for line in map(str.strip, text.splitlines()) if line.startswith("DigitsNet")]
+    assert len(labels) == len(set(labels)) == 29
+    planned = []
+    monkeypatch.setattr("bsam.lab.cli.demo.run_recipe", lambda arguments, recipe, runs, chosen: planned.extend(chosen))
+    assert cli.main(["demo"]) == 0
+    recipe = RECIPES["demo"]
+    assert planned == recipe.runs(seeds=recipe.seeds)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_labels_of_runs_are_distinct(name, tmp_path):
+    recipe = RECIPES[name]
+    for scale in recipe.scales:
+        runs = recipe.runs(scale, seeds=2)
+        states = states_of([*tuning_runs(recipe, runs), *runs], tmp_path)
+        labels = [label for label, *_ in plan_info(recipe, states)]
+        assert len(set(labels)) == len(labels)
+
+
+def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
+    """The table shows all finished runs, and counts the missing runs of the selection."""
+    command = ["run", "classification", "--out", str(tmp_path / "out")]
+    assert cli.main([*command, "--scale", "paper", "--models", "resnet18", "--data", "cifar10", "--dry-run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    count = len(variants())
+    assert f"{count} runs: 0 finished, 0 in progress, {count} not started." in text
+    assert text.count("ResNet-18, CIFAR-10,") == count
+    assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "--device", "cpu"]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    done = [run for run in results["runs"] if run["state"] == "done"]
+    assert [run["settings"]["model"] for run in done] == ["resnet8"]
+    assert sum(cell["missing"] for cell in results["table"]) == len(results["runs"]) - 1
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "table.md").read_text()):
+        assert "not finished" not in text
+    assert cli.main([*command, "--models", "resnet8", "--only", "sgd", "sam", "--report"]) == 0
+    for text in (capsys.readouterr().out, (tmp_path / "out" / "table.md").read_text()):
+        assert "1 run is not finished." in text
+
+
+def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "rho-min-study", "--scale", "short", "--report"]) == 0
+    out = tmp_path / "runs" / "rho-min-study-short"
+    assert folders(out) == set()
+    assert not (out / "report.html").exists()
+    table = (out / "table.md").read_text()
+    assert "| 0.05 | - | 96.82 ± 0.12 | - | 81.65 ± 0.04 |" in table
+    assert "after the last of 24 epochs" in table
+    assert "paper: as published, after 200 epochs" in table
+
+
+def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, capsys, monkeypatch):
+    runs = RECIPES["training-curves"].runs("smoke")[:3]
+    runs = [replace(run, model="digits_net", epochs=1) for run in runs]
+    runs[1:] = [replace(runs[1], arguments={"rho": -1.0}), replace(runs[2], lr=1e30)]
+    monkeypatch.setattr("bsam.lab.recipes.experiments.Recipe.runs", lambda *_: runs)
+    assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 2
+    out, error = capsys.readouterr()
+    assert "Written: " in out
+    assert "2 of 3 runs failed" in error
+    assert all(run_dir_name(run) in error for run in runs[1:])
+    assert error.count("\n") == 1
+    states = [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]]
+    assert states == ["done", "missing", "diverged"]
+    assert (tmp_path / run_dir_name(runs[1]) / "log.txt").exists()
+
+
+def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch):
+    """Nor one whose tuning runs another process holds. The row without tuning is trained."""
+    tried = []
+
+    def fit(run, *_, **options):
+        tried.append(run)
+        if len(tried) == 1:
+            raise RuntimeError("out of memory")
+        raise RunLocked("another process is training there")
+
+    monkeypatch.setattr(job, "fit", fit)
+    monkeypatch.setattr(experiments, "scale_of", lambda name: replace(scale_of(name), workers=1))
+    command = ["demo", "--out", str(tmp_path), "--methods", "sgd", "--seeds", "2", "--epochs", "1"]
+    assert cli.main(command) == 2
+    out, error = capsys.readouterr()
+    assert {(run.weight_decay, run.seed) for run in tried if run.eval_split == "test"} == {(5e-4, 0), (5e-4, 1)}
+    assert "3 of 7 runs failed" in error
+    assert f"{run_dir_name(tried[0])}: RuntimeError: out of memory" in error
+    assert "Written: " in out
+    assert cli.main(command) == 0
+    assert "not finished: another process" in capsys.readouterr().out
+    assert {run.weight_decay for run in tried if run.eval_split == "test"} == {5e-4}
+
+
+def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "torchrun" in error_of("run", "label-noise", "--out", tmp_path)
+
+
+@pytest.mark.parametrize(("number", "status", "how"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
+    """As a terminal sends Ctrl-C, and a cluster SIGTERM at the end of a job's time."""
+    process = Command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
+    logs = [tmp_path / run_dir_name(run) / "log.txt" for run in RECIPES["training-curves"].runs("smoke")[:2]]
+    while not all(log.exists() and "process " in log.read_text() for log in logs):
+        assert process.returncode is None
+        time.sleep(0.01)
+    os.killpg(process.pid, getattr(signal, number))
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert error.startswith(f"bsam: {how}. ")
+    assert error.count("\n") == 1
+    pids = {int(log.read_text().split("process ")[1].split()[0]) for log in logs}
+    assert len({process.pid, *pids}) == 3
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # nobody waits for orphans
+
+
+def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
+    first, second, *_ = RECIPES["training-curves"].runs("smoke")
+    arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
+    fit, seconds = job.fit, []
+
+    def interrupt(run, *given, **named):
+        seconds.append(named["checkpoint_every"])
+        if run == second:
+            raise KeyboardInterrupt
+        return fit(run, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "fit", interrupt)
+        assert cli.main([*arguments, "--checkpoint-every", "7.5"]) == 130
+    assert seconds == [7.5, 7.5]
+    assert f"are saved in {tmp_path}; run the same command again to continue" in capsys.readouterr().err
+    model = tmp_path / run_dir_name(first) / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    assert cli.main(arguments) == 0
+    assert model.stat().st_mtime_ns == before
+    states = [run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]]
+    assert states == ["done"] * 2 + ["missing"] * 3
+
+
+def test_the_executor_follows_from_the_flags(monkeypatch):
+    made = []
+    monkeypatch.setattr(cli_run, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
+    monkeypatch.setattr(cli_run, "LocalProcesses", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(cli_run, "ray_tasks", lambda *arguments: made.append(arguments))
+    flags = {"jobs": 3, "ray": None, "gpus_per_run": None, "device": "cuda:1"}
+    scale = replace(scale_of("smoke"), threads=7)
+    cli_run._executor(Namespace(**flags), scale, 4, print)
+    cli_run._executor(Namespace(**flags | {"jobs": None}), replace(scale, workers=2), 4, print)
+    cli_run._executor(Namespace(**flags | {"jobs": None, "ray": "auto", "gpus_per_run": 0.5}), scale, 4, print)
+    assert made == [(3, "cuda:1", 7, print, False), (42, "cuda:1", 7, print, True), ("auto", 0.5, "cuda:1")]
+    assert isinstance(cli_run._executor(Namespace(**flags | {"jobs": 1, "device": "cpu"}), scale, 4, print), InProcess)
+
+
+def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
+    numbers = []
+    monkeypatch.setattr(cli_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1)
+    monkeypatch.setattr(job, "fit", FakeFit())
+    command = ["run", "classification", "--models", "resnet8", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main([*command, "--only", "sgd", "sam"]) == 0
+    assert cli.main(command) == 0
+    assert numbers == [2, len(variants()) - 2]

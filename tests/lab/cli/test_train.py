@@ -1,0 +1,209 @@
+"""``bsam train``: what it prints, and what it leaves behind when it is stopped."""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from bsam.lab import cli
+from bsam.lab.data.entries import ArrayData
+from bsam.lab.training.config import Run
+from bsam.lab.training.run_dir import RunDir, run_dir_name
+from processes import Command
+
+SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
+LONG = ("train", "--method", "sam", "--epochs", "30", "--batch", "64", "--device", "cpu", "--limit-test", "50")
+LONG += ("--limit-train", "128")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, error_of):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bsam.lab.report.classes.find_spec", find_spec)  # with pictures
+    settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True, "limit_train": 64, "limit_test": 50}
+    run = Run("bsam", {"rho_max": 0.02}, epochs=3, batch=32, **settings)
+    folder = Path("runs") / run_dir_name(run)
+    command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--radius", "0.05", "--curvature"]
+    command += ["--limit-train", "64", "--limit-test", "50", "--batch", "32"]
+    assert cli.main(command) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    first, machine, where, *epochs, last, top, written = out.splitlines()
+    noise = "25 % of labels drawn from all classes: 21.9 % wrong"  # 14 of 64
+    parts = (
+        "BSAM (rho_max=0.02) with SGD",
+        "DigitsNet (9,978 parameters)",
+        "64 samples of Digits at 8 x 8 pixels",
+        noise,
+        "3 epochs",
+    )
+    assert all(part in first for part in parts)
+    assert machine.startswith(f"CPU, {torch.get_num_threads()} thread")
+    assert str(folder) in where
+    metrics = RunDir(folder).metrics()
+    assert len(epochs) == len(metrics) == 3
+    for i, (line, row) in enumerate(zip(epochs, metrics, strict=True)):
+        losses = f"train loss {row['train_loss']:.4f}  test loss {row['test_loss']:.4f}"
+        shares = f"test accuracy {row['test_accuracy']:.4f}  memorised {row['memorised']:.4f}"
+        assert line.startswith(f"epoch {i + 1}/3  {losses}  {shares}  BilS ")
+        assert re.search(r"  lr \S+  rho_min \S+  .*" + (r"left \d+:\d\d$" if i < 2 else r" s$"), line)
+    assert last.startswith(f"After epoch 3: train loss {metrics[2]['train_loss']:.4f}  ")
+    eigenvalue = json.loads((folder / "curvature.json").read_text())["top_eigenvalue"]
+    assert top == f"Largest eigenvalue of the Hessian (cross-entropy, at most 256 training samples): {eigenvalue:.4g}"
+    files = ("config.json", "metrics.jsonl", "model.safetensors", "flipped.json", "environment.json", "tensorboard/")
+    assert all(name in written for name in (*files, "confusion.png", "mistakes.png"))
+    assert RunDir(folder).run() == run
+
+    before = contents(folder)
+    assert cli.main(command) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again == [f"The run in {folder} is finished.", last, top, written]
+    assert contents(folder) == before
+    error = error_of(*command, "--lr", "0.1", "--out", folder)
+    assert all(words in error for words in (str(folder), "lr", "0.05", "0.1"))
+    assert contents(folder) == before
+
+
+def test_more_epochs_of_a_finished_run_start_from_its_weights(digits_run, tmp_path, capsys, error_of):
+    before = contents(digits_run)
+    command = ["train", "--method", "sgd", "--model", "resnet8", "--batch", 64, "--limit-train", 64, "--limit-test", 20]
+    command += ["--device", "cpu"]
+    error = error_of(*command, "--epochs", 3, "--out", digits_run)
+    assert f"--init {digits_run} --epochs 2" in error
+    assert "--init" not in error_of(*command, "--epochs", 3, "--seed", 1, "--out", digits_run)  # another run
+    assert contents(digits_run) == before
+    command += ["--init", digits_run, "--epochs", 2, "--out", tmp_path / "more"]
+    assert cli.main(list(map(str, command))) == 0
+    assert str(digits_run) in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.main([*LONG, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, word, tmp_path, whole, capsys):
+    stopped = tmp_path / "stopped"
+    process = Command(*LONG, "--checkpoint-every", "0", "--out", stopped)
+    assert any(line.startswith("epoch  2/30") for line in process.stdout)
+    os.killpg(process.pid, number)  # as a terminal, or a batch system
+    _, error = process.communicate(timeout=60)
+    kept = f"Epochs up to the last checkpoint are saved in {stopped}; run the same command again to continue."
+    assert (process.returncode, error) == (status, f"bsam: {word}. {kept}\n")
+    epochs = len(RunDir(stopped).metrics())
+    assert 2 <= epochs < 30
+    assert cli.main([*LONG, "--out", str(stopped)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"Writing to {stopped}. Continuing after epoch {epochs}."
+    assert sum(line.startswith("epoch") for line in lines) == 30 - epochs
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    ours, theirs = ([{**line, "seconds": 0} for line in RunDir(folder).metrics()] for folder in (stopped, whole))
+    assert ours == theirs
+
+
+def test_stopped_before_its_first_checkpoint_it_starts_over(tmp_path, whole, capsys):
+    stopped = tmp_path / "stopped"
+    process = Command(*LONG, "--out", stopped)
+    assert any(line.startswith("epoch  2/30") for line in process.stdout)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert error == "bsam: interrupted. No checkpoint was written; run the same command again to start over.\n"
+    assert len(RunDir(stopped).metrics()) >= 2
+    assert cli.main([*LONG, "--out", str(stopped)]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == f"Writing to {stopped}."
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("command", [SHORT, ("run", "label-noise", "--only", "sgd")], ids=["train", "run"])
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_a_bad_time_between_checkpoints(command, seconds, tmp_path, error_of):
+    error = error_of(*command, "--checkpoint-every", seconds, "--out", tmp_path / "out")
+    assert "checkpoint_every" in error
+    assert seconds in error
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_one_of_several_processes_prints(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    flags = (*SHORT, "--limit-train", "128", "--epochs", "1", "--out", tmp_path / "out")
+    two = [Command(*flags, env={**world, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]  # as torchrun does
+    (out, error), other = (process.communicate(timeout=100) for process in two)
+    assert [process.returncode for process in two] == [0, 0], error
+    assert other == ("", "")
+    assert out.count("epoch 1/1") == out.count("Writing to ") == out.count("Written to") == 1
+    assert "2 processes" in out
+    assert len(RunDir(tmp_path / "out").metrics()) == 1
+
+
+def test_the_base_optimizer_alone(tmp_path, capsys):
+    small = ("--epochs", "1", "--limit-train", "128", "--device", "cpu", "--out")
+    for flags, folder, line in (
+        (("--method", "sgd"), "run", "SGD: DigitsNet"),
+        (("--method", "base"), "run", "The run in "),  # the same run under another name
+        (("--method", "base", "--base", "adam"), "adam", "Adam: DigitsNet"),
+    ):
+        assert cli.main(["train", *flags, *small, str(tmp_path / folder)]) == 0
+        assert capsys.readouterr().out.startswith(line)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, error_of):
+    assert "lr" in error_of(*SHORT, "--lr", "1e30", "--out", tmp_path / "out")
+
+
+DIGITS = ("train", "--epochs", "4", "--device", "cpu", "--seed", "0", "--limit-test", "100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        (("--method", "sgd", "--lr", "1000", "--epochs", "1"), ["chance", "--lr (now 1000)"]),
+        (("--method", "sam", "--set", "rho=2"), ["--lr (now 0.05)", "radius (now --set rho=2)"]),
+    ],
+)
+def test_a_run_that_learned_nothing_ends_with_advice(flags, advice, tmp_path, capsys):
+    for _ in range(2):  # also if it is finished already
+        assert cli.main([*DIGITS, *flags, "--out", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        assert not re.search(r"\d{6}|\.\d{5}", out)  # losses of many digits
+        last = out.splitlines()[-1]
+        assert all(words in last for words in advice)
+
+
+@pytest.mark.parametrize("method", ["bsam", "asam"])
+def test_a_run_that_learns_has_no_advice(method, tmp_path, capsys):
+    assert cli.main([*DIGITS, "--method", method, "--probe", "3", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("Written to")
+    assert "too large" not in out
+
+
+def test_too_large_a_radius_is_reported_once_after_the_first_epoch(tmp_path, capsys):
+    command = [*DIGITS, "--method", "sam", "--set", "rho=1", "--probe", "2", "--epochs", "2", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (number,) = (i for i, line in enumerate(lines) if "radius is too large" in line)
+    assert [line[:9] for line in (lines[number - 1], lines[number + 1])] == ["epoch 1/2", "epoch 2/2"]
+
+
+def test_a_missing_package_of_the_data_is_an_error(tmp_path, error_of, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("bsam.lab.tasks.image_inputs._load_arrays", ArrayData.load)  # without its cache
+    assert "pip install" in error_of(*SHORT, "--out", tmp_path / "out")

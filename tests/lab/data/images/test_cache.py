@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from PIL import Image
+
+from bsam.common.errors import BsamRuntimeError, BsamValueError
+from bsam.lab.data.examples import Dataset
+from bsam.lab.data.images import cache
+from bsam.lab.data.images.decoding import Resize, decode, decode_pixels
+from bsam.lab.data.images.folders import read_folder
+
+BLOCK, SIZE = 3, 8
+COUNTS = {"train": 5, "val": 1, "test": 2}  # images of each of the two classes: 16, in 6 blocks
+TOTAL = 16
+RESIZE = Resize(SIZE)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images whose sorted names, class by class, are not the order in which they were drawn."""
+    random = np.random.default_rng(0)
+    for part, count in COUNTS.items():
+        for name in ("wolf", "cat"):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for i in range(count):
+                path = tmp_path / "images" / part / name / f"{i}.png"
+                Image.fromarray(random.integers(0, 256, (10, 12, 3), np.uint8)).save(path)
+    return tmp_path / "images"
+
+
+@pytest.fixture(autouse=True)
+def decoded(monkeypatch):
+    """The names of the images that this process decodes, in blocks of three."""
+    names = []
+
+    def counted(content, name, resize):
+        names.append(name)
+        return decode_pixels(content, name, resize)
+
+    monkeypatch.setattr(cache, "decode_pixels", counted)
+    monkeypatch.setattr(cache, "BLOCK", BLOCK)
+    return names
+
+
+def load(folder: Path, resize: Resize = RESIZE, **options) -> tuple[Dataset, list[str]]:
+    return cache.load_images(read_folder(folder), resize, mean=(0.5,), std=(0.25,), **options)
+
+
+def cache_file(folder: Path, suffix: str) -> Path:
+    (path,) = (folder / ".bsam-cache").glob(f"*{suffix}")
+    return path
+
+
+def assert_correct(data: Dataset, folder: Path, without: tuple[str, ...] = ()) -> None:
+    for part, examples in (("train", data.train), ("val", data.validation), ("test", data.test)):
+        paths = sorted((folder / part).glob("*/*"))
+        paths = [path for path in paths if path.relative_to(folder).as_posix() not in without]
+        want = np.stack([decode(path, RESIZE) for path in paths]).transpose(0, 3, 1, 2)
+        assert torch.equal(examples.x, torch.from_numpy(want.copy()))
+        assert examples.y.tolist() == [["cat", "wolf"].index(path.parent.name) for path in paths]
+        assert examples.x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_data_set_has_the_decoded_images_in_order_and_the_second_call_decodes_nothing(folder, decoded):
+    seen = []
+    data, left_out = load(folder, progress=lambda *done: seen.append(done))
+    assert_correct(data, folder)
+    assert (data.name, data.classes, data.class_names) == ("images", 2, ("cat", "wolf"))
+    assert (data.mean, data.std, data.split) == ((0.5,), (0.25,), "folders train, val and test")
+    assert left_out == []
+    assert seen == [(n, TOTAL) for n in (3, 6, 9, 12, 15, 16)]
+    assert len(decoded) == len(set(decoded)) == TOTAL
+    again, _ = load(folder, progress=lambda *done: seen.append(done))
+    assert (len(seen), len(decoded)) == (6, TOTAL)
+    assert_correct(again, folder)
+    assert again.digest == data.digest
+
+    one = again.train.x.untyped_storage().data_ptr()  # parts of one file, without a copy
+    assert [part.x.untyped_storage().data_ptr() for part in (again.validation, again.test)] == [one, one]
+    before = cache_file(folder, ".npy").read_bytes()
+    assert np.array_equal(np.load(cache_file(folder, ".npy"))[:10].transpose(0, 3, 1, 2), data.train.x.numpy())
+    again.train.x.zero_()
+    assert cache_file(folder, ".npy").read_bytes() == before
+    assert_correct(load(folder)[0], folder)
+
+
+def test_the_digest_is_that_of_pixels_labels_and_order(folder, tmp_path):
+    digests = [load(folder)[0].digest, load(folder, cache_dir=tmp_path / "elsewhere")[0].digest]
+    assert digests[0] == digests[1]
+    assert cache_file(folder, ".npy").exists()
+    files = read_folder(folder)
+    other = replace(files, train=replace(files.train, labels=files.train.labels[::-1]))
+    digests.append(cache.load_images(other, RESIZE, mean=(0.5,), std=(0.25,))[0].digest)
+    first, second = folder / "train/cat/0.png", folder / "train/cat/1.png"
+    content = first.read_bytes(), second.read_bytes()
+    first.write_bytes(content[1])
+    digests.append(load(folder)[0].digest)
+    second.write_bytes(content[0])
+    digests.append(load(folder)[0].digest)
+    first.replace(folder / "train/wolf/00.png")
+    digests.append(load(folder)[0].digest)
+    assert len(set(digests)) == 5
+
+
+def test_the_cache_of_other_content_settings_or_software_is_not_used(folder, decoded, monkeypatch):
+    load(folder)
+    path = folder / "test/cat/0.png"
+    before, (content, other) = path.stat(), (path.read_bytes(), (folder / "test/cat/1.png").read_bytes())
+    path.write_bytes(other)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert_correct(load(folder)[0], folder)
+    path.write_bytes(content)
+    assert len(decoded) == 2 * TOTAL
+    load(folder)
+    assert len(decoded) == 2 * TOTAL
+    for number, resize in enumerate((Resize(SIZE, 0.8), Resize(SIZE, 1.0, "bicubic"), Resize(7)), 3):
+        data, _ = load(folder, resize)
+        assert np.array_equal(data.train.x[0].permute(1, 2, 0), decode(folder / "train/cat/0.png", resize))
+        assert len(decoded) == number * TOTAL
+    monkeypatch.setattr(PIL, "__version__", "0.1")
+    load(folder)
+    assert len(decoded) == 6 * TOTAL
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def test_a_missing_or_incomplete_file_is_made_again(folder, decoded, suffix, damage):
+    digest = load(folder)[0].digest
+    want = cache_file(folder, ".npy").read_bytes()
+    damage(cache_file(folder, suffix))
+    data, _ = load(folder)
+    assert_correct(data, folder)
+    assert (data.digest, len(decoded)) == (digest, 2 * TOTAL)
+    assert cache_file(folder, ".npy").read_bytes() == want
+
+
+def test_an_interrupted_call_leaves_no_images_and_stops_soon(folder, decoded, monkeypatch):
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    def slow(content, name, resize):
+        time.sleep(0.01)
+        return counted(content, name, resize)
+
+    counted = cache.decode_pixels
+    monkeypatch.setattr(cache, "decode_pixels", slow)
+    monkeypatch.setattr(cache, "ThreadPoolExecutor", lambda: ThreadPoolExecutor(1))
+    with pytest.raises(KeyboardInterrupt):
+        load(folder, progress=interrupt)
+    assert len(decoded) < TOTAL
+    assert not [path for path in (folder / ".bsam-cache").iterdir() if path.suffix != ".lock"]
+    decoded.clear()
+    assert_correct(load(folder)[0], folder)
+    assert len(decoded) == TOTAL
+
+
+def test_of_two_calls_one_decodes_and_the_other_waits(folder, decoded, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(done: int, total: int) -> None:
+        began.set()
+        assert go_on.wait(30)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(load, folder, progress=slow)
+        assert began.wait(30)
+        second = threads.submit(load, folder)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.2)
+        go_on.set()
+        assert first.result()[0].digest == second.result()[0].digest
+    assert len(decoded) == TOTAL
+    assert_correct(second.result()[0], folder)
+
+    monkeypatch.setattr(cache, "FileLock", None)
+    load(folder)  # a complete cache is read without a lock: its folder may be read-only
+
+
+def spoil(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).write_bytes(b"not an image")
+
+
+def test_images_that_cannot_be_decoded_are_named_or_left_out(folder, decoded):
+    names = ("train/cat/1.png", "train/cat/notes.txt", "train/wolf/0.png", "test/wolf/1.png")
+    spoil(folder, *names)
+    with pytest.raises(BsamValueError, match="--skip-corrupt") as caught:
+        load(folder)
+    lines = str(caught.value).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(names)
+    decoded.clear()
+    data, left_out = load(folder, skip_corrupt=True)
+    assert decoded == []
+    assert left_out == [line.strip() for line in lines]
+    assert_correct(data, folder, without=names)
+    (folder / "train/cat/notes.txt").unlink()
+    assert load(folder, skip_corrupt=True)[0].digest != data.digest
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_says_which_option_helps(folder, tmp_path):
+    (folder / ".bsam-cache").write_text("a file")
+    with pytest.raises(BsamRuntimeError, match="--cache-dir"):
+        load(folder)
+    assert_correct(load(folder, cache_dir=str(tmp_path / "new/folder"))[0], folder)

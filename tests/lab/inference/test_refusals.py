@@ -1,0 +1,69 @@
+"""Runs and images without predictions: the error says which."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import bsam
+from bsam.lab.inference import find_joints, predict
+from bsam.lab.training import Run, fit
+from helpers import draw_images
+from pose_runs import train_pose
+
+BOXES = [  # of an image of 30 x 20 pixels
+    ((1, 1, 1, 9), "right"),
+    ((1, 9, 5, 1), "bottom"),
+    ((1, 1, 5), "box"),
+    ((1, 1, float("inf"), 5), "box"),
+    ((1, 1, 1.5, 1.9), "pixel"),
+    *((box, "outside") for box in ((29.5, 1, 50, 9), (1, 19.5, 9, 30), (-9, 1, -0.5, 9), (1, -9, 9, -0.5))),
+    ((0, 0, 1e6, 1), "--box"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs of pose, on image files and on digits, a run without its network, an image and a text."""
+    folder = tmp_path_factory.mktemp("refusals")
+    train_pose(folder / "pose")
+    draw_images(folder / "birds", {"train": 2, "test": 1})
+    files = Run("sgd", model="resnet8", data=f"folder:{folder / 'birds'}", image_size=8, batch=6, epochs=1)
+    fit(files, folder / "classes", device="cpu", on_message=lambda _: None)
+    fit(Run("sgd", epochs=1, limit_train=128, limit_test=10), folder / "digits", device="cpu")
+    shutil.copytree(folder / "pose", folder / "half")
+    (folder / "half/model.safetensors").unlink()
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(folder / "a.png")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.mark.parametrize(("box", "word"), BOXES)
+def test_boxes(box, word, folder):
+    with pytest.raises(bsam.BsamError, match=word):
+        find_joints(folder / "pose", folder / "a.png", box, device="cpu")
+
+
+CALLS = [
+    (find_joints, "pose", ["a.png", "nowhere.png"], {}, r"nowhere\.png"),
+    (find_joints, "pose", ["a.png", "notes.txt"], {}, r"notes\.txt"),
+    (find_joints, "pose", [], {}, "no images"),
+    (find_joints, "pose", ["a.png", "notes.txt"], {"box": (1, 1, 9, 9)}, "one image"),
+    (find_joints, "digits", ["a.png"], {}, "finds no joints"),
+    (find_joints, "birds", ["a.png"], {}, "not a run directory"),
+    (find_joints, "half", ["a.png"], {}, "not finished"),
+    (predict, "classes", ["a.png", "nowhere.png"], {}, r"nowhere\.png"),
+    (predict, "classes", ["a.png", "notes.txt"], {}, r"notes\.txt"),
+    (predict, "classes", ["a.png"], {"top": 0}, "top"),
+    (predict, "classes", ["a.png"], {"top": 1.5}, "top"),
+    (predict, "pose", ["a.png"], {}, "find_joints"),
+    (predict, "digits", ["a.png"], {}, "classification, .*digits"),
+    (predict, "birds", ["a.png"], {}, "not a run directory"),
+]
+
+
+@pytest.mark.parametrize(("call", "run", "images", "options", "word"), CALLS)
+def test_calls(call, run, images, options, word, folder):
+    with pytest.raises(bsam.BsamError, match=word):
+        call(folder / run, [folder / image for image in images], device="cpu", **options)

@@ -1,0 +1,149 @@
+import os
+import signal
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import bsam
+from bsam.lab import cli
+from bsam.lab.recipes.states import state_of
+from bsam.lab.running import job as run_job
+from bsam.lab.running import runner
+from bsam.lab.running.job import RunJob
+from bsam.lab.running.ray_tasks import ray_tasks
+from bsam.lab.running.runner import Callbacks, run_all
+from bsam.lab.training.config import Run
+from helpers import draw_images
+
+# Image files, since for the digits each worker would import scikit-learn, which takes more than a second.
+ON_FILES = {"data": "folder:images", "image_size": 8, "batch": 12}
+RUN = Run("sgd", **ON_FILES, model="digits_net", lr=0.1, label_smoothing=0.0, epochs=1)
+LONG = replace(RUN, method="bsam", epochs=40)
+NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A real Ray cluster with two CPUs. It takes seconds to start, so only one test uses it."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token to the home folder
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other tests would take all the cores
+    handler = signal.getsignal(signal.SIGTERM)
+    with ray_tasks(cpus=2):
+        assert signal.getsignal(signal.SIGTERM) == handler
+        yield
+
+
+def last_start(state):
+    """Return the id of the last process that trained a run, and the number of epochs that it finished."""
+    text = (state.path / "log.txt").read_text().rpartition("process ")[2]
+    return int(text.split()[0]), text.count("train_loss")
+
+
+def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(cluster, tmp_path, monkeypatch):
+    draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
+    options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "checkpoint_every": 0}
+    runs, out = [LONG, *(replace(RUN, seed=seed) for seed in range(2))], tmp_path / "out"
+    killed, running = [], []
+    monkeypatch.setattr(runner, "LOOK", 0.05)
+
+    def kill_then_interrupt(progress):
+        running.append(progress.running)
+        state = state_of(LONG, out)
+        if not state.epochs:
+            return
+        pid, epochs = last_start(state)
+        if epochs and not killed:
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        if epochs and pid not in killed:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), ray_tasks(device="cpu") as executor:
+        run_all(runs, out, Callbacks(on_progress=kill_then_interrupt), executor, **options)
+    assert 2 <= len(state_of(LONG, out).epochs) < LONG.epochs
+    assert max(running) == 2
+    with ray_tasks(device="cpu") as executor:
+        assert executor.slots == 2
+        states = run_all(runs, out, executor=executor, **options)
+    assert (states[0].path / "log.txt").read_text().count("process ") >= 3
+    for one, other in zip(states, run_all(runs, tmp_path / "here", device="cpu", **options), strict=True):
+        assert one.finished
+        assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
+        assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+
+
+def test_the_resources_and_the_options_of_a_task(tmp_path, monkeypatch):
+    import ray
+
+    calls, cancelled, future = [], [], Future()
+    task = SimpleNamespace(future=lambda: future)
+
+    def options(**named):
+        calls.append(named)
+        return SimpleNamespace(remote=lambda *arguments: calls.append(arguments) or task)
+
+    nodes = [{**NODE, "Resources": {"CPU": 2.0, "GPU": gpus}} for gpus in (1.0, 0.25)]
+    nodes.append({**nodes[0], "Alive": False})
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.25})
+    monkeypatch.setattr(ray, "remote", lambda function: calls.append(function) or SimpleNamespace(options=options))
+    monkeypatch.setattr(ray, "cancel", lambda *task, force: cancelled.append((*task, force)))
+    monkeypatch.chdir(tmp_path)
+    paths = {"data_dir": Path("data"), "cache_dir": Path("/cache"), "device": "auto"}
+    for gpus, slots in ((None, 1), (0.5, 2), (0.25, 3), (0, 4)):
+        with ray_tasks(gpus_per_run=gpus) as executor:
+            assert executor.slots == slots
+            assert executor.submit(RunJob(RUN, Path("out"), paths), print, print) is future
+        train, resources, (job, folder) = calls[-3:]
+        assert resources == {"num_cpus": 1, "num_gpus": 1 if gpus is None else gpus, "max_retries": 3}
+        assert job.options == {**paths, "data_dir": tmp_path / "data", "device": "cpu" if gpus == 0 else "cuda"}
+        assert (job.out, folder) == (tmp_path / "out", str(tmp_path))
+    assert cancelled == [(task, True)] * 4
+
+    monkeypatch.setattr(run_job, "fit", lambda *_, **options: print(f"in {os.getcwd()}"))  # as on a node
+    monkeypatch.chdir("/")
+    train(job, folder)
+    assert f"in {tmp_path}\n" in job.log.read_text()
+
+
+def test_a_cluster_that_cannot_be_used(monkeypatch):
+    import ray
+
+    stopped = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
+    monkeypatch.setattr(ray, "init", lambda *_, **options: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [NODE])
+    for options in ({"gpus_per_run": 0.5}, {"device": "cuda"}):
+        with pytest.raises(bsam.BsamError, match="GPU"), ray_tasks(**options):
+            pass
+    assert stopped == [True, True]
+    monkeypatch.setattr(ray, "init", fail_to_connect)
+    for address, reason in (("auto", "no cluster"), ("nowhere", "invalid"), ("127.0.0.1:1", "refused")):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(bsam.BsamError, match=f"{address} .*{reason}"), ray_tasks():
+            pass
+
+
+def fail_to_connect(*_, **options):
+    raise ConnectionError("no\ncluster")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--ray", "--gpus-per-run", "1.5"], "gpus_per_run"),
+        (["--ray", "--gpus-per-run", "-1"], "gpus_per_run"),
+        (["--ray", "--device", "cuda:1"], "device"),
+        (["--ray", "--jobs", "2"], "--jobs"),
+        (["--gpus-per-run", "0.5"], "--ray"),
+    ],
+)
+def test_refusals(arguments, word, tmp_path, capsys):
+    assert cli.main(["run", "label-noise", "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert word in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

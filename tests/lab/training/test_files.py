@@ -1,0 +1,76 @@
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import bsam
+from bsam.lab.training.files import LOCK, RunLocked, locked, read_json, read_json_lines, refuse_other_files, write
+
+
+def test_a_folder_is_locked_by_one_at_a_time(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with locked(folder, "training"), pytest.raises(RunLocked, match="measuring"), locked(folder, "measuring"):
+        pass
+    with pytest.raises(ZeroDivisionError), locked(folder, "training"):
+        raise ZeroDivisionError
+    with locked(folder, "training"):
+        assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+def test_only_a_new_folder_that_is_still_empty_is_removed(tmp_path):
+    (tmp_path / "old").mkdir()
+    for name in ("new", "written", "old"):
+        with locked(tmp_path / name, "training"):
+            if name == "written":
+                (tmp_path / name / "file").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "written"]
+
+
+def test_waiting_threads_take_turns(tmp_path):
+    """Threads lock each other out as processes do."""
+    number = tmp_path / "number"
+    number.write_text("0")
+
+    def count(times):
+        for _ in range(times):
+            with locked(tmp_path, "counting", wait=True):
+                number.write_text(str(int(number.read_text()) + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(count, [5] * 4)) == [None] * 4
+    assert number.read_text() == "20"
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
+    write(tmp_path / "file", b"old")
+
+    def fail(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(bsam.BsamError, match="Read-only"):
+            write(tmp_path / "file", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
+    write(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]", None])
+def test_a_file_that_cannot_be_read(content, tmp_path):
+    file = tmp_path / "file"
+    file.mkdir() if content is None else file.write_bytes(content)
+    message = r"file .*(directory|Error)\): remove it"
+    with pytest.raises(bsam.BsamError, match=message):
+        read_json(file, dict, "remove it")
+    with pytest.raises(bsam.BsamError, match=message):
+        read_json_lines(file, "remove it")
+
+
+def test_other_files_are_refused_but_not_locks_and_drafts(tmp_path):
+    for name in (LOCK, "half.draft", "log.txt"):
+        (tmp_path / name).touch()
+    refuse_other_files(tmp_path, ["log.txt"])
+    with pytest.raises(bsam.BsamError, match=r"log\.txt"):
+        refuse_other_files(tmp_path)

@@ -1,0 +1,145 @@
+"""A run that was interrupted ends exactly like one that was not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import bsam
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run
+from bsam.lab.training.loop import fit
+from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
+from processes import Process, Script
+
+SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.1, "epochs": 2, "seed": 4, "limit_train": 48, "limit_test": 20}
+BSAM = {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}
+
+
+class Dropping(Classification):
+    """Digits with a network that draws random numbers in every pass."""
+
+    def network(self):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.run.seed)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.4), nn.Linear(48, 10))
+
+
+RUNS = {  # methods with different kinds of state, and settings that a checkpoint could forget
+    "base": Run("base", **SAME),
+    "bsam": Run("bsam", BSAM, **SAME, probe=2, radius=0.05, label_noise=0.2),
+    "looksam": Run("looksam", {"k": 2}, **SAME, probe=2),
+    "rst": Run("rst", **SAME),
+    "saf": Run("saf", {"start_epoch": 0, "epochs_back": 1}, **SAME),
+    "mesa": Run("mesa", {"start_epoch": 0, "decay": 0.9}, **SAME),
+    "adamw": Run("bsam", BSAM, **{**SAME, "lr": 1e-3}, base="adamw"),
+    "warm-up": Run("bsam", BSAM, **SAME, nesterov=True, warmup=1.5, augment="crop-flip"),
+    "dropout": Run("bsam", BSAM, **SAME),
+    "ema": Run("sam", **{**SAME, "lr": 1e-3}, base="rmsprop", clip_norm=0.3, accumulate=2, ema=0.9),
+    "fp16": Run("sam", **SAME, precision="fp16"),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_stopped_run_continues_bit_for_bit(case, tmp_path, runs):
+    run, task = RUNS[case], Dropping if case in ("dropout", "fp16") else None
+    runs.train(run, tmp_path / "whole", task=task)
+    runs.train(run, tmp_path / "stopped", stop=1, task=task)
+    runs.train(run, tmp_path / "stopped", task=task)
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
+    state = runs.load(tmp_path / "stopped")
+    assert len(state["optimizer"]["state"]) > 0
+    assert state.get("scaler", {}).get("_growth_tracker") == (6 if case == "fp16" else None)  # steps of both epochs
+    assert [reading["step"] for reading in state["readings"]] == ([0, 2, 4] if run.probe else [])
+
+
+def test_a_run_of_an_older_version_continues_bit_for_bit(tmp_path, runs):
+    """Its config.json and its checkpoint do not have the settings and the state that came later."""
+    run, added = RUNS["base"], ("base_arguments", "accumulate", "clip_norm", "ema")
+    runs.train(run, tmp_path / "whole")
+    runs.train(run, tmp_path / "older", stop=1)
+    config = tmp_path / "older" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({name: value for name, value in settings.items() if name not in added}))
+    assert set(runs.load(tmp_path / "older")) == {"network", "optimizer", "loss", "epochs", "readings"}
+    runs.train(run, tmp_path / "older")
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "older"))
+    assert run_dir_name(run).endswith("-seed4-c33cc411")  # as before these settings
+
+
+def test_the_probe_changes_nothing(tmp_path, runs):
+    for probe in (None, 2):
+        runs.train(Run("bsam", BSAM, **SAME, probe=probe), tmp_path / str(probe))
+    probed, plain = (runs.load(tmp_path / name) for name in ("2", "None"))
+    assert all(runs.same(probed[name], plain[name]) for name in ("network", "optimizer"))
+
+
+def test_dropout_differs_in_each_step_epoch_and_seed():
+    masks = []
+
+    class Recording(nn.Module):
+        def forward(self, x):
+            mask = nn.functional.dropout(torch.ones(64), 0.5, self.training)
+            if self.training:
+                masks.append(tuple(mask.tolist()))
+            return x
+
+    class Recorded(Dropping):
+        def network(self):
+            return nn.Sequential(Recording(), super().network())
+
+    for seed in (4, 5):
+        fit(Run("sgd", **{**SAME, "seed": seed}), device="cpu", task=Recorded)
+    assert len(set(masks)) == len(masks) == 2 * 2 * 3
+
+
+def test_settings_of_the_machine_are_not_loaded_from_a_checkpoint(tmp_path, runs):
+    """On a GPU the learning rate is a tensor and steps are fused."""
+    run = Run("bsam", BSAM, **SAME)
+    runs.train(run, tmp_path / "a")
+    runs.train(run, tmp_path / "b", stop=1)
+    state = runs.load(tmp_path / "b")
+    (group,) = state["optimizer"]["param_groups"]
+    group.update(lr=torch.tensor(0.123), fused=True, foreach=None)
+    torch.save(state, tmp_path / "b" / CHECKPOINT)
+    runs.train(run, tmp_path / "b")
+    assert runs.same(runs.end(tmp_path / "a"), runs.end(tmp_path / "b"))
+
+
+def test_a_killed_process_continues_bit_for_bit(tmp_path, monkeypatch, runs):
+    """SIGKILL at two random moments of a process, as in benchmarks/kill_and_resume.py but smaller."""
+    script = Path(bsam.__file__).parents[2] / "benchmarks" / "kill_and_resume.py"
+    spec = importlib.util.spec_from_file_location("kill_and_resume", script)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kill_and_resume", module)  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    Process(int).wait()  # starts the fork server, which imports torch: the first process is timed
+
+    def forked(command, env):
+        """Fork the process that the benchmark would start: importing torch takes seconds."""
+        program, option, code, *arguments = command
+        assert (program, option) == (sys.executable, "-c")
+        (tmp_path / "child.py").write_text(code)
+        return Script(tmp_path / "child.py", *arguments, output=tmp_path / "log", env=env)
+
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(Popen=forked))
+    run = Run("bsam", model="resnet8", epochs=3, batch=64, augment="crop-flip", limit_train=192, limit_test=100)
+    for seed in range(1, 5):  # if the load of the machine changes, a process may end before its moment
+        folder = tmp_path / str(seed)
+        outcome = module.kill_and_resume(run, None, folder, kills=2, seed=seed)
+        assert outcome.equal
+        assert len(RunDir(folder / "killed").metrics()) == 3
+        if outcome.kills == 2:
+            break
+    assert outcome.kills == 2
+    whole, killed = (runs.load(folder / name) for name in ("whole", "killed"))
+    assert module.same(whole["network"], killed["network"])
+    next(iter(killed["network"].values())).flatten()[0] += 1e-6
+    assert not module.same(whole["network"], killed["network"])  # the comparison notices a difference
