@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bsam import BsamError
-from bsam.core.layout import Layout
+from bsam.core.tensors import Layout
 from bsam.core.vector import PerGroup, Vector, map_scalars
 
 SHAPES = [(3, 4), (5,), (), (2, 1, 3)]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
-from bsam.core.layout import local
+from bsam.core.tensors import local
 from bsam.flatness import Probe
 from bsam.lab.quantization import parameter_groups, quantize
 from processes import group_of_two

@@ -272,12 +272,12 @@ def test_state_dicts_between_different_every(plain):
     fifth, each, again = new(5), new(1), new(5)
     for _ in range(2):
         fifth.step(plain.loss)
-    assert "across" in fifth.state_dict()["state"][0]
+    assert "orthogonal" in fifth.state_dict()["state"][0]
     each.load_state_dict(deepcopy(fifth.state_dict()))
     each.step(plain.loss)
-    assert "across" not in each.state_dict()["state"][0]
+    assert "orthogonal" not in each.state_dict()["state"][0]
     again.load_state_dict(deepcopy(each.state_dict()))
-    assert again.recall("across") is None
+    assert again.recall("orthogonal") is None
     again.step(plain.loss)
     sam = bsam.SAM(sgd(plain.model.parameters()), plain.model)
     with pytest.warns(UserWarning, match="BSAM"):

@@ -1,6 +1,6 @@
 """The check behind ``optimizer.check``, which finds silent mistakes in a training loop."""
 
 from ..core.optimizer import SharpnessAware
-from .loop import check_loop
+from .loop_check import check_loop
 
 SharpnessAware.check = check_loop

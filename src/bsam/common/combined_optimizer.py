@@ -61,8 +61,8 @@ class CombinedOptimizer(Optimizer):
 
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        """The members' state by parameter, read-only; :meth:`state_dict` also has entries without a parameter."""
-        return {p: entry for member in self.members for p, entry in member.state.items() if isinstance(p, Tensor)}
+        """The members' state by parameter; :meth:`state_dict` also has entries without a parameter."""
+        return _MergedState(self.members)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run one step of every member. A closure is called once, before them."""
@@ -146,3 +146,16 @@ class CombinedOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # without hooks and the `step` that schedulers patch on the instance
         return {"members": self.members, "defaults": self.defaults}
+
+
+class _MergedState(dict[Any, Any]):
+    """The entries of all members by parameter. The entry of a parameter without state is created by its member."""
+
+    def __init__(self, members: Sequence[Optimizer]) -> None:
+        super().__init__((p, entry) for member in members for p, entry in member.state.items() if isinstance(p, Tensor))
+        self._members = members
+
+    def __missing__(self, p: Tensor) -> dict[str, Any]:
+        member = next(m for m in self._members if any(p is q for group in m.param_groups for q in group["params"]))
+        self[p] = member.state[p]
+        return self[p]

@@ -10,33 +10,25 @@ from .weights import Weights
 
 
 class LossScale:
-    """Scale losses, unscale gradients, and note whether one of them overflowed; without a scaler, change nothing.
+    """Scale losses, unscale gradients, and note whether one of them overflowed.
 
     Args:
-        scaler: the ``torch.amp.GradScaler`` in use, if any.
+        scaler: the ``torch.amp.GradScaler`` in use, which is enabled.
         weights: the parameters.
     """
 
-    def __init__(self, scaler: torch.amp.GradScaler | None, weights: Weights) -> None:
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        if self._scaler is not None:
-            device = weights.params[0].device
-            self._factor = self._scaler.scale(torch.ones((), dtype=weights.layout.scalar_dtype, device=device))
-            self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was non-finite
-
-    @property
-    def in_use(self) -> bool:
-        """Whether there is a scaler, and it is enabled."""
-        return self._scaler is not None
+    def __init__(self, scaler: torch.amp.GradScaler, weights: Weights) -> None:
+        device = weights.params[0].device
+        self._scaler = scaler
+        self._factor = scaler.scale(torch.ones((), dtype=weights.layout.scalar_dtype, device=device))
+        self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was non-finite
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
+        return self._scaler.scale(loss)
 
     def unscale(self, gradient: Vector) -> Vector:
         """Return the gradient of the loss, given that of the scaled loss."""
-        if self._scaler is None:
-            return gradient
         self._overflowed = self._overflowed | ~torch.isfinite(gradient.norm())
         return gradient / self._factor
 
@@ -45,7 +37,7 @@ class LossScale:
 
         This synchronizes with the host, except while a CUDA graph is captured: the answer is then False.
         """
-        if self._scaler is None or (self._overflowed.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._overflowed.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
         return bool(self._overflowed)
 
@@ -55,6 +47,4 @@ class LossScale:
         If the gradient of any pass was non-finite, the result is NaN, even if the direction does not contain that
         gradient: the scaler then skips the step and lowers its scale.
         """
-        if self._scaler is None:
-            return direction
         return direction * torch.where(self._overflowed, torch.nan, self._factor)

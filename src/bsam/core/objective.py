@@ -1,27 +1,31 @@
-"""The mini-batch loss around ``w``."""
+"""The mini-batch loss around ``w``: the closure, and its passes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..common.errors import BsamRuntimeError
-from .buffers import Buffers
-from .called_modules import CalledModules
-from .closure import Closure, run_closure
-from .graph_check import GraphCheck
+from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .loss_scale import LossScale
+from .passes import Buffers, PassPart
 from .ranks import Ranks
-from .rng import RngReplay
-from .tensors import other_memory
+from .tensors import Scalar, other_memory
 from .vector import Vector
-from .weights import GradientMemory, Weights
+from .weights import Gradients, Weights
+
+Closure: TypeAlias = Callable[..., Any]
+
+OUTSIDE = (
+    "the loss, or a part of it, was computed before this pass, and therefore not at the perturbed weights: compute the "
+    "whole loss inside the closure, or detach the parts that are meant to stay constant"
+)
 
 
 @dataclass(frozen=True)
@@ -33,80 +37,126 @@ class Evaluation:
     gradient: Vector
 
 
+class LossCheck:
+    """Check that a pass at perturbed weights computes its loss anew: its graph's root is not that of another pass."""
+
+    def __init__(self) -> None:
+        self._earlier: set[Any] = set()  # roots of earlier passes
+        self._current: list[Any] = []  # roots of this pass
+        self._since = 0  # the autograd sequence number when the pass began
+
+    def begin_pass(self) -> None:
+        """Begin a pass. Call this before the closure."""
+        self._earlier.update(self._current)
+        self._current = []
+        self._since = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+
+    def check(self, loss: Tensor, moved: bool) -> None:
+        """Raise if the loss at perturbed weights has the root of an earlier pass, or one from before the first pass."""
+        root: Any = loss.grad_fn
+        if root is None:
+            return
+        if moved and (root in self._earlier or self.is_older(root)):
+            raise BsamRuntimeError(OUTSIDE)
+        self._current.append(root)
+
+    def is_older(self, root: Any) -> bool:
+        """Whether a root was created before the first pass, which has no earlier graph to compare with."""
+        return not self._earlier and root._sequence_nr() < self._since
+
+
 class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients and leaves ``p.grad`` empty.
-    Every evaluation starts with the buffers from before the step and, if ``rng`` is enabled, repeats the random numbers
-    of the first one. An objective is a context manager: on exit the weights are restored, and the buffers are as the
-    first evaluation left them; after an error, buffers and ``p.grad`` are restored, too.
+    Every evaluation starts with the buffers from before the step and, unless ``same_draws=False``, repeats the random
+    numbers of the first one. An objective is a context manager: on exit the weights are restored, :attr:`direction` is
+    added to ``p.grad``, and the buffers are as the first evaluation left them; after an error, buffers and ``p.grad``
+    are restored, too.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
             loss per micro-batch. Methods that select samples also call it with their indices.
         weights: the parameters, refreshed for this step.
-        modules: the modules that the closure calls.
-        buffers: saves and restores the buffers of these modules.
-        ranks: averages gradients over ranks.
-        rng: replays random draws.
-        gradients: decides where gradients are stored.
+        buffers: the buffers of the modules that the closure calls.
+        others: further parts of a pass.
+        ranks: averages gradients over ranks, if there are several processes.
         scaler: the ``torch.amp.GradScaler`` in use, if any.
         side_by_side: whether ``grads`` may run passes at the same time.
-        graph_check: detects a loss that was computed outside the closure; by default it looks only at the root of the
-            graph.
+        loss_check: finds a loss that was computed outside the closure.
     """
 
     def __init__(
         self,
         closure: Closure,
         weights: Weights,
-        modules: CalledModules,
         buffers: Buffers,
-        ranks: Ranks,
-        rng: RngReplay,
-        gradients: GradientMemory,
+        others: Sequence[PassPart] = (),
+        ranks: Ranks | None = None,
         scaler: torch.amp.GradScaler | None = None,
         *,
         side_by_side: bool = False,
-        graph_check: GraphCheck | None = None,
+        loss_check: LossCheck | None = None,
     ) -> None:
         self.loss: Tensor | None = None  # from the first evaluation
-        self.has_grad = [False] * len(weights.params)  # whether a parameter got a gradient in some pass
-        self.keep_evaluations, self.evaluations = False, list[Evaluation]()  # off by default: keeps gradients alive
-        self.earlier_grads = [p.grad for p in weights.params]  # from before the first pass
-        self._closure, self._weights, self._modules, self._ranks, self._rng = closure, weights, modules, ranks, rng
-        self._buffers, self._gradients, self._side_by_side = buffers, gradients, side_by_side
-        self._graph_check = graph_check or GraphCheck(weights.params)
-        ranks.begin(weights.sharded, weights.params)
-        rng.begin()
-        gradients.begin(weights)
-        self.loss_scale = LossScale(scaler, weights)
+        self.keep_evaluations = False  # for observers; off by default, since it keeps gradients alive
+        self.evaluations: list[Evaluation] = []
+        self.loss_scale = LossScale(scaler, weights) if scaler is not None and scaler.is_enabled() else None
+        self._closure = closure
+        self._weights = weights
+        self._buffers = buffers
+        self._gradients = Gradients(weights, ranks)
+        self._parts: list[PassPart] = [weights, self._gradients, *others, buffers]
+        self._ranks = ranks
+        self._side_by_side = side_by_side
+        self._loss_check = loss_check or LossCheck()
+        self._passes = 0  # finished
         self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
+        if ranks is not None:
+            ranks.begin(weights.sharded, weights.params)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        closed = False
+        ended = False
         try:
-            self.close(failed=error is not None)
-            closed = True
+            self.end(failed=error is not None)
+            ended = True
         finally:
-            if not closed:  # interrupted by Ctrl-C: the weights must not stay perturbed
-                self.close(failed=True)
+            if not ended:  # interrupted by Ctrl-C: the weights must not stay perturbed
+                self.end(failed=True)
 
-    def close(self, failed: bool) -> None:
-        """Restore the weights, the modules and the random generators; if a pass failed, also buffers and gradients.
+    def end(self, failed: bool) -> None:
+        """End the passes: restore the weights; if a pass failed, restore everything that it changed."""
+        for part in self._parts[:-1]:
+            part.end_step(failed)
+        self._buffers.end_step(failed)  # the last line: after it, an interrupt could no longer restore them
 
-        May be called again after an interrupt.
+    @property
+    def has_grad(self) -> list[bool]:
+        """Which parameters got a gradient in some pass."""
+        return self._gradients.has_grad
+
+    @property
+    def start(self) -> Vector | None:
+        """The start of the step that :meth:`finish` was given; after exit, in memory of its own."""
+        return self._gradients.start
+
+    def finish(self, direction: Vector, start: Vector | None = None) -> None:
+        """Add this direction to ``p.grad`` on exit, when the weights are restored: it may share memory with them.
+
+        Args:
+            direction: the direction.
+            start: where the step starts, relative to ``w``.
         """
-        self._weights.restore()
-        self._modules.restore()
-        self._rng.close()
-        if failed:
-            for p, g in zip(self._weights.params, self.earlier_grads, strict=True):
-                p.grad = g
-        self._buffers.close(failed)  # last, so that after an interrupt above, the second call can restore them
+        if not any(self.has_grad):
+            raise BsamRuntimeError(
+                "the loss does not depend on any parameter of base: does the closure call the model that base was "
+                "built on?"
+            )
+        self._gradients.direction = direction
+        self._gradients.start = start
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
@@ -115,26 +165,24 @@ class Objective:
         They do not change :attr:`has_grad`, so they add no parameter to the step, and they leave the gradients of the
         method's passes where they are.
         """
-        has_grad = self.has_grad
+        has_grad = self._gradients.has_grad
         self._gradients.leave_in_place()
         try:
             yield
         finally:
-            self.has_grad = has_grad
+            self._gradients.has_grad = has_grad
 
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """Return the mean loss at ``w + at``, without gradients."""
-        with self._evaluation(at), torch.no_grad():
-            try:
-                loss, _ = self._mean_loss(subset)
-            except RuntimeError as error:
-                if "does not require grad" in str(error):
-                    raise BsamRuntimeError(
-                        "this method first evaluates the closure under torch.no_grad: return the losses, and do not "
-                        "call backward in the closure"
-                    ) from error
-                raise
-        return self._remember_first_loss(loss)
+        try:
+            return self._evaluate(at, subset)[0]
+        except RuntimeError as error:
+            if "does not require grad" in str(error) and not isinstance(error, BsamRuntimeError):
+                raise BsamRuntimeError(
+                    "this method first evaluates the closure under torch.no_grad: return the losses, and do not "
+                    "call backward in the closure"
+                ) from error
+            raise
 
     def losses(self, at: Vector | None = None) -> Tensor:
         """Return one loss per sample at ``w + at``, without gradients."""
@@ -165,7 +213,7 @@ class Objective:
         same time: all points except the first are evaluated on the second stream, with other copies of the parameters
         and buffers.
         """
-        if not self._can_run_side_by_side():
+        if not self._side_by_side or not self._can_run_side_by_side():
             return [self.grad(at=at) for at in points]
         first, *others = points
         current, second = torch.cuda.current_stream(), torch.cuda.Stream()
@@ -175,7 +223,7 @@ class Objective:
             gradients[0].norm()  # cached: most methods need it, and later it would wait for the other stream
         # The old check keeps graphs of earlier passes alive, and with them the parameters' AccumulateGrad nodes. These
         # run on the stream that created them; without the old check, the second stream creates new ones.
-        self._graph_check = GraphCheck(self._weights.params)
+        self._loss_check = LossCheck()
         try:
             with torch.cuda.stream(second), self._weights.elsewhere(), other_memory(self._buffers.writable):
                 gradients += [self.grad(at=at) for at in others]
@@ -185,19 +233,12 @@ class Objective:
         return gradients
 
     def _can_run_side_by_side(self) -> bool:
-        """Whether :meth:`grads` may use two streams.
+        """Whether passes can run in other memory: they start from the weights and buffers that the first pass saved.
 
-        Only after the first pass of the step, because later passes start from saved weights and buffers and can
-        therefore run in other memory; and only while the parameters are at ``w``.
+        The overflow flag of a scaler is one tensor, which two streams must not write.
         """
-        return (
-            self._side_by_side
-            and self.loss is not None
-            and not self.loss_scale.in_use  # the overflow flag of all passes is one tensor
-            and not self._weights.moved
-            and self._weights.on_one_gpu
-            and torch.cuda.is_current_stream_capturing()
-        )
+        at_w = self._passes > 0 and not self._weights.moved and self.loss_scale is None
+        return at_w and self._weights.on_one_gpu and torch.cuda.is_current_stream_capturing()
 
     def value_and_grad(
         self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
@@ -210,81 +251,102 @@ class Objective:
             wrt: one flag per parameter; if False, its gradient counts as zero and, except with FSDP, is not computed.
         """
         if wrt is not None and not any(wrt):
-            return self.value(at, subset=subset), self._take_gradient()
+            return self.value(at, subset=subset), self._take_gradient(wrt, 1.0, without_reducer=False)
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
-        without_reducer = wrt is not None or self._ranks.inside_ddp_forward
+        without_reducer = wrt is not None or (self._ranks is not None and self._ranks.inside_ddp_forward)
         backward = partial(self._backward, inputs=None if self._weights.sharded else inputs)
-        with self._evaluation(at, without_reducer=without_reducer), torch.enable_grad():
-            loss, batches = self._mean_loss(subset, backward)
-        gradient = self._take_gradient(wrt, without_reducer=without_reducer) * (1.0 / batches)
+        loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer)
+        gradient = self._take_gradient(wrt, batches, without_reducer)
         if self.keep_evaluations and subset is None and wrt is None:
             self.evaluations.append(Evaluation(at, loss, gradient))
-        return self._remember_first_loss(loss), gradient
+        return loss, gradient
 
-    def evaluated(self, v: Vector) -> Vector:
-        """Return a combination of gradients as a single term. This overwrites the first gradient: do not use it again.
+    def extrapolate(self, g: Vector, g_e: Vector, k: Scalar, *, keep: bool) -> tuple[Vector, Vector]:
+        """Return ``g``, and the gradient at ``-k e`` to first order: ``g - k (g_e - g)``, up to a positive factor.
 
-        If an observer reads the gradients, the result is in new memory.
+        The factor is ``1 / (1 + k)``: the second vector is ``u = g - share * g_e`` with ``share = k / (1 + k)``. To
+        save memory, ``u`` overwrites ``g``, which is then returned as ``u + share * g_e``: do not use the old one.
+
+        Args:
+            g: the gradient at ``w``.
+            g_e: the gradient at ``w + e``.
+            k: the distance in the other direction, relative to ``e``.
+            keep: whether ``g`` is still needed, so that ``u`` must be in new memory.
         """
-        return v.evaluate_(copy=self.keep_evaluations)
+        share = k / (1 + k)
+        u = g - share * g_e
+        u = Vector(u.tensors(), u.layout) if keep else u.evaluate_(copy=self.keep_evaluations)
+        return u + share * g_e, u
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""
         if self._weights.sharded:
             raise BsamRuntimeError("a Hessian-vector product needs second derivatives, which FSDP does not support")
         backward = partial(self._second_backward, along=v.tensors(self._weights.params))
-        with self._evaluation(at, without_reducer=True), torch.enable_grad():
-            loss, batches = self._mean_loss(None, backward, closure_may_run_backward=False)
-        self._remember_first_loss(loss)
-        return self._take_gradient(without_reducer=True) * (1.0 / batches)
+        _, batches = self._evaluate(at, None, backward, without_reducer=True, twice=True)
+        return self._take_gradient(None, batches, without_reducer=True)
 
-    @contextlib.contextmanager
-    def _evaluation(self, at: Vector | None, *, without_reducer: bool = False) -> Iterator[None]:
-        """Return the context of one pass: moved weights, the buffers from before the step, the first pass's draws."""
-        if at is None or self.loss_scale.overflowed():  # then ``at`` may be NaN, and some losses raise at NaN weights
-            self._weights.restore()
-        else:
-            self._weights.move(at)
-        self._gradients.begin_pass()
-        if self.loss is None:  # the first evaluation
-            self._modules.freeze_others()
-            for p in self._weights.params:
-                p.grad = None
-        self._buffers.begin_pass(self._modules.all)
-        self._rng.begin_pass(self._weights.layout.devices)
-        with self._ranks.pass_context(without_reducer, self._weights.params):
-            yield
-        self._rng.end_pass()
-
-    def _remember_first_loss(self, loss: Tensor) -> Tensor:
-        self.loss = loss if self.loss is None else self.loss
-        return loss
-
-    def _mean_loss(
+    def _evaluate(
         self,
+        at: Vector | None,
         subset: Tensor | None,
         backward: Callable[[Tensor], None] | None = None,
         *,
-        closure_may_run_backward: bool = True,
+        without_reducer: bool = False,
+        twice: bool = False,
     ) -> tuple[Tensor, float]:
-        """Run the closure. Return the mean loss, and the number of micro-batches in units of the first one's size."""
+        """Run one pass at ``w + at``: the closure and, for every loss that it computes, ``backward``.
 
-        def use(losses: Tensor, mean: Tensor, first: bool, yields: bool) -> None:
-            if torch.is_grad_enabled():
-                self._graph_check.check(losses, self._weights.moved)
-            if backward is not None and (
-                not first or not self._closure_ran_backward(allowed=closure_may_run_backward and not yields)
-            ):
-                backward(mean)
+        Args:
+            at: the displacement; None is ``w`` itself.
+            subset: the indices of the samples, for the closure.
+            backward: adds the gradient of a loss to ``p.grad``; None runs the closure under ``torch.no_grad``.
+            without_reducer: whether to turn off DDP's reducer in this pass.
+            twice: whether ``backward`` differentiates twice, so that the closure must not run backward itself.
 
-        self._graph_check.begin_pass()
-        loss, batches, self._sample_losses = run_closure(self._closure, subset, use)
+        Returns:
+            The mean loss, and the number of micro-batches in units of the first one's size.
+        """
+        if self.loss_scale is not None and self.loss_scale.overflowed():
+            at = None  # it may be NaN, and some losses raise at NaN weights
+        for part in self._parts:
+            part.begin_pass(self._passes, at)
+        self._loss_check.begin_pass()
+        total, batches, samples = torch.zeros(()), 0.0, list[Tensor]()
+        with self._reducer(without_reducer), torch.set_grad_enabled(backward is not None), contextlib.ExitStack() as stack:
+            losses_of_batches = micro_batches(call(self._closure, subset))
+            stack.enter_context(contextlib.closing(losses_of_batches))  # does not stay suspended after an error
+            for losses, yielded in losses_of_batches:
+                if backward is not None:
+                    self._loss_check.check(losses, self._weights.moved)
+                samples.append(losses.detach())
+                share = losses.numel() / samples[0].numel()
+                mean = losses if losses.dim() == 0 else losses.mean()
+                if backward is not None and (batches > 0 or not self._closure_ran_backward(not twice and not yielded)):
+                    backward(mean if share == 1 else mean * share)
+                total = mean.detach() if batches == 0 else total + mean.detach() * share
+                batches += share
+        self._sample_losses = None if samples[0].dim() == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
+        self._check_subset(subset)
+        for part in self._parts:
+            part.end_pass(self._passes)
+        self._passes += 1
+        mean_loss = total if batches == 1 else total / batches
+        self.loss = mean_loss if self.loss is None else self.loss
+        return mean_loss, batches
+
+    def _reducer(self, without: bool) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a pass with or without DDP's reducer."""
+        return (
+            contextlib.nullcontext() if self._ranks is None else self._ranks.pass_context(without, self._weights.params)
+        )
+
+    def _check_subset(self, subset: Tensor | None) -> None:
         if subset is not None and len(self.sample_losses) != len(subset):
             raise BsamRuntimeError(
                 f"the closure was asked for {len(subset)} samples and returned {len(self.sample_losses)} losses: it "
                 "must use the indices it is called with"
             )
-        return loss, batches
 
     def _closure_ran_backward(self, allowed: bool) -> bool:
         ran = any(p.grad is not None for p in self._weights.params)
@@ -301,7 +363,7 @@ class Objective:
                 "the closure returned a loss that does not require grad, so it depends on no parameter of the "
                 "optimizer: was it detached, computed under torch.no_grad, or is every parameter frozen?"
             )
-        scaled = self.loss_scale.scale(loss)
+        scaled = loss if self.loss_scale is None else self.loss_scale.scale(loss)
         if inputs is None:
             scaled.backward()
         else:
@@ -309,28 +371,97 @@ class Objective:
 
     def _second_backward(self, loss: Tensor, along: list[Tensor]) -> None:
         params = self._weights.params
-        first = torch.autograd.grad(self.loss_scale.scale(loss), params, create_graph=True, allow_unused=True)
+        scaled = loss if self.loss_scale is None else self.loss_scale.scale(loss)
+        first = torch.autograd.grad(scaled, params, create_graph=True, allow_unused=True)
         curved = [(g, v) for g, v in zip(first, along, strict=True) if g is not None and g.requires_grad]
         if curved:
             self._differentiate([g for g, _ in curved], [v for _, v in curved], params)
 
     def _differentiate(self, outputs: list[Tensor], along: list[Tensor] | None, inputs: list[Tensor]) -> None:
-        """Add the gradients with respect to ``inputs`` to ``p.grad``."""
-        if not self._ranks.records_used_parameters:
-            torch.autograd.backward(outputs, along, inputs=inputs)
-            return
-        for p, g in zip(inputs, torch.autograd.grad(outputs, inputs, along, allow_unused=True), strict=True):
-            if g is not None:
-                p.grad = g.clone() if p.grad is None else p.grad + g
+        """Add the gradients with respect to ``inputs`` to ``p.grad``.
 
-    def _take_gradient(self, wrt: Sequence[bool] | None = None, *, without_reducer: bool = False) -> Vector:
-        """Return ``p.grad`` as a vector, copied only if necessary, and set ``p.grad`` to None."""
-        params = self._weights.params
-        grads = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
-        for p in params:
-            p.grad = None
-        self.has_grad = [had or g is not None for had, g in zip(self.has_grad, grads, strict=True)]
-        gradient = self._gradients.take(grads)
-        if without_reducer:
+        Not with ``backward``, even under ``no_sync``: DDP would record which parameters it reaches, and wait for their
+        gradients in the next pass with the reducer.
+        """
+        self._gradients.add(inputs, [*torch.autograd.grad(outputs, inputs, along, allow_unused=True)])
+
+    def _take_gradient(self, wrt: Sequence[bool] | None, batches: float, without_reducer: bool) -> Vector:
+        """Return the mean gradient of the pass, averaged over ranks and not scaled."""
+        gradient = self._gradients.take(wrt)
+        if without_reducer and self._ranks is not None:
             self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
-        return self.loss_scale.unscale(gradient)
+        if self.loss_scale is not None:
+            gradient = self.loss_scale.unscale(gradient)
+        return gradient * (1.0 / batches)
+
+
+def micro_batches(answer: object) -> Generator[tuple[Tensor, bool]]:
+    """Iterate over the losses that a closure returned or yields.
+
+    Yields:
+        The losses of a micro-batch, 0-dim or one per sample, and whether the closure yielded them.
+    """
+    if not isinstance(answer, Iterator):
+        yield _not_empty(as_losses(answer)), False
+        return
+    dim = None
+    with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():
+        for item in answer:
+            losses = as_losses(item)
+            if losses.dim() == 1 and len(losses) == 0:
+                continue  # no sample of this micro-batch was selected
+            if dim not in (None, losses.dim()):
+                raise BsamRuntimeError(
+                    "the closure yielded both mean losses (0-dim) and per-sample losses (1-D): yield only one of the "
+                    "two"
+                )
+            dim = losses.dim()
+            yield losses, True
+    if dim is None:
+        raise BsamRuntimeError("the closure yielded no loss: yield one loss per micro-batch")
+
+
+def call(closure: Closure, subset: Tensor | None) -> Any:
+    """Call the closure, with the indices of selected samples if ``subset`` is given."""
+    if subset is None:
+        try:
+            return closure()
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised by the call itself
+                raise BsamTypeError(
+                    f"the closure is called without arguments, but {error}: take the batch from the loop, as in "
+                    "`def closure(): return loss_fn(model(x), y)`"
+                ) from error
+            raise
+    parameters = inspect.signature(closure).parameters.values()
+    if not any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+        raise BsamTypeError(
+            "this method selects samples, but the closure takes no argument: let it take their indices, as in "
+            "`def closure(indices=slice(None))`"
+        )
+    return closure(subset)
+
+
+def as_losses(answer: object) -> Tensor:
+    """Convert the value that a closure returned or yielded to a tensor of losses: 0-dim, or one per sample."""
+    if isinstance(answer, float):  # from a closure that ran backward itself
+        return torch.tensor(answer)
+    if answer is None:
+        raise BsamRuntimeError("the closure returned None: return the loss, even if the closure runs backward itself")
+    if not isinstance(answer, Tensor):
+        raise BsamTypeError(
+            f"the closure must return the loss as a tensor or yield one per micro-batch, got {type(answer).__name__}"
+        )
+    if answer.is_complex():
+        raise BsamValueError(f"the loss must be real, got {answer.dtype}: return its real part or its absolute value")
+    if answer.dim() > 1:
+        raise BsamValueError(
+            f"the loss must be a scalar or one value per sample (1-D), got the shape {tuple(answer.shape)}"
+        )
+    return answer
+
+
+def _not_empty(losses: Tensor) -> Tensor:
+    if losses.numel() == 0:
+        raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
+    return losses

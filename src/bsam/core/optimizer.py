@@ -1,42 +1,39 @@
 """The base class of all sharpness-aware optimizers."""
 
-# The life of a step, ``optimizer.step(closure)``:
+# One step of BSAM, ``optimizer.step(closure)``, runs through eight files: this one, methods/bsam.py, schedule.py,
+# objective.py, weights.py, passes.py, vector.py and tensors.py.
 #
-# 1. ``step`` clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call ``backward`` and ``step``.)
-# 2. ``backward`` reads the parameter groups again: ``Weights`` lists the parameters that require a gradient.
-# 3. It creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
-#    itself, such as methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them.
-# 4. ``epsilon`` computes a perturbation e from a gradient and a radius. Radii are values of the parameter groups
-#    (``radii``); some of them follow the learning rate (schedule.py).
-# 5. ``L.grad(at=e)`` runs one pass (objective.py). It moves the weights to w + e (``Weights.move``), calls the closure,
-#    runs backward on the loss unless the closure did, and turns ``p.grad`` into a ``Vector``. ``GradientMemory``
-#    (weights.py) decides where each gradient is stored.
-#    All passes evaluate the same function, because
-#      - every pass starts with the buffers from before the step, such as batch norm's statistics (``Buffers``);
-#      - every pass draws the same random numbers, unless ``same_draws=False`` (``RngReplay``).
-#    Gradients are averaged over ranks, in most cases by DDP or FSDP (``Ranks``). Modules that the closure calls but
-#    this optimizer does not train keep their gradients (``CalledModules``).
-#    ``GraphCheck`` raises if the closure returns a loss that an earlier pass returned. With ``model=None``, the first
-#    step raises if the closure runs batch norm in training mode.
-# 6. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
-#    are computed at once, and stay on the device. If a scaled gradient is non-finite, later passes run at w, and the
-#    direction is NaN, so that the scaler skips the step.
-# 7. Observers, such as ``bsam.flatness.Probe``, read the passes.
-# 8. ``_store`` restores the weights bit for bit from a backup (``Weights.restore``) and evaluates the direction in the
-#    memory of one of the gradients. With the earlier ``p.grad`` added, this becomes ``p.grad``. The values to remember
-#    (``MethodState``) and the point to step from, if that is not w (``StepState``), are kept until ``step``. If
+# 1. The step begins in ``SharpnessAware.step``, which clears ``p.grad`` and calls ``backward``. (Loops that clip or
+#    scale call ``backward`` and ``step``.)
+# 2. ``backward`` reads the parameter groups again (``Weights.refresh``: parameters that require a gradient), creates an
+#    ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method itself, such
+#    as methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them.
+# 3. ``epsilon`` computes a perturbation e from a gradient and a radius. Radii are values of the parameter groups; some
+#    of them follow the learning rate (schedule.py).
+# 4. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First it calls ``begin_pass`` of all parts of a pass:
+#      - ``Weights`` moves the weights to w + e;
+#      - ``Gradients`` clears ``p.grad`` before the first pass;
+#      - ``RngReplay`` lets every pass draw the same random numbers, unless ``same_draws=False``;
+#      - ``Buffers`` lets every pass start with the buffers from before the step, such as batch norm's statistics.
+#    Then it calls the closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a
+#    ``Vector`` (``Gradients.take``). ``LossCheck`` raises if the closure returns a loss that an earlier pass returned.
+# 5. The combination of gradients is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and
+#    inner products are computed at once, on lists of tensors (tensors.py), and stay on the device.
+# 6. Observers, such as ``bsam.flatness.Probe``, read the passes.
+# 7. When L ends, it calls ``end_step`` of all parts: the weights come back bit for bit from a backup
+#    (``Weights.restore``); ``Gradients`` evaluates the direction in the memory of one of the gradients and, with the
+#    earlier ``p.grad`` added, writes it to ``p.grad``; buffers and random generators are as the first pass left them.
+#    If a pass raises, weights, buffers and ``p.grad`` are as they were before ``backward``; the generators stay where
+#    the first pass left them, or, if the first pass raised, where it stopped.
+# 8. Values to remember and the point to step from, if that is not w, wait in ``PreparedStep`` for ``step``. If
 #    ``GradScaler`` skips the step, ``zero_grad`` discards them. So does the next ``backward`` if every ``p.grad`` is
 #    None, for example after ``model.zero_grad()``.
-# 9. Buffers and random generators end up as the first pass left them. If a pass raises, weights, buffers and ``p.grad``
-#    are as they were before ``backward``; the generators stay where the first pass left them, or, if the first pass
-#    raised, where it stopped.
-# 10. ``step`` moves the weights to the point to step from, runs the base optimizer on ``p.grad``, stores the remembered
-#     values, and counts the step.
+# 9. ``step`` runs the base optimizer on ``p.grad``, stores the remembered values in its state, and counts the step.
 #
-# BSAM's step is in six files: optimizer.py, objective.py, vector.py, weights.py, buffers.py and schedule.py. They call
-# helpers: closure.py runs the closure; loss_scale.py works with a GradScaler; layout.py and foreach.py compute on lists
-# of tensors; rng.py replays random numbers; step_state.py holds the phase and the point to step from; wrapper.py
-# completes and saves parameter groups.
+# Other files take part if they are needed: loss_scale.py with a GradScaler; ranks.py with several processes; modules.py
+# if the closure calls modules that are not trained; calls.py in the first step with ``model=None``; wrapper.py
+# completes and saves parameter groups. If a scaled gradient is non-finite, later passes run at w, and the direction is
+# NaN, so that the scaler skips the step.
 
 from __future__ import annotations
 
@@ -45,30 +42,34 @@ import inspect
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypedDict
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_base, check_call, check_modules, check_names, missing_attribute
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.method_info import MethodInfo
-from .buffers import Buffers
-from .called_modules import CalledModules, refuse_batch_norm
-from .closure import Closure
-from .foreach import Scalar
-from .layout import local
-from .method_state import MethodState
-from .module_calls import calls_seen
-from .objective import Objective
+from .calls import observe_calls, refuse_batch_norm
+from .modules import OtherModules
+from .objective import Closure, LossCheck, Objective
+from .passes import Buffers, PassPart, RngReplay
 from .ranks import Ranks
-from .rng import RngReplay
 from .schedule import LR_SEEN, LR_START, note_lr, scheduled
-from .step_state import StepState
+from .tensors import Scalar, local
 from .vector import TINY, Coefficient, PerGroup, Vector
-from .weights import GradientMemory, Weights
+from .weights import Weights
 from .wrapper import ENTRY_NAMES, METHOD, PERTURB, OptimizerWrapper
+
+NOT_READY = {
+    "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
+    "failed": "the last backward raised, so there is nothing to step with: call backward(closure) again",
+    "in_step": "step was called while a step is under way",
+    "in_backward": "step was called from inside the closure: a closure must only compute the loss",
+}
 
 
 class PassObserver(Protocol):
@@ -86,6 +87,51 @@ class StepOptions(TypedDict, total=False):
 
     m_sharpness: bool
     same_draws: bool
+
+
+@dataclass
+class PreparedStep:
+    """What the calls of ``backward`` since the last step leave for ``step``."""
+
+    phase: str = "idle"  # idle, in_backward, ready, in_step, or failed (the last backward raised)
+    offsets: list[Vector] = field(default_factory=list)  # of the calls that set one: the step starts from their mean
+    local_offsets: bool = False  # whether some offsets differ between ranks
+    values: dict[str, dict[Tensor, Tensor] | float] = field(default_factory=dict)  # to remember, by name
+    used: tuple[Tensor, Tensor | None, int] | None = None  # a parameter, its gradient and version after the last step
+    stale: bool = False  # whether a backward has added to a gradient that a step had used, since ``zero_grad``
+
+    @contextlib.contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Return the context of a backward, after which a step is possible unless it raised."""
+        try:
+            self.phase = "in_backward"
+            yield
+            self.phase = "ready"
+        finally:
+            if self.phase != "ready":
+                self.phase = "failed"
+
+    def clear(self) -> None:
+        """Discard the prepared step."""
+        self.phase = "idle"
+        self.offsets = []
+        self.local_offsets = False
+        self.values = {}
+        self.used = None
+
+    def check_base_step(self, *_: object) -> None:
+        """Raise if the base optimizer steps without the method, which would forget that the step was taken."""
+        if self.phase == "ready":
+            raise BsamRuntimeError(
+                "base.step() was called after optimizer.backward: call optimizer.step() instead, which runs the base "
+                "optimizer and counts the step, or optimizer.zero_grad() to discard the prepared step"
+            )
+
+    def note_stale(self) -> None:
+        """Note whether the gradient that the last step used is still there."""
+        if self.used is not None:
+            p, gradient, version = self.used
+            self.stale |= gradient is not None and p.grad is gradient and gradient._version == version
 
 
 class SharpnessAware(MethodInfo, OptimizerWrapper):
@@ -117,8 +163,12 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     same_draws: bool
     check: ClassVar[Callable[[SharpnessAware, Closure], list[str]]]  # ``bsam.check``, above this package, sets it
     side_by_side: bool = False  # run the passes of ``L.grads`` at the same time, in a captured step on one GPU
-    _step_state: StepState
-    _check_batch_norm: bool
+    observers: list[PassObserver]
+    ranks: Ranks
+    _prepared: PreparedStep
+    _offset: Vector | None  # of the current backward: the step starts from w + offset
+    _values: dict[str, list[Tensor] | float]  # to remember, from the current backward
+    _check_batch_norm: bool  # whether to raise if the closure runs batch norm: its statistics would not be restored
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Show the options by name in the signature of a method that passes them on as ``**options``."""
@@ -159,18 +209,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         for group in base.param_groups:
             check_names(group, settings, base.defaults)
         groups = [self.completed({**settings, **group}) for group in base.param_groups]  # raises before any write
-        self.__setstate__(
-            {
-                "base": base,
-                "model": modules[0] if modules else None,
-                "others": modules[1:],
-                "m_sharpness": m_sharpness,
-                "same_draws": same_draws,
-                "defaults": {**base.defaults, **settings},
-                "settings": settings,
-                "_method_state": MethodState(self.vectors, self.numbers),
-            }
-        )
+        self.base = base
+        self.model = modules[0] if modules else None
+        self.others = modules[1:]
+        self.m_sharpness = m_sharpness
+        self.same_draws = same_draws
+        self.defaults = {**base.defaults, **settings}
+        self.settings = settings
+        self.__setstate__({})  # not Optimizer.__init__, which would create parameter groups
         for group, completed in zip(base.param_groups, groups, strict=True):
             group.update(completed)
 
@@ -178,6 +224,28 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if name in ("train", "eval"):  # schedule-free optimizers have these
             return getattr(self.base, name)
         raise missing_attribute(self, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's list of groups. Assigned groups get the method's settings where they have none."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        for group in groups:
+            if ENTRY_NAMES not in group:
+                check_names(group, self.settings, self.base.defaults)
+        self.base.param_groups = [group if ENTRY_NAMES in group else self._with_settings(group) for group in groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The base optimizer's state."""
+        return self.base.state
+
+    @property
+    def t(self) -> int:
+        """The number of steps taken."""
+        return self.param_groups[0]["steps_taken"]
 
     # For authors of methods.
 
@@ -216,18 +284,20 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def start_from(self, offset: Vector) -> None:
         """Let the base optimizer step from ``w + offset``; several ``backward`` calls use the mean of their offsets."""
-        self._step_state.offset = offset
+        self._offset = offset
 
     def remember(self, name: str, value: Vector | float) -> None:
         """Remember a vector or a number once the step is taken; ``vectors`` or ``numbers`` must list the name.
 
-        Values computed under DDP's ``no_sync`` are ignored: they differ between ranks, which could then diverge.
+        If several ``backward`` calls precede a step, all of them recall the values of the previous step, and those of
+        the last one are remembered. Values computed under DDP's ``no_sync`` are ignored: they differ between ranks,
+        which could then diverge.
         """
         kind = "vectors" if isinstance(value, Vector) else "numbers"
         if name not in getattr(self, kind):
             raise BsamValueError(f"{name!r} must be listed in {type(self).__name__}.{kind}, so that it is saved")
         if not self.ranks.under_no_sync:
-            self._method_state.remember(name, value, self._weights)
+            self._values[name] = value.tensors(self.params) if isinstance(value, Vector) else value
 
     def recall(self, name: str, missing: Vector | None = None) -> Any:
         """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.
@@ -237,7 +307,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """
         if name in self.numbers:
             return self.param_groups[0][name]
-        return self._method_state.recall(name, self._weights, missing)
+        state = self.state
+        stored = [state[p].get(name) if p in state else None for p in self.params]
+        if all(t is None for t in stored):
+            return missing
+        others: Sequence[Tensor] = self.params  # not used if there is an entry for each
+        if any(t is None for t in stored):
+            zeros = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+            others = zeros if missing is None else missing.tensors(self.params)
+        entries = (other if t is None else t for t, other in zip(stored, others, strict=True))
+        return self.vector(t if _alike(t, p) else t.to(p) for t, p in zip(entries, self.params, strict=True))
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number computed from gradients over ranks under DDP's ``no_sync``; otherwise return it unchanged.
@@ -271,29 +350,31 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if (itself := self.itself()) is not self:
             return SharpnessAware.backward(itself, closure, scaler)
         self._begin(closure)
-        with self._step_state.in_backward(), self._objective(closure, scaler) as L:
+        with self._prepared.in_backward(), self._objective(closure, self._buffers, self._rng, scaler) as L:
             observers = [observer for observer in self.observers if observer.due(self.t)]
             L.keep_evaluations = bool(observers)
-            with calls_seen(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
+            with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
                 d = self.direction(L)
             self._check_batch_norm = False
             if not isinstance(d, Vector):
                 raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
-            d = L.loss_scale.scale_direction(d)
-            if L.loss_scale.overflowed():  # the scaler will skip this step
-                self._step_state.offset, observers = None, []
+            if L.loss_scale is not None:
+                d = L.loss_scale.scale_direction(d)
+                if L.loss_scale.overflowed():  # the scaler will skip this step
+                    self._offset = None
+                    observers = []
             with L.extra_evaluations():
                 for observer in observers:
                     observer.observe(self, L)
-            self._store(d, L)
-            self.ranks.warn_if_not_wrapped()
+            L.finish(d, self._offset)
+        self._prepare(L)
         return L.loss  # type: ignore[return-value]
 
     def _begin(self, closure: Closure) -> None:
         """Read the parameter groups again; if ``p.grad`` was cleared, discard the prepared step."""
         if not callable(closure):
             raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
-        if self._step_state.phase == "in_backward":
+        if self._prepared.phase == "in_backward":
             raise BsamRuntimeError(
                 "optimizer.backward was called from inside the closure: a closure must only compute the loss (and may "
                 "call loss.backward())"
@@ -301,33 +382,40 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._weights.refresh(self.param_groups)
         if not self.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
-        self._step_state.note_stale()
+        self._prepared.note_stale()
         if all(p.grad is None for p in self.params):
             self._reset()
-        self._method_state.begin()
+        self._offset = None
+        self._values = {}
 
-    def _objective(self, closure: Closure, scaler: torch.amp.GradScaler | None) -> Objective:
-        modules, two_streams = self._make_called_modules(), self.side_by_side and self.ranks.ddp is None
+    def _objective(
+        self,
+        closure: Closure,
+        buffers: Buffers,
+        rng: RngReplay,
+        scaler: torch.amp.GradScaler | None = None,
+        loss_check: LossCheck | None = None,
+    ) -> Objective:
+        ranks = self.ranks if dist.is_available() and dist.is_initialized() else None
+        others: list[PassPart] = [rng]
+        if self.others:
+            others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
+        two_streams = self.side_by_side and self.ranks.ddp is None
         return Objective(
-            closure, self._weights, modules, self._buffers, self.ranks, self._rng, self._gradients, scaler,
-            side_by_side=two_streams,
-        )  # fmt: skip
+            closure, self._weights, buffers, others, ranks, scaler, side_by_side=two_streams, loss_check=loss_check
+        )
 
-    def _store(self, d: Vector, L: Objective) -> None:
-        """Add the direction to ``p.grad``, and keep the offset and the values to remember for ``step``."""
-        if not any(L.has_grad):
-            raise BsamRuntimeError(
-                "the loss does not depend on any parameter of base: does the closure call the model that base was "
-                "built on?"
-            )
-        self._weights.restore()  # vectors may share memory with the parameters
-        offset = self._step_state.offset
-        if offset is not None:
-            offset = Vector(offset.tensors(), offset.layout)  # a copy: evaluating d overwrites gradients
-        self._fill(d, L.earlier_grads, L.has_grad)
-        if offset is not None:
-            self._step_state.keep(offset, local=self.ranks.ddp is not None and not self.ranks.reduces_each_pass)
-        self._method_state.stage([p for p, has_grad in zip(self.params, L.has_grad, strict=True) if has_grad])
+    def _prepare(self, L: Objective) -> None:
+        """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
+        if L.start is not None:
+            self._prepared.offsets.append(L.start)
+            self._prepared.local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
+        for name, value in self._values.items():
+            if isinstance(value, list):
+                entries = zip(self.params, value, L.has_grad, strict=True)
+                self._prepared.values[name] = {p: t for p, t, has_grad in entries if has_grad}
+            else:
+                self._prepared.values[name] = value
 
     def itself(self) -> SharpnessAware:
         """Return the optimizer, even if ``self`` is a framework's wrapper whose class derives from the optimizer's.
@@ -338,57 +426,25 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._itself() or self
 
     @contextlib.contextmanager
-    def trial(self, closure: Closure, graph_check: Callable[[list[Tensor]], Any]) -> Iterator[Objective]:
+    def trial(self, closure: Closure, loss_check: Callable[[list[Tensor]], LossCheck]) -> Iterator[Objective]:
         """Return a context for evaluations that prepare no step and leave no trace, for :meth:`check`.
 
         Args:
             closure: as in :meth:`step`.
-            graph_check: called with the parameters; returns the ``GraphCheck`` for these evaluations.
+            loss_check: called with the parameters; returns the check of the losses.
         """
-        phase = self._step_state.phase
+        phase = self._prepared.phase
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
         self._weights.refresh(self.param_groups)
-        rng, gradients = RngReplay(enabled=True), GradientMemory()
-        modules, check = self._make_called_modules(), graph_check(self.params)
-        L = Objective(closure, self._weights, modules, Buffers(), self.ranks, rng, gradients, graph_check=check)
-        self._step_state.phase = "in_backward"
+        rng = RngReplay(True, self._weights.devices)
+        L = self._objective(closure, Buffers(self.called_modules), rng, loss_check=loss_check(self.params))
+        self._prepared.phase = "in_backward"
         try:
             yield L
         finally:
-            L.close(failed=True)
-            self._step_state.phase = phase
-
-    @property
-    def stale_gradients(self) -> bool:
-        """Whether a ``backward`` has added to a direction that ``step()`` had used already, since ``zero_grad``."""
-        return self._step_state.stale
-
-    def save_buffers(self) -> None:
-        """Save the buffers. Call this if a framework runs the first pass of a step before it calls :meth:`backward`."""
-        self._buffers.save(self.called_modules)
-
-    @property
-    def called_modules(self) -> tuple[nn.Module, ...]:
-        """The modules that the closure runs, the trained one first."""
-        return () if self.model is None else (self.model, *self.others)
-
-    def _make_called_modules(self) -> CalledModules:
-        """Return an object that, for one step, freezes the called modules' parameters that are not in ``base``."""
-        known = {p for group in self.param_groups for p in group["params"]} if self.others else set()
-        return CalledModules(self.called_modules, known)
-
-    def _fill(self, d: Vector, earlier: list[Tensor | None], has_grad: list[bool]) -> None:
-        """Set ``p.grad = earlier + d``, in the memory of this step's gradients."""
-        params, buckets = self._weights.params, d.materialize_()
-        has_grad, entries = self.ranks.has_grad_on_any_rank(has_grad), self._weights.layout.join(buckets)
-        both = [(t, local(g)) for t, g in zip(entries, earlier, strict=True) if g is not None]
-        self.ranks.sync([g for _, g in both], entries)
-        if both:
-            torch._foreach_add_([t for t, _ in both], [g for _, g in both])
-        for p, t, g, has in zip(params, self._weights.layout.join(buckets, params), earlier, has_grad, strict=True):
-            if has or g is not None:
-                p.grad = t
+            L.end(failed=True)
+            self._prepared.phase = phase
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """Clear ``p.grad``, call :meth:`backward` and run the base optimizer's step.
@@ -398,33 +454,104 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         Returns:
             The loss at ``w`` before the step; None without a closure.
         """
-        loss = None
-        # a closure that calls step must not start another backward: check_ready raises instead
-        if closure is not None and self._step_state.phase != "in_backward":
+        prepared, loss = self._prepared, None
+        # a closure that calls step must not start another backward: the phase is not ready
+        if closure is not None and prepared.phase != "in_backward":
             self.zero_grad()
             loss = self.backward(closure)
-        with self._step_state.in_step():
-            try:
-                start = self._step_state.start(self.ranks)
-                if start is not None and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
-                    self._weights.move(start)
-                self.base.step()
-                self._weights.commit()
-            finally:
-                self._weights.restore()  # nothing to do after a commit
-        self._method_state.commit(self.param_groups)
+        if prepared.phase != "ready":
+            raise BsamRuntimeError(NOT_READY[prepared.phase])
+        try:
+            prepared.phase = "in_step"
+            if prepared.offsets and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
+                self._weights.move(self._mean_offset())
+            self.base.step()
+            self._weights.commit()
+        finally:
+            self._weights.restore()  # nothing to do after a commit
+            prepared.phase = "ready"
+        self._store_values()
         for group in self.param_groups:
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()
-        if closure is None:
-            self._step_state.note_used(self.params[0])
+        if closure is None:  # a later backward should not find this gradient unchanged
+            p = self.params[0]
+            prepared.used = p, p.grad, -1 if p.grad is None else p.grad._version
         self._count()
         return loss
+
+    def _mean_offset(self) -> Vector:
+        """Return the start of the step relative to w: the mean of the offsets, also over ranks if they differ."""
+        first, *others = self._prepared.offsets
+        mean = sum(others, first) / (1 + len(others))
+        if self._prepared.local_offsets:
+            return Vector(self.ranks.average_(mean.tensors()), mean.layout)
+        return mean
+
+    @torch.no_grad()
+    def _store_values(self) -> None:
+        """Store the values to remember in the base optimizer's state and groups, after its step.
+
+        Vectors keep their memory, which a CUDA graph may read. A parameter whose gradient was cleared has no entry:
+        base optimizers take an empty state for one that is new.
+        """
+        state = self.state
+        for name, value in self._prepared.values.items():
+            if not isinstance(value, dict):
+                for group in self.param_groups:
+                    group[name] = value
+                continue
+            new = {p: t for p, t in value.items() if p.grad is not None}
+            stored = [state[p].setdefault(name, t) for p, t in new.items()]
+            if all(_alike(a, b) for a, b in zip(stored, new.values(), strict=True)):
+                torch._foreach_copy_([local(t) for t in stored], [local(t) for t in new.values()])
+            else:
+                for p, t in new.items():
+                    state[p][name] = t
 
     def _count(self) -> None:
         for group in self.param_groups:
             group["steps_taken"] += 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
+        super().zero_grad(set_to_none)
+        self._prepared.stale = False
+        if self._prepared.phase != "in_backward":  # a closure may call zero_grad, as torch's closures do
+            self._reset()
+
+    def _reset(self) -> None:
+        self._prepared.clear()
+        self.ranks.needs_sync = False
+
+    # For frameworks and CUDA graphs.
+
+    @property
+    def called_modules(self) -> tuple[nn.Module, ...]:
+        """The modules that the closure runs, the trained one first."""
+        return () if self.model is None else (self.model, *self.others)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether :meth:`backward` has prepared a step."""
+        return self._prepared.phase == "ready"
+
+    @property
+    def is_perturbed(self) -> bool:
+        """Whether the weights are away from ``w``, in a pass of a step."""
+        return self._weights.moved
+
+    @property
+    def stale_gradients(self) -> bool:
+        """Whether a ``backward`` has added to a direction that ``step()`` had used already, since ``zero_grad``."""
+        return self._prepared.stale
+
+    def begin_first_pass(self) -> None:
+        """Save buffers and generators. Call this if a framework runs the first pass before :meth:`backward`."""
+        self._weights.refresh(self.param_groups)
+        self._buffers.save()
+        self._rng.save()
 
     def count_step(self) -> None:
         """Count a step that a CUDA graph replays. Call this before every replay except the first.
@@ -450,31 +577,27 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             with torch.cuda.graph(graph):
                 loss = optimizer.step(closure)
         """
-        return self._rng.make_clones(self._weights.layout.devices)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
-        super().zero_grad(set_to_none)
-        self._step_state.stale = False
-        if self._step_state.phase != "in_backward":  # a closure may call zero_grad, as torch's closures do
-            self._reset()
+        return self._rng.make_clones()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_gradients", "ranks", "_rng", "_step_state", "_itself", "observers"}
-        transient.add("step")  # schedulers patch it on the instance
+        transient = {"_weights", "_buffers", "_rng", "ranks", "_prepared", "_offset", "_values", "_itself", "observers"}
+        transient |= {"_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # also creates the hooks; Optimizer.__init__ would create parameter groups
-        self._weights, self._buffers, self._gradients = Weights(), Buffers(), GradientMemory()
-        self._step_state, self._itself = StepState(), weakref.ref(self)
-        self.base.register_step_pre_hook(self._step_state.check_base_step)
-        self.ranks, self._rng = Ranks(self.model, self.m_sharpness), RngReplay(self.same_draws)
-        self.observers: list[PassObserver] = []
-        self._check_batch_norm = self.model is None  # first backward only: BatchNorm statistics would not be restored
-        self._reset()
+        super().__setstate__(state)  # also creates the hooks
+        self._itself = weakref.ref(self)
+        self._weights = Weights()
+        self._buffers = Buffers(self.called_modules)
+        self._rng = RngReplay(self.same_draws, self._weights.devices)
+        self.ranks = Ranks(self.model, self.m_sharpness)
+        self.observers = []
+        self._check_batch_norm = self.model is None  # in the first backward
+        self._offset = None
+        self._values = {}
+        self._prepared = PreparedStep()
+        self.base.register_step_pre_hook(self._prepared.check_base_step)
 
-    def _reset(self) -> None:
-        self._step_state.clear()
-        self._method_state.discard()
-        self.ranks.needs_sync = False
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)

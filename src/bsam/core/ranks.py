@@ -1,10 +1,11 @@
-"""Data parallelism: finding the DDP wrapper and averaging over ranks."""
+"""Data parallelism: finding the DDP wrapper, and averaging over ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,8 +14,43 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..common.errors import BsamRuntimeError
-from .ddp import average_, find_ddp, mean, several_ranks
-from .module_calls import calls_seen
+from .calls import observe_calls
+
+
+def several_ranks() -> bool:
+    """Whether torch.distributed connects this process with others."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def find_ddp(module: nn.Module | None, params: set[Tensor] | None = None) -> Any:
+    """Return the DDP wrapper that ``module`` is or contains (the one of ``params``, if given), or None."""
+    if module is None or not dist.is_available():
+        return None
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrappers = (m for m in module.modules() if isinstance(m, DistributedDataParallel))
+    return next((m for m in wrappers if params is None or any(p in params for p in m.parameters())), None)
+
+
+def average_(tensors: list[Tensor], group: Any) -> None:
+    """Average tensors over the ranks of a process group, in place."""
+    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for t in tensors:
+        buckets[t.device, t.dtype].append(t)
+    for bucket in buckets.values():
+        flat = torch.cat([t.reshape(-1) for t in bucket]).div_(group.size())
+        dist.all_reduce(flat, group=group)
+        pieces = flat.split([t.numel() for t in bucket])
+        torch._foreach_copy_(bucket, [piece.view(t.shape) for piece, t in zip(pieces, bucket, strict=True)])
+
+
+def mean(numbers: list[float], groups: Sequence[Any], device: torch.device | str) -> list[float]:
+    """Return the means of numbers over the ranks of process groups, one group after another."""
+    means = torch.tensor(numbers, dtype=torch.float64, device=device)
+    for group in groups:
+        dist.all_reduce(means, group=group)
+        means /= group.size()
+    return means.tolist()
 
 
 class Ranks:
@@ -61,17 +97,6 @@ class Ranks:
             self._ddp_from_closure = weakref.ref(active)
         self._may_be_wrapped = several and self.ddp is None
 
-    def warn_if_not_wrapped(self) -> None:
-        """Warn once if there are several ranks but no DDP wrapper: their weights would diverge."""
-        if self._may_be_wrapped and self.ddp is None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no "
-                "DistributedDataParallel or FSDP wrapper, so gradients are not averaged and the ranks' weights will "
-                "diverge: wrap the network, call the wrapper in the closure, and pass it as model",
-                stacklevel=3,
-            )
-
     def pass_context(self, without_reducer: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a pass. With ``m_sharpness`` or ``without_reducer``, it turns DDP's reducer off.
 
@@ -105,7 +130,7 @@ class Ranks:
                 if without_reducer:
                     stack.enter_context(self._ddp_no_sync())
 
-        with contextlib.ExitStack() as stack, calls_seen(find_wrapper):
+        with contextlib.ExitStack() as stack, observe_calls(find_wrapper):
             yield
 
     def mean(self, number: float) -> float:
@@ -128,15 +153,6 @@ class Ranks:
         """Whether the user's ``no_sync`` keeps this rank's gradients separate. False with ``m_sharpness``."""
         return self.ddp is not None and not self.m_sharpness and not self.ddp.require_backward_grad_sync
 
-    @property
-    def records_used_parameters(self) -> bool:
-        """Whether DDP records which parameters a ``backward`` reaches, even without its reducer.
-
-        The next pass with the reducer would wait for a gradient of each of them, so passes without the reducer must not
-        call ``backward``.
-        """
-        return self.ddp is not None and self.ddp.find_unused_parameters and not self.m_sharpness
-
     def average_pass(self, gradient: list[Tensor]) -> None:
         """Average a gradient that was computed without DDP's reducer, if the reducer would have averaged it."""
         if self.reduces_each_pass:
@@ -158,6 +174,7 @@ class Ranks:
             direction: the direction of this call; differs between ranks with ``m_sharpness``.
         """
         if self.ddp is None:
+            self._warn_if_not_wrapped()
             return
         if not self.ddp.require_backward_grad_sync:  # under the user's no_sync
             self.needs_sync = True
@@ -169,3 +186,14 @@ class Ranks:
         """Average tensors over the DDP ranks, in place."""
         average_(tensors, self.ddp.process_group)
         return tensors
+
+    def _warn_if_not_wrapped(self) -> None:
+        """Warn once if there are several ranks but no DDP wrapper: their weights would diverge."""
+        if self._may_be_wrapped and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"torch.distributed has {dist.get_world_size()} ranks, and the closure called no "
+                "DistributedDataParallel or FSDP wrapper, so gradients are not averaged and the ranks' weights will "
+                "diverge: wrap the network, call the wrapper in the closure, and pass it as model",
+                stacklevel=8,
+            )

@@ -1,10 +1,13 @@
-"""Comparing and writing tensors in place."""
+"""Lists of tensors: their layout in buckets, foreach operations with little memory traffic, and their memory."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +15,184 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .layout import local, sharding
+Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on the same device
+Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
+BucketedTensors: TypeAlias = list[list[Tensor]]  # the local, real tensors of each bucket of a Layout
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The indices of tensors with the same parameter group, device, dtype and sharding."""
+
+    group: int
+    device: torch.device
+    dtype: torch.dtype
+    sharding: Sharding
+    indices: tuple[int, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tensors are real and not sharded, so that they need no view."""
+        return self.sharding is None and not self.dtype.is_complex
+
+
+class Layout:
+    """The buckets of a list of tensors. Vectors of equal layouts can be combined."""
+
+    def __init__(self, tensors: Sequence[Tensor], groups: Sequence[int] | None = None) -> None:
+        indices: dict[tuple[int, torch.device, torch.dtype, Sharding], list[int]] = {}
+        for i, t in enumerate(tensors):
+            group = groups[i] if groups is not None else 0
+            indices.setdefault((group, t.device, t.dtype, sharding(t)), []).append(i)
+        self.size = len(tensors)
+        self.buckets = [Bucket(*key, tuple(members)) for key, members in indices.items()]
+        wide = any(bucket.dtype in (torch.float64, torch.complex128) for bucket in self.buckets)
+        self.scalar_dtype = torch.float64 if wide else torch.float32
+        self.devices = {bucket.device for bucket in self.buckets}
+        self.on_cpu = all(device.type == "cpu" for device in self.devices)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Layout) and self.buckets == other.buckets)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def split(self, tensors: Sequence[Tensor]) -> BucketedTensors:
+        """Return this rank's part of ``tensors``, bucket by bucket, as real tensors with the same storage."""
+        return [
+            [tensors[i] for i in bucket.indices] if bucket.plain else [local(tensors[i]) for i in bucket.indices]
+            for bucket in self.buckets
+        ]
+
+    def join(self, tensors: BucketedTensors, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Invert :meth:`split`: return one tensor per parameter, complex or sharded if the one in ``like`` is."""
+        out: list[Tensor] = [torch.empty(0)] * self.size
+        for bucket, in_bucket in zip(self.buckets, tensors, strict=True):
+            as_is = bucket.plain or like is None
+            for i, t in zip(bucket.indices, in_bucket, strict=True):
+                out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
+        return out
+
+    def total(self, values: BucketedTensors, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """Reduce one scalar per tensor, with a sum or a norm, over tensors, devices and shards."""
+        home = values[0][0].device
+        gathered: dict[Sharding, list[Tensor]] = {}
+        for bucket, scalars in zip(self.buckets, values, strict=True):
+            gathered.setdefault(bucket.sharding, []).extend(t if t.device == home else t.to(home) for t in scalars)
+        totals = [_over_ranks(reduce(torch.stack(scalars)), shards, reduce) for shards, scalars in gathered.items()]
+        return totals[0] if len(totals) == 1 else reduce(torch.stack(totals))
+
+
+def sharding(t: Tensor) -> Sharding:
+    """Return the mesh and placements of a DTensor; None for an ordinary tensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # without this import there are no DTensors
+    return (t.device_mesh, t.placements) if module is not None and isinstance(t, module.DTensor) else None
+
+
+def local(t: Tensor) -> Tensor:
+    """Return this rank's part of ``t`` as a real tensor with the same storage."""
+    if sharding(t) is not None:
+        t = t.to_local()  # type: ignore[attr-defined]
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def _like(t: Tensor, real: Tensor) -> Tensor:
+    """Invert :func:`local`: view ``real`` as complex or sharded, as ``t`` is."""
+    part = torch.view_as_complex(real) if t.is_complex() else real
+    shards = sharding(t)
+    if shards is None:
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, *shards, run_check=False, shape=t.shape, stride=t.stride())
+
+
+def _over_ranks(value: Tensor, shards: Sharding, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    if shards is None:
+        return value
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, placements = shards
+    spread = [Shard(0) if placement.is_shard() else Replicate() for placement in placements]
+    return reduce(DTensor.from_local(value.reshape(1), mesh, spread, run_check=False).full_tensor())
+
+
+CHUNK = 2**16  # entries per dot product: longer float32 sums lose digits
+
+
+def is_one(c: Scalar) -> bool:
+    """Whether ``c`` is the number 1. False for tensors: reading one would synchronize."""
+    return not isinstance(c, Tensor) and c == 1.0
+
+
+def scale_(y: list[Tensor], c: Scalar) -> None:
+    """Compute ``y *= c``."""
+    if not is_one(c):
+        torch._foreach_mul_(y, c)
+
+
+def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
+    """Compute ``y += c * x``."""
+    if not isinstance(c, Tensor):
+        torch._foreach_add_(y, x, alpha=c)
+    elif y[0].is_cuda and y[0].dtype != torch.float64 and _same_strides(y, x):
+        # _foreach_add_ cannot read alpha from the device. SGD's fused kernel reads lr from it (as float32) and needs no
+        # memory for the product.
+        torch._fused_sgd_(
+            y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False, maximize=True,
+            is_first_step=False,
+        )  # fmt: skip
+    else:
+        torch._foreach_add_(y, torch._foreach_mul(x, c))
+
+
+def _same_strides(y: list[Tensor], x: list[Tensor]) -> bool:
+    return all(a.stride() == b.stride() for a, b in zip(y, x, strict=True))
+
+
+def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
+    """Return the sum of ``c * x`` over the terms, in new memory."""
+    (c, x), *rest = terms
+    second = rest[0][0] if rest else None
+    if is_one(c) and isinstance(second, float):  # the first two in one operation
+        (_, y), *rest = rest
+        out = list(torch._foreach_add(x, y, alpha=second))
+    else:
+        out = list(torch._foreach_mul(x, c))
+    for d, y in rest:
+        axpy_(out, d, y)
+    return out
+
+
+def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the L2 norm of each tensor."""
+    if all(t.is_cpu for t in x):
+        return [product.sqrt() for product in dots(x, x, dtype)]  # more accurate than float32 norms of large tensors
+    return list(torch._foreach_norm(x, 2, dtype=dtype))
+
+
+def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the inner product of each pair of tensors."""
+    if all(t.is_cpu for t in x):
+        return [_dot(*_flat(a, b), dtype) for a, b in zip(x, y, strict=True)]  # no memory for the products
+    wide = [t.to(dtype) for t in x]  # in float16, products of small entries would be 0
+    return [product.sum() for product in torch._foreach_mul(wide, y)]
+
+
+def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries of two tensors in one order, that of the first one's memory: views if both are dense."""
+    if a is b and a.is_contiguous():
+        return (a := a.view(-1)), a
+    if a.is_contiguous() and b.is_contiguous():
+        return a.view(-1), b.view(-1)
+    order = sorted(range(a.dim()), key=a.stride, reverse=True)  # channels_last, transposed
+    return a.permute(order).reshape(-1), b.permute(order).reshape(-1)
+
+
+def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    if a.numel() > CHUNK:
+        parts = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
+        return torch.stack([_dot(x, y, dtype) for x, y in parts]).sum()
+    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
 
 
 def is_writable(t: Tensor) -> bool:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .foreach import Scalar, axpy_, combined, dots, is_one, norms, scale_
-from .layout import BucketedTensors, Layout
+from .tensors import BucketedTensors, Layout, Scalar, axpy_, combined, dots, is_one, norms, scale_
 
 TINY = 1e-12  # added to a norm before dividing by it
 

@@ -1,4 +1,4 @@
-"""The parameters that a method moves and restores, and the memory of their gradients."""
+"""The trained parameters: their values, which passes move and restore, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..common.errors import BsamRuntimeError
-from .layout import BucketedTensors, Layout
-from .tensors import clear_weight_caches, other_memory
+from .passes import PassPart
+from .ranks import Ranks
+from .tensors import BucketedTensors, Layout, clear_weight_caches, local, other_memory
 from .vector import Term, Vector
 
 
-class Weights:
+class Weights(PassPart):
     """The trainable parameters of an optimizer, moved in place and restored bit for bit from a backup.
 
     The memory of the backup is kept between steps: allocating it costs more than copying into it.
@@ -26,10 +27,12 @@ class Weights:
     def __init__(self) -> None:
         self.params: list[Tensor] = []
         self.layout = Layout([])
+        self.kept: list[BucketedTensors] = []  # memory for gradients, kept between steps; see Gradients
+        self.moved = False  # whether the parameters are away from w
+        self._saved = False  # whether w is in the backup
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
         self._backup: BucketedTensors = []
-        self.moved = False  # whether the parameters are away from w, which is then in the backup
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
@@ -46,7 +49,9 @@ class Weights:
             ) from error
         if signature != self._signature:
             self.layout = Layout(self.params, [i for i, _ in trained])
-            self._backup, self._signature = self.allocate(), signature
+            self.kept = []
+            self._backup = self.allocate()
+            self._signature = signature
         self._tensors = self.layout.split(self.params)
         self.commit()
 
@@ -60,6 +65,10 @@ class Weights:
         """The device mesh of sharded parameters; None if no parameter is sharded."""
         return next((bucket.sharding[0] for bucket in self.layout.buckets if bucket.sharding is not None), None)
 
+    def devices(self) -> set[torch.device]:
+        """Return the devices of the parameters."""
+        return self.layout.devices
+
     @property
     def on_one_gpu(self) -> bool:
         """Whether all parameters are real tensors on one GPU, and not sharded."""
@@ -70,36 +79,40 @@ class Weights:
         """Return uninitialized memory with the sizes and the layout of the parameters."""
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
-    @torch.no_grad()
-    def move(self, to: Vector) -> None:
-        """Move the parameters to ``w + to``, from any position."""
-        self._find_shards()
-        source, target = (self._backup, self._tensors) if self.moved else (self._tensors, self._backup)
-        for tensors, copies in zip(source, target, strict=True):  # all before the first moves: they may share memory
-            torch._foreach_copy_(copies, tensors)
-        self.moved = True
-        for k in range(len(self._tensors)):
-            to.add_to(self._tensors, k)
-        clear_weight_caches()
+    def begin_pass(self, number: int, at: Vector | None) -> None:
+        """Move the parameters to ``w + at``."""
+        self.move(at)
 
-    @torch.no_grad()
+    def end_step(self, failed: bool) -> None:
+        """Restore the parameters."""
+        self.restore()
+
     def restore(self) -> None:
-        """Copy ``w`` from the backup to the parameters; do nothing if they have not moved."""
-        if self.moved:
-            self._find_shards()
-            for tensors, backup in zip(self._tensors, self._backup, strict=True):
-                torch._foreach_copy_(tensors, backup)
-        self.commit()
+        """Copy ``w`` from the backup to the parameters if they have moved; the next move saves a new backup."""
+        self.move(None)
+        self._saved = False
 
-    def _find_shards(self) -> None:
-        """Look up the memory of sharded parameters: FSDP2 may replace it in the first forward pass."""
-        if self.sharded:
+    @torch.no_grad()
+    def move(self, to: Vector | None) -> None:
+        """Move the parameters to ``w + to``, from any position; None restores ``w``."""
+        if self.sharded:  # FSDP2 may replace the memory in the first forward pass
             self._tensors = self.layout.split(self.params)
+        if self.moved:
+            _copy(self._backup, into=self._tensors)
+        elif to is not None and not self._saved:
+            _copy(self._tensors, into=self._backup)  # all before the first moves: they may share memory
+            self._saved = True
+        self.moved = to is not None
+        if to is not None:
+            for k in range(len(self._tensors)):
+                to.add_to(self._tensors, k)
+        clear_weight_caches()
 
     def commit(self) -> None:
-        """Keep the current values as ``w``: the backup is no longer used, and the next move saves a new one."""
+        """Keep the current values as ``w``: the next move saves a new backup."""
         clear_weight_caches()
         self.moved = False
+        self._saved = False
 
     @contextlib.contextmanager
     def elsewhere(self, *, in_backup: bool = False) -> Iterator[None]:
@@ -107,19 +120,20 @@ class Weights:
 
         Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
         """
-        backup, moved = self._backup, self.moved
+        backup = self._backup
         w = [[t.data for t in bucket] for bucket in self._tensors]
         with other_memory(self.params, self.layout.join(backup) if in_backup else None):
             try:
-                self._backup, self.moved = w, True
+                self._backup = w
+                self.moved = True
                 yield
             finally:
-                self._backup, self.moved = backup, moved
-                clear_weight_caches()
+                self._backup = backup
+                self.commit()
 
 
-class GradientMemory:
-    """Decide where the gradients of a step are stored, which of them may be overwritten, and which are copied.
+class Gradients(PassPart):
+    """``p.grad`` in one step: takes the gradient of each pass, and writes the direction at the end of the step.
 
     A pass leaves its gradient in ``p.grad``. :meth:`take` turns it into a vector without a copy; evaluating the
     direction may overwrite it. Gradients are copied only if DDP or the CUDA graphs of ``torch.compile`` may write to
@@ -127,40 +141,85 @@ class GradientMemory:
     before the next pass, the gradient is copied to memory that is kept between steps and its tensors are freed, so that
     the allocator gives them to the next pass. The direction therefore overwrites the last gradient on the CPU, and the
     first one elsewhere.
+
+    Args:
+        weights: the parameters, refreshed for this step.
+        ranks: averages over the ranks of DDP, if there are several processes.
     """
 
-    def __init__(self) -> None:
-        self._layout = Layout([])
-        self._kept: list[BucketedTensors] = []  # memory for the gradients of a step, in order
-        self._used = 0  # how many of them are in use
+    def __init__(self, weights: Weights, ranks: Ranks | None) -> None:
+        self.direction: Vector | None = None  # what to add to ``p.grad``
+        self.start: Vector | None = None  # where the step starts, relative to w
+        self.has_grad = [False] * len(weights.params)  # whether a parameter got a gradient in some pass
+        self._weights = weights
+        self._ranks = ranks
+        self._earlier = [p.grad for p in weights.params]  # from before the first pass
+        self._used = 0  # how many of the kept memories are in use
         self._latest: Term | None = None  # the gradient of the latest pass
 
-    def begin(self, weights: Weights) -> None:
-        """Begin a step."""
-        if weights.layout is not self._layout:
-            self._layout, self._kept = weights.layout, []
-        self._weights, self._used, self._latest = weights, 0, None
-
-    def begin_pass(self) -> None:
-        """On the CPU, move the previous pass's gradient, so that this pass can reuse its memory."""
-        if self._latest is not None and self._layout.on_cpu:
-            if self._used == len(self._kept):
-                self._kept.append(self._weights.allocate())
-            self._latest.move_to(self._kept[self._used])
-            self._latest, self._used = None, self._used + 1
+    def begin_pass(self, number: int, at: Vector | None) -> None:
+        """Clear ``p.grad`` before the first pass; before later ones, on the CPU, free the previous gradient."""
+        if number == 0:
+            for p in self._weights.params:
+                p.grad = None
+        if self._latest is not None and self._weights.layout.on_cpu:
+            kept = self._weights.kept
+            if self._used == len(kept):
+                kept.append(self._weights.allocate())
+            self._latest.move_to(kept[self._used])
+            self._latest = None
+            self._used += 1
 
     def leave_in_place(self) -> None:
         """Do not move the latest gradient: the passes that follow belong to observers."""
         self._latest = None
 
-    def take(self, grads: list[Tensor | None]) -> Vector:
-        """Return gradients, one per parameter, as a vector; None counts as zero."""
+    def add(self, params: Sequence[Tensor], grads: list[Tensor | None]) -> None:
+        """Add gradients to ``p.grad``, as ``backward`` does; ``grads`` is emptied, to free their memory."""
+        for p in params:
+            g = grads.pop(0)
+            if g is not None:
+                p.grad = g.clone() if p.grad is None else p.grad + g
+
+    def take(self, wrt: Sequence[bool] | None = None) -> Vector:
+        """Return ``p.grad`` as a vector, copied only if necessary, and set ``p.grad`` to None; None counts as zero."""
         params = self._weights.params
+        grads = [p.grad if wrt is None or wrt[i] else None for i, p in enumerate(params)]
+        for p in params:
+            p.grad = None
+        self.has_grad = [had or g is not None for had, g in zip(self.has_grad, grads, strict=True)]
         copy = _written_by_cuda_graphs(params[0].device)
         tensors = (_unshared(g, p, copy) for g, p in zip(grads, params, strict=True))
-        gradient = Vector(tensors, self._layout, scratch=True)
+        gradient = Vector(tensors, self._weights.layout, scratch=True)
         (self._latest,) = gradient.terms
         return gradient
+
+    def end_step(self, failed: bool) -> None:
+        """Set ``p.grad`` to its earlier value plus the direction; to its earlier value if a pass failed."""
+        grads = self._earlier if failed or self.direction is None else self._sums(self.direction)
+        for p, g in zip(self._weights.params, grads, strict=True):
+            p.grad = g
+
+    def _sums(self, direction: Vector) -> list[Tensor | None]:
+        """Return the earlier gradients plus the direction, in the memory of this step's gradients."""
+        if self.start is not None:
+            self.start = Vector(self.start.tensors(), self.start.layout)  # a copy: the next line overwrites gradients
+        buckets = direction.materialize_()
+        entries = direction.layout.join(buckets)
+        both = [(t, local(g)) for t, g in zip(entries, self._earlier, strict=True) if g is not None]
+        has_grad = self.has_grad
+        if self._ranks is not None:
+            has_grad = self._ranks.has_grad_on_any_rank(has_grad)
+            self._ranks.sync([g for _, g in both], entries)
+        if both:
+            torch._foreach_add_([t for t, _ in both], [g for _, g in both])
+        sums = direction.layout.join(buckets, self._weights.params)
+        return [t if has or g is not None else None for t, g, has in zip(sums, self._earlier, has_grad, strict=True)]
+
+
+def _copy(source: BucketedTensors, into: BucketedTensors) -> None:
+    for tensors, copies in zip(source, into, strict=True):
+        torch._foreach_copy_(copies, tensors)
 
 
 def _written_by_cuda_graphs(device: torch.device) -> bool:

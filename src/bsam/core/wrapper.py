@@ -1,18 +1,19 @@
-"""A wrapper around the base optimizer, with one state dict for both."""
+"""A wrapper around the base optimizer: its groups hold the method's settings, and one state dict saves both."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Collection
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
-from ..common.checks import check_names, check_radius
+from ..common.checks import check_names, check_radius, is_number
 from ..common.errors import BsamValueError
-from .method_state import MethodState
-from .schedule import completed_schedule
-from .state_dicts import base_state, without
+from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"
@@ -20,9 +21,10 @@ PERTURB = "perturb"  # a key for the user's groups: parameters of a group with F
 
 
 class OptimizerWrapper(Optimizer):
-    """A method that wraps a base optimizer and uses its parameter groups and state; a state dict holds both.
+    """A method that wraps a base optimizer and uses its parameter groups and state.
 
-    The ``settings`` of the method are values of the groups; ``_method_state`` holds values that it remembers.
+    The ``settings`` of the method and the numbers that it remembers are values of the groups; the vectors that it
+    remembers are entries of ``base.state[p]``, beside those of the base optimizer.
     """
 
     vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
@@ -31,11 +33,11 @@ class OptimizerWrapper(Optimizer):
 
     base: Optimizer
     settings: dict[str, Any]
-    _method_state: MethodState
 
-    @abstractmethod
-    def _reset(self) -> None:
-        """Discard the prepared step."""
+    @classmethod
+    def method(cls) -> str:
+        """Return the name of the class that defines :meth:`direction`; frameworks may derive from it."""
+        return next(base.__name__ for base in cls.__mro__ if "direction" in vars(base))
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a group, and return it with derived settings filled in."""
@@ -45,7 +47,7 @@ class OptimizerWrapper(Optimizer):
             if name.startswith("rho") and name not in self.scheduled_radii.values():
                 check_radius(name, value)
         for radius, floor in self.scheduled_radii.items():
-            group = completed_schedule(group, radius, floor)
+            group = _completed_schedule(group, radius, floor)
         return group
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -70,42 +72,14 @@ class OptimizerWrapper(Optimizer):
             lines += [f"Parameter group {i}", *(f"    {line}" for line in shown)]
         return "\n".join(lines) + "\n)"
 
-    @property
-    def t(self) -> int:
-        """The number of steps taken."""
-        return self.param_groups[0]["steps_taken"]
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The base optimizer's list of groups. Assigned groups get the method's settings where they have none."""
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        for group in groups:
-            if ENTRY_NAMES not in group:
-                check_names(group, self.settings, self.base.defaults)
-        self.base.param_groups = [group if ENTRY_NAMES in group else self._with_settings(group) for group in groups]
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The base optimizer's state."""
-        return self.base.state
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the base optimizer's state merged with the method's, as a standard ``{state, param_groups}``."""
+        """Return the state of the base optimizer and of the method, as a standard ``{state, param_groups}``."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         merged = self.base.state_dict()
-        self._method_state.merge_into(merged, self.param_groups)
         for after in self._optimizer_state_dict_post_hooks.values():
             merged = after(self, merged) or merged
         return merged
-
-    @classmethod
-    def method(cls) -> str:
-        """Return the name of the class that defines :meth:`direction`; frameworks may derive from it."""
-        return next(base.__name__ for base in cls.__mro__ if "direction" in vars(base))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict from :meth:`state_dict`.
@@ -115,23 +89,78 @@ class OptimizerWrapper(Optimizer):
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        saved = next((group[METHOD] for group in state_dict["param_groups"] if METHOD in group), self.method())
+        groups = state_dict["param_groups"]
+        saved = next((group[METHOD] for group in groups if METHOD in group), self.method())
+        entries = {name for group in groups for name in group.get(ENTRY_NAMES, ())}
         if saved != self.method():
             warnings.warn(
                 f"this state dict belongs to {saved}, not to {self.method()}: only the base optimizer's part is "
                 f"loaded, and {self.method()} starts from scratch with its current settings",
                 stacklevel=2,
             )
-            state_dict = base_state(state_dict, ENTRY_NAMES)
+            groups = [{k: v for k, v in group.items() if k not in entries} for group in groups]
+            state = _without(state_dict["state"], entries)
+        else:  # with other arguments, the same method may have remembered other vectors
+            state = _without(state_dict["state"], entries - {*self.vectors})
         start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
         settings = [{**self.settings, **group, **start} for group in self.param_groups]
-        settings = [{name: group[name] for name in self.settings} for group in settings]
-        # with other arguments, the same method may have remembered other vectors
-        names = {*self.vectors, *(name for group in state_dict["param_groups"] for name in group.get(ENTRY_NAMES, ()))}
-        self.base.load_state_dict({**state_dict, "state": without(state_dict["state"], names)})
-        for group, defaults in zip(self.param_groups, settings, strict=True):
+        self.base.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+        for group, current in zip(self.param_groups, settings, strict=True):
+            defaults = {name: current[name] for name in self.settings}
             group.update({**defaults, **group, ENTRY_NAMES: self.settings[ENTRY_NAMES]})
-        self._method_state.load(state_dict, self.param_groups)
         self._reset()
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Discard the prepared step."""
+
+
+def _without(state: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
+    """Return the state without the entries whose names are in ``names``. State that belongs to no parameter is kept."""
+    kept = {}
+    for i, entry in state.items():
+        if isinstance(entry, dict):
+            entry = {k: v for k, v in entry.items() if k not in names}
+            if not entry:
+                continue
+        kept[i] = entry
+    return kept
+
+
+def radius_settings(
+    rho: float, rho_floor: float | None, lr_max: float | None, lr_min: float
+) -> dict[str, float | None]:
+    """Return the group values for a ``rho`` that may follow the learning rate down to ``rho_floor``."""
+    return {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
+
+
+def _completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
+    """Check and complete a group whose ``radius`` follows the learning rate down to ``floor``."""
+    lr_min, lr_max, lr = group[LR_MIN], group[LR_MAX], group.get("lr")
+    if group[floor] is not None:
+        check_radius(floor, group[floor])
+        if group[floor] > group[radius]:
+            raise BsamValueError(f"{floor} must not be above {radius}, got {group[floor]} and {group[radius]}")
+    if not is_number(lr_min) or lr_min < 0:
+        raise BsamValueError(f"lr_min must be a finite number that is not negative, got {lr_min!r}")
+    if lr is not None:  # optimizers that choose their step length may have lr=None
+        group = {**group, LR_START: float(group.get("initial_lr", lr))}
+        group[LR_SEEN] = torch.zeros_like(lr) if isinstance(lr, Tensor) else 0.0
+        if lr_max is None:
+            lr_max = float(group.get("max_lr", group[LR_START]))
+            if lr_max == lr_min == 0:  # a scheduler may raise the rate from 0 later
+                return group
+    elif group[floor] not in (None, group[radius]):
+        raise BsamValueError(
+            f"{radius} follows the learning rate, but base has no lr in its parameter groups: "
+            f"pass {floor}={group[radius]} to keep {radius} fixed, or use another base"
+        )
+    elif lr_max is None:
+        return group
+    if not is_number(lr_max) or lr_max <= lr_min:
+        raise BsamValueError(
+            f"lr_max must be a finite number above lr_min, got lr_max={lr_max!r} and lr_min={lr_min!r}"
+        )
+    return group

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..common.checks import check_count, check_number
 from ..common.errors import BsamValueError
-from ..core.layout import local
+from ..core.tensors import local
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator

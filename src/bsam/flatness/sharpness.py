@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from ..common.checks import check_count, check_radius
-from ..core.layout import local
+from ..core.tensors import local
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .products import random_like, seeded

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.errors import BsamRuntimeError, BsamTypeError
-from ..core.closure import Closure
+from ..core.objective import Closure
 from ..core.optimizer import SharpnessAware
 
 if TYPE_CHECKING:

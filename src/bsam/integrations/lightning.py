@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..common.errors import BsamRuntimeError, BsamTypeError
 from ..common.method_info import Need
-from ..core.ddp import find_ddp
 from ..core.optimizer import SharpnessAware
+from ..core.ranks import find_ddp
 from ..methods.msam import MSAM
 from .batch import check_unchanged, new_containers, tensor_versions
 
@@ -29,11 +29,10 @@ STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}  # and classes that users d
 
 @dataclass
 class _FirstPass:
-    """A call of ``training_step``: its arguments, and the states of the random generators before it."""
+    """A call of ``training_step`` and its arguments."""
 
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     versions: list[tuple[Tensor, int]]
-    states: list[tuple[torch.Generator, Tensor]]
     running: bool = True
 
 
@@ -111,9 +110,8 @@ class SharpnessAwareMixin(_Base):
 
         def closure() -> Tensor | None:
             if ready:
-                if optimizer._weights.moved:
+                if optimizer.is_perturbed:
                     raise BsamRuntimeError(_other_first_pass(optimizer))
-                optimizer._rng.first_began_with(first.states)
                 return ready.pop() if scaler is None else _backward_unscaled(ready.pop(), scaler)
             args, kwargs = new_containers(first.arguments)
             with self._extra_pass():
@@ -170,12 +168,9 @@ def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
         optimizer = self._sharpness_aware()
         if self.extra_pass or (outer is not None and outer.running) or optimizer is None:
             return step(self, *args, **kwargs)
-        optimizer.save_buffers()
-        generators = [torch.default_generator]
-        if self.device.type == "cuda":
-            generators.append(torch.cuda.default_generators[self.device.index])
-        arguments, states = (args, kwargs), [(g, g.get_state()) for g in generators]
-        first = self._first_pass = _FirstPass(new_containers(arguments), tensor_versions(arguments), states)
+        optimizer.begin_first_pass()
+        arguments = (args, kwargs)
+        first = self._first_pass = _FirstPass(new_containers(arguments), tensor_versions(arguments))
         try:
             return step(self, *args, **kwargs)
         finally:
@@ -219,7 +214,7 @@ def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
 
     def closure_first(closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
-        if optimizer._step_state.phase == "ready" or not (skips or (closure is not None and loss is None)):
+        if optimizer.is_ready or not (skips or (closure is not None and loss is None)):
             step()
         return loss
 
@@ -233,7 +228,7 @@ def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
 def _manual_step(wrapper: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
     """Take a step in manual optimization. If there is no closure, Lightning passes one that only calls its hooks."""
     method = wrapper.optimizer
-    if closure is None and method._step_state.phase != "ready":
+    if closure is None and not method.is_ready:
         return method.step()  # raises
     with _closure_first(method, skips=False) if closure is None else contextlib.nullcontext():
         return type(wrapper).step(wrapper, closure, **kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..common.timm_import import import_timm
-from ..core.closure import Closure
+from ..core.objective import Closure
 from ..core.optimizer import SharpnessAware
 
 import_timm()

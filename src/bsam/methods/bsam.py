@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number, check_radius
 from ..common.errors import BsamValueError
-from ..core.foreach import Scalar
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
+from ..core.tensors import Scalar
 from ..core.vector import TINY, Vector, ratio
 from .asam import adapted
 
@@ -135,7 +135,7 @@ class BSAM(SharpnessAware):
         settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         if every != 1:
-            self.vectors = ("across",)  # the component of d orthogonal to g, divided by |g|
+            self.vectors = ("orthogonal",)  # the component of d orthogonal to g, divided by |g|
         self.every, self.start_from_min = check_count("every", every), start_from_min
         if every > 1 and start_from_min:
             raise BsamValueError(
@@ -156,51 +156,48 @@ class BSAM(SharpnessAware):
         return self.t % self.every == 0
 
     def direction(self, L: Objective) -> Vector:
-        g, across = L.grad(), None if self.step_kind() else self.recall("across")
-        if across is not None:
-            return g + g.norm() * across
+        g = L.grad()  # Algorithm 1, line 3
+        orthogonal = None if self.step_kind() else self.recall("orthogonal")
+        if orthogonal is not None:
+            return g + g.norm() * orthogonal
         d = self.algorithm_1(L, g)
         if self.every > 1:
-            self.remember("across", d.reject(g) / (g.norm() + TINY))
+            self.remember("orthogonal", d.reject(g) / (g.norm() + TINY))
         return d
 
     def algorithm_1(self, L: Objective, g: Vector) -> Vector:
-        """Return the direction of Algorithm 1, from the gradient ``g`` (line 3)."""
+        """Return the direction of Algorithm 1, from the gradient ``g``."""
         v, Tg = adapted(self, g, self.eta) if self.adaptive else (g, g)
-        e_max, e_min = self.epsilon(v, "rho_max", Tg.norm()), self.epsilon(v, "rho_min", Tg.norm())  # lines 4 and 6
+        e_max = self.epsilon(v, "rho_max", Tg.norm())  # line 4
+        e_min = self.epsilon(v, "rho_min", Tg.norm())  # line 6
         if self.start_from_min:
             self.start_from(-e_min)
         k = self.ratio_of_radii() if self.full_passes == 2 else None
-        if self.full_passes == 2 and k is None and not self.warned:
-            self.warned = True
-            warnings.warn(
-                "passes=2 needs the same rho_min / rho_max in all parameter groups: steps in which they differ take "
-                "three passes. Set rho_min_floor=rho_min to keep both radii fixed, or passes=3",
-                stacklevel=5,
-            )
-        if k is not None:
-            return self.extrapolated(L, g, L.grad(at=e_max), k)
-        g_max, g_min = L.grads(e_max, -e_min)  # lines 5 and 7
+        if k is None:
+            g_max, g_min = L.grads(e_max, -e_min)  # lines 5 and 7
+        else:
+            g_max = L.grad(at=e_max)  # line 5
+            # line 7, to first order: g - k (g_max - g), up to a factor, which cancels in line 8
+            g, g_min = L.extrapolate(g, g_max, k, keep=self.every > 1 or self.start_from_min)
         return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
 
-    def extrapolated(self, L: Objective, g: Vector, g_max: Vector, k: Scalar) -> Vector:
-        """Return the direction with ``g_min = g - k (g_max - g)``, where ``k = rho_min / rho_max``.
-
-        It uses ``g_min = (1 + k) u`` with ``u = g - share * g_max`` and ``share = k / (1 + k)``. The factor ``1 + k``
-        cancels in the direction. To save memory, ``u`` may overwrite ``g``, which is then ``u + share * g_max``.
-        """
-        share = k / (1 + k)
-        u = g - share * g_max
-        g_is_needed = self.every > 1 or self.start_from_min
-        u = self.vector(u.tensors()) if g_is_needed else L.evaluated(u)
-        return u + share * g_max + g_max - ratio(g_max.norm(), u.norm()) * u
-
     def ratio_of_radii(self) -> Scalar | None:
-        """Return ``rho_min / rho_max``; None if groups that are perturbed differ in it, or if ``rho_max`` is 0.
+        """Return ``rho_min / rho_max``; None, with a warning, if perturbed groups differ in it, or if ``rho_max`` is 0.
 
         Learning rates on a GPU are not read, which would wait for it: groups with equal settings are assumed to follow
         one schedule.
         """
+        k = self._common_ratio()
+        if k is None and not self.warned:
+            self.warned = True
+            warnings.warn(
+                "passes=2 needs the same rho_min / rho_max in all parameter groups: steps in which they differ take "
+                "three passes. Set rho_min_floor=rho_min to keep both radii fixed, or passes=3",
+                stacklevel=6,
+            )
+        return k
+
+    def _common_ratio(self) -> Scalar | None:
         radii = [(self.radius(group, "rho_min"), self.radius(group, "rho_max"), group) for group in self.param_groups]
         moved = [(a, b, group) for a, b, group in radii if b != 0.0 or isinstance(a, Tensor) or a != 0.0]
         if any(b == 0.0 for _, b, _ in moved):

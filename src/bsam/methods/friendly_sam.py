@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from ..common.checks import check_number
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.schedule import radius_settings
 from ..core.vector import Vector
+from ..core.wrapper import radius_settings
 
 
 class FriendlySAM(SharpnessAware):

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.schedule import radius_settings
 from ..core.vector import Vector
+from ..core.wrapper import radius_settings
 
 
 class SAM(SharpnessAware):

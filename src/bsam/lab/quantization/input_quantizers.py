@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from ...common.errors import BsamRuntimeError
-from ...core.ddp import several_ranks
-from ...core.layout import sharding
+from ...core.ranks import several_ranks
+from ...core.tensors import sharding
 from .fake_quantize import EPS, code_range, fake_quantize, positive
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..common.errors import BsamValueError
 
 
 @contextlib.contextmanager
-def calls_seen(hook: Callable[[nn.Module], Any]) -> Iterator[None]:
+def observe_calls(hook: Callable[[nn.Module], Any]) -> Iterator[None]:
     """Call ``hook`` with every module before its forward pass, except inside compiled modules."""
 
     def before_forward(module: nn.Module, args: Any) -> None:
@@ -27,3 +30,14 @@ def calls_seen(hook: Callable[[nn.Module], Any]) -> Iterator[None]:
             yield
         finally:
             handle.remove()
+
+
+def refuse_batch_norm(called: nn.Module) -> None:
+    """Raise if a module is batch norm, which would be updated in every pass because the optimizer has no model."""
+    # calls inside a compiled module are not seen
+    for module in called.modules() if hasattr(called, "_orig_mod") else (called,):
+        if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+            raise BsamValueError(
+                "the closure runs batch norm, whose statistics would be updated in every pass because model is None: "
+                "pass the network, as in BSAM(base, model=network)"
+            )

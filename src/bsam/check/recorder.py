@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..core.layout import sharding
-from ..core.tensors import copy_keeping_versions, equal, is_writable
-from .before import scale_of
+from ..common.errors import BsamRuntimeError
+from ..core.objective import OUTSIDE, LossCheck
+from ..core.tensors import copy_keeping_versions, equal, is_writable, sharding
 
 
-class Seen:
+class Recorder:
     """Record the modules, buffers, parameters and gradients that the closure uses, and restore them at the end."""
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
@@ -22,7 +24,7 @@ class Seen:
         self.leaves: dict[Tensor, None] = {}  # parameters that the loss depends on
         self.roots = list(roots)
         self._known = {m: None for root in self.roots for m in root.modules()}
-        self._noted: set[nn.Module] = set()
+        self._recorded: set[nn.Module] = set()
         self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, with their versions
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # in other modules, with their values
         self._values: list[tuple[Tensor, Tensor]] = []  # trained parameters, with their values
@@ -34,7 +36,7 @@ class Seen:
         """Save the trained parameters, and save and clear their gradients."""
         for p in params:
             self._values.append((p, p.detach().clone()))
-            self._keep_grad(p)
+            self._save_grad(p)
         for module in self._known:
             if getattr(type(module), "buffers_set_once", False):
                 self._set_once.append((module, {name: t.clone() for name, t in module.state_dict().items()}))
@@ -42,32 +44,32 @@ class Seen:
                 if not p.requires_grad and not is_lazy(p):
                     self._frozen[p] = _state(p)
 
-    def note(self, module: nn.Module) -> None:
+    def record_module(self, module: nn.Module) -> None:
         """Record a module before its forward pass, and its submodules, whose calls are not seen if it is compiled."""
         if module in self.modules:
             return
         self.modules[module] = None
         for m in module.modules():
-            if m in self._known or m in self._noted:
+            if m in self._known or m in self._recorded:
                 continue
-            self._noted.add(m)
+            self._recorded.add(m)
             for name, t in m._buffers.items():
                 if t is not None:
                     self._buffers.append((m, name, t, t.detach().clone() if is_writable(t) else None))
             for p in m.parameters(recurse=False):
-                self._keep_grad(p)
+                self._save_grad(p)
 
-    def note_parameter(self, p: Tensor) -> None:
+    def record_parameter(self, p: Tensor) -> None:
         """Record a leaf of the loss's graph before its gradient is computed."""
         if isinstance(p, nn.Parameter):
             self.leaves[p] = None
-        self._keep_grad(p)
+        self._save_grad(p)
 
-    def note_loss(self, loss: Tensor) -> None:
+    def record_loss(self, loss: Tensor) -> None:
         """Record whether the loss is already scaled."""
-        self._scale = self._scale or scale_of(loss)
+        self._scale = self._scale or _scale_of(loss)
 
-    def scaled(self) -> list[str]:
+    def find_scale(self) -> list[str]:
         """Report a loss that is already scaled."""
         if self._scale is None:
             return []
@@ -76,11 +78,11 @@ class Seen:
             "call optimizer.backward(closure, scaler=scaler)"
         ]
 
-    def _keep_grad(self, p: Tensor) -> None:
+    def _save_grad(self, p: Tensor) -> None:
         if p not in self._grads:
             self._grads[p], p.grad = p.grad, None
 
-    def moved(self) -> list[str]:
+    def find_changes(self) -> list[str]:
         """Report state that changes in every pass because the optimizer does not restore it."""
         modules = {m: None for m, name, t, old in self._buffers if _differs(m, name, t, old)}
         frozen = [p for p, state in self._frozen.items() if _state(p) != state]
@@ -99,7 +101,7 @@ class Seen:
         return findings
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
+    def restore(self) -> Iterator[None]:
         """Return a context that restores everything that was recorded and has changed."""
         try:
             yield
@@ -140,3 +142,59 @@ def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> boo
 def _some(names: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(names))
     return ", ".join(distinct[:3]) + (", ..." if len(distinct) > 3 else "")
+
+
+class GraphCheck(LossCheck):
+    """Compare all nodes of the passes' graphs, also between passes at ``w``, and record losses and their leaves."""
+
+    def __init__(self, recorder: Recorder, params: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._params = {id(p) for p in params}
+
+    def check(self, loss: Tensor, moved: bool) -> None:
+        """Raise if the loss depends on parameters through nodes of an earlier pass."""
+        self._recorder.record_loss(loss)
+        root: Any = loss.grad_fn
+        if root is None:
+            return
+        nodes = [node for node in _nodes(root) if not _is_leaf(node)]  # all passes share the leaves
+        shared = (node for node in nodes if node in self._earlier)
+        if self.is_older(root) or any(self._params & {id(leaf) for leaf in _leaves(node)} for node in shared):
+            raise BsamRuntimeError(OUTSIDE)
+        self._current += nodes
+        for leaf in _leaves(root):
+            self._recorder.record_parameter(leaf)
+
+
+def _leaves(root: Any) -> Iterator[Tensor]:
+    return (node.variable for node in _nodes(root) if _is_leaf(node))
+
+
+def _is_leaf(node: Any) -> bool:
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Iterate over the nodes of a graph."""
+    visited, todo = {root}, [root]
+    while todo:
+        node = todo.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in visited:
+                visited.add(following)
+                todo.append(following)
+
+
+def _scale_of(loss: Tensor) -> float | None:
+    """Return the factor of a loss that was multiplied by a large power of 2, as ``scaler.scale`` does."""
+    if type(loss.grad_fn).__name__ != "MulBackward0":
+        return None
+    try:
+        factors = [loss.grad_fn._saved_self, loss.grad_fn._saved_other]  # type: ignore[union-attr]
+    except RuntimeError:  # the closure ran backward, which frees them
+        return None
+    scales = (t for t in factors if t is not None and t.dim() == 0 and t.dtype == torch.float32)  # as a GradScaler's
+    numbers = [float(t) for t in scales if not t.requires_grad]
+    return next((c for c in numbers if c >= 256 and math.frexp(c)[0] == 0.5), None)

@@ -5,29 +5,28 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..common.errors import BsamError, BsamTypeError
 from ..common.method_info import Need
-from ..core.ddp import find_ddp, several_ranks
-from ..core.graph_check import GraphCheck
-from ..core.layout import sharding
-from ..core.module_calls import calls_seen
-from ..core.tensors import clear_weight_caches
-from .before import before_the_passes
-from .seen import Seen
+from ..core.calls import observe_calls
+from ..core.objective import Closure, Objective
+from ..core.optimizer import SharpnessAware
+from ..core.ranks import Ranks, find_ddp, several_ranks
+from ..core.tensors import Memory, clear_weight_caches, sharding
+from ..core.vector import Vector
+from .recorder import GraphCheck, Recorder
 
 # Non-deterministic kernels cause smaller differences than these, even in bfloat16; another batch causes larger ones.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 
 
-def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
+def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
     """Find silent mistakes in a training loop. Call this once, before training.
 
     The closure is evaluated twice at ``w``, with the same random draws. The check reports
@@ -65,49 +64,62 @@ def check_loop(optimizer: Any, closure: Callable[..., Any]) -> list[str]:
     optimizer = optimizer.itself()
     if not callable(closure):
         raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
-    groups, seen = optimizer.param_groups, Seen(optimizer.called_modules)
-    graph_check = partial(_Graphs, seen)
-    with _generators_restored(groups), seen.restored(), optimizer.trial(closure, graph_check) as L:
-        earlier = before_the_passes(optimizer, seen.names)
-        seen.save(optimizer.params)
-        with calls_seen(seen.note):
+    recorder = Recorder(optimizer.called_modules)
+    graph_check = partial(GraphCheck, recorder)
+    with _restore_generators(optimizer), recorder.restore(), optimizer.trial(closure, graph_check) as L:
+        earlier = _find_before_passes(optimizer, recorder)
+        recorder.save(optimizer.params)
+        with observe_calls(recorder.record_module):
             findings, differences = _evaluate_twice(L, Need.PER_SAMPLE_LOSSES in optimizer.needs)
         if not findings:
             sharded = any(sharding(p) is not None for p in optimizer.params)
             if sharded:
-                seen.leaves.clear()  # FSDP's gathered parameters
-            findings = seen.moved() or differences
-            findings += _parameters(seen, groups, zip(optimizer.params, L.has_grad, strict=True))
-            findings += _wrappers(optimizer.ranks, sharded, seen.modules) + earlier + seen.scaled()
+                recorder.leaves.clear()  # FSDP's gathered parameters
+            findings = recorder.find_changes() or differences
+            findings += _find_parameters(optimizer, L.has_grad, recorder)
+            findings += _find_wrappers(optimizer.ranks, sharded, recorder.modules)
+            findings += earlier + recorder.find_scale()
     print(*(f"{optimizer.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
     return findings
 
 
-class _Graphs(GraphCheck):
-    """Compare all nodes of the graphs, and record the losses and the parameters that they depend on."""
-
-    def __init__(self, seen: Seen, params: Sequence[Tensor]) -> None:
-        super().__init__(params, on_leaf=seen.note_parameter)
-        self._seen = seen
-
-    def check(self, loss: Tensor, moved: bool) -> None:
-        self._seen.note_loss(loss)
-        super().check(loss, moved)
+def _find_before_passes(optimizer: SharpnessAware, recorder: Recorder) -> list[str]:
+    """Find mistakes in the model, the parameters and their gradients, before the closure runs."""
+    findings = []
+    if optimizer.model is not None and not optimizer.model.training:
+        findings.append("model is in eval mode: call model.train() before training, unless that is intended")
+    if optimizer.stale_gradients:
+        findings.append(
+            "backward has added its direction to that of the last step: call optimizer.zero_grad() after each step"
+        )
+    memory = Memory(())
+    shared = []
+    for p in optimizer.params:
+        if memory.overlaps(p):
+            shared.append(p)
+        memory.add(p)
+    if shared:
+        findings.append(
+            f"{len(shared)} parameter(s) share memory with others ({recorder.names(shared)}) and are perturbed once "
+            "for each: to tie weights, assign the parameter, as in head.weight = embedding.weight"
+        )
+    return findings
 
 
 @contextlib.contextmanager
-def _generators_restored(groups: list[dict[str, Any]]) -> Iterator[None]:
-    cuda = sorted({p.device.index for group in groups for p in group["params"] if p.is_cuda})
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+def _restore_generators(optimizer: SharpnessAware) -> Iterator[None]:
+    cuda = {p.device.index for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=cuda):
+        with torch.random.fork_rng(devices=sorted(cuda)):
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
 
 
-def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
+def _evaluate_twice(L: Objective, per_sample: bool) -> tuple[list[str], list[str]]:
     """Evaluate the closure twice at ``w``. Return errors, and differences between the evaluations."""
     try:
         loss, g = L.value_and_grad()
@@ -139,32 +151,32 @@ def _evaluate_twice(L: Any, per_sample: bool) -> tuple[list[str], list[str]]:
     ]
 
 
-def _distance(a: Any, b: Any) -> float:
+def _distance(a: Vector, b: Vector) -> float:
     norm, difference = float(a.norm()), float((a - b).norm())
     return difference / norm if norm else math.inf if difference else 0.0
 
 
-def _parameters(seen: Seen, groups: list[dict[str, Any]], has_grad: Iterable[tuple[Tensor, bool]]) -> list[str]:
+def _find_parameters(optimizer: SharpnessAware, has_grad: list[bool], recorder: Recorder) -> list[str]:
     """Compare the parameters that get a gradient with those of ``base``."""
-    known = {p for group in groups for p in group["params"]}
-    foreign = [p for p in seen.leaves if p not in known]
-    without = [p for p, has in has_grad if not has]
+    known = {p for group in optimizer.param_groups for p in group["params"]}
+    foreign = [p for p in recorder.leaves if p not in known]
+    without = [p for p, has in zip(optimizer.params, has_grad, strict=True) if not has]
     findings = []
     if foreign:
         findings.append(
-            f"{len(foreign)} parameter(s) get a gradient in every pass but are not in base ({seen.names(foreign)}): "
-            "pass them to base, call requires_grad_(False) on them, or, if another optimizer trains them, pass "
-            "model=[network, other]"
+            f"{len(foreign)} parameter(s) get a gradient in every pass but are not in base "
+            f"({recorder.names(foreign)}): pass them to base, call requires_grad_(False) on them, or, if another "
+            "optimizer trains them, pass model=[network, other]"
         )
     if without:
         findings.append(
-            f"{len(without)} parameter(s) of base get no gradient ({seen.names(without)}): in the closure, call the "
-            "network that base was built on, unless this batch skips them on purpose"
+            f"{len(without)} parameter(s) of base get no gradient ({recorder.names(without)}): in the closure, call "
+            "the network that base was built on, unless this batch skips them on purpose"
         )
     return findings
 
 
-def _wrappers(ranks: Any, sharded: bool, called: Iterable[nn.Module]) -> list[str]:
+def _find_wrappers(ranks: Ranks, sharded: bool, called: Iterable[nn.Module]) -> list[str]:
     if ranks.ddp is not None:
         if ranks.inside_ddp_forward or any(find_ddp(module) is ranks.ddp for module in called):
             return []
