@@ -76,7 +76,7 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
             if sharded:
                 recorder.leaves.clear()  # FSDP's gathered parameters
             findings = recorder.find_changes() or differences
-            findings += _find_parameters(optimizer, L.has_grad, recorder)
+            findings += _find_parameters(optimizer, L.gradients.has_grad, recorder)
             findings += _find_wrappers(optimizer.ranks, sharded, recorder.modules)
             findings += earlier + recorder.find_scale()
     print(*(f"{optimizer.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")

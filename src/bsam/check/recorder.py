@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ..common.errors import BsamRuntimeError
 from ..core.objective import OUTSIDE, LossCheck
-from ..core.tensors import copy_keeping_versions, equal, is_writable, sharding
+from ..core.tensors import copy, is_writable, local, sharding
 
 
 class Recorder:
@@ -110,16 +110,16 @@ class Recorder:
                 p.grad = g
             with torch.no_grad():
                 for p, value in self._values:
-                    if not equal(p, value):
+                    if not _equal(p, value):
                         p.copy_(value)
                 for module, state in self._set_once:
-                    if any(not equal(t, state[name]) for name, t in module.state_dict().items()):
+                    if any(not _equal(t, state[name]) for name, t in module.state_dict().items()):
                         module.load_state_dict(state)
                 for module, name, t, old in self._buffers:
                     if _differs(module, name, t, old):
                         module._buffers[name] = t
                         if old is not None:
-                            copy_keeping_versions([old], into=[t])
+                            copy([old], into=[t])
 
     def names(self, params: Iterable[Tensor]) -> str:
         """Return the names of some parameters."""
@@ -136,7 +136,15 @@ def _state(p: Tensor) -> tuple[int, int]:
 
 
 def _differs(module: nn.Module, name: str, t: Tensor, old: Tensor | None) -> bool:
-    return module._buffers[name] is not t or (old is not None and not equal(t, old))
+    return module._buffers[name] is not t or (old is not None and not _equal(t, old))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape and values, if sharded on this rank; NaN equals NaN."""
+    if a.shape != b.shape:
+        return False
+    a, b = local(a), local(b)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _some(names: Iterable[str]) -> str:
@@ -152,17 +160,18 @@ class GraphCheck(LossCheck):
         self._recorder = recorder
         self._params = {id(p) for p in params}
 
-    def check(self, loss: Tensor, moved: bool) -> None:
+    def check(self, loss: Tensor, moved: bool, since: int) -> None:
         """Raise if the loss depends on parameters through nodes of an earlier pass."""
         self._recorder.record_loss(loss)
         root: Any = loss.grad_fn
         if root is None:
             return
         nodes = [node for node in _nodes(root) if not _is_leaf(node)]  # all passes share the leaves
-        shared = (node for node in nodes if node in self._earlier)
-        if self.is_older(root) or any(self._params & {id(leaf) for leaf in _leaves(node)} for node in shared):
+        shared = (node for node in nodes if node in self.earlier)
+        older = not self.earlier and root._sequence_nr() < since
+        if older or any(self._params & {id(leaf) for leaf in _leaves(node)} for node in shared):
             raise BsamRuntimeError(OUTSIDE)
-        self._current += nodes
+        self.current += nodes
         for leaf in _leaves(root):
             self._recorder.record_parameter(leaf)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,42 +37,35 @@ class Evaluation:
     gradient: Vector
 
 
+@dataclass
 class LossCheck:
     """Check that a pass at perturbed weights computes its loss anew: its graph's root is not that of another pass."""
 
-    def __init__(self) -> None:
-        self._earlier: set[Any] = set()  # roots of earlier passes
-        self._current: list[Any] = []  # roots of this pass
-        self._since = 0  # the autograd sequence number when the pass began
+    earlier: set[Any] = field(default_factory=set)  # nodes of earlier passes
+    current: list[Any] = field(default_factory=list)  # nodes of this pass
 
-    def begin_pass(self) -> None:
-        """Begin a pass. Call this before the closure."""
-        self._earlier.update(self._current)
-        self._current = []
-        self._since = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    def check(self, loss: Tensor, moved: bool, since: int) -> None:
+        """Raise if the loss at perturbed weights was computed before the pass.
 
-    def check(self, loss: Tensor, moved: bool) -> None:
-        """Raise if the loss at perturbed weights has the root of an earlier pass, or one from before the first pass."""
+        Its root is then that of an earlier pass; in the first pass, it is older than the autograd sequence number
+        ``since``, from the beginning of the pass.
+        """
         root: Any = loss.grad_fn
         if root is None:
             return
-        if moved and (root in self._earlier or self.is_older(root)):
+        if moved and (root in self.earlier if self.earlier else root._sequence_nr() < since):
             raise BsamRuntimeError(OUTSIDE)
-        self._current.append(root)
-
-    def is_older(self, root: Any) -> bool:
-        """Whether a root was created before the first pass, which has no earlier graph to compare with."""
-        return not self._earlier and root._sequence_nr() < self._since
+        self.current.append(root)
 
 
-class Objective:
+class Objective(contextlib.AbstractContextManager["Objective"]):
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients and leaves ``p.grad`` empty.
     Every evaluation starts with the buffers from before the step and, unless ``same_draws=False``, repeats the random
-    numbers of the first one. An objective is a context manager: on exit the weights are restored, :attr:`direction` is
-    added to ``p.grad``, and the buffers are as the first evaluation left them; after an error, buffers and ``p.grad``
-    are restored, too.
+    numbers of the first one. An objective is a context manager: on exit the weights are restored, the direction in
+    :attr:`gradients` is added to ``p.grad``, and the buffers are as the first evaluation left them; after an error,
+    buffers and ``p.grad`` are restored, too.
 
     Args:
         closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
@@ -105,18 +98,15 @@ class Objective:
         self._closure = closure
         self._weights = weights
         self._buffers = buffers
-        self._gradients = Gradients(weights, ranks)
-        self._parts: list[PassPart] = [weights, self._gradients, *others, buffers]
+        self.gradients = Gradients(weights, ranks)
+        self._parts: list[PassPart] = [weights, self.gradients, *others, buffers]
         self._ranks = ranks
         self._side_by_side = side_by_side
         self._loss_check = loss_check or LossCheck()
         self._passes = 0  # finished
         self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
         if ranks is not None:
-            ranks.begin(weights.sharded, weights.params)
-
-    def __enter__(self) -> Self:
-        return self
+            ranks.begin(weights.layout.mesh is not None, weights.params)
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         ended = False
@@ -133,44 +123,18 @@ class Objective:
             part.end_step(failed)
         self._buffers.end_step(failed)  # the last line: after it, an interrupt could no longer restore them
 
-    @property
-    def has_grad(self) -> list[bool]:
-        """Which parameters got a gradient in some pass."""
-        return self._gradients.has_grad
-
-    @property
-    def start(self) -> Vector | None:
-        """The start of the step that :meth:`finish` was given; after exit, in memory of its own."""
-        return self._gradients.start
-
-    def finish(self, direction: Vector, start: Vector | None = None) -> None:
-        """Add this direction to ``p.grad`` on exit, when the weights are restored: it may share memory with them.
-
-        Args:
-            direction: the direction.
-            start: where the step starts, relative to ``w``.
-        """
-        if not any(self.has_grad):
-            raise BsamRuntimeError(
-                "the loss does not depend on any parameter of base: does the closure call the model that base was "
-                "built on?"
-            )
-        self._gradients.direction = direction
-        self._gradients.start = start
-
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
         """Return a context for the evaluations of observers, which must not affect the step.
 
-        They do not change :attr:`has_grad`, so they add no parameter to the step, and they leave the gradients of the
-        method's passes where they are.
+        They add no parameter to the step, and they leave the gradients of the method's passes where they are.
         """
-        has_grad = self._gradients.has_grad
-        self._gradients.leave_in_place()
+        has_grad = self.gradients.has_grad
+        self.gradients.leave_in_place()
         try:
             yield
         finally:
-            self._gradients.has_grad = has_grad
+            self.gradients.has_grad = has_grad
 
     def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
         """Return the mean loss at ``w + at``, without gradients."""
@@ -254,7 +218,7 @@ class Objective:
             return self.value(at, subset=subset), self._take_gradient(wrt, 1.0, without_reducer=False)
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
         without_reducer = wrt is not None or (self._ranks is not None and self._ranks.inside_ddp_forward)
-        backward = partial(self._backward, inputs=None if self._weights.sharded else inputs)
+        backward = partial(self._backward, inputs=None if self._weights.layout.mesh is not None else inputs)
         loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer)
         gradient = self._take_gradient(wrt, batches, without_reducer)
         if self.keep_evaluations and subset is None and wrt is None:
@@ -280,7 +244,7 @@ class Objective:
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""
-        if self._weights.sharded:
+        if self._weights.layout.mesh is not None:
             raise BsamRuntimeError("a Hessian-vector product needs second derivatives, which FSDP does not support")
         backward = partial(self._second_backward, along=v.tensors(self._weights.params))
         _, batches = self._evaluate(at, None, backward, without_reducer=True, twice=True)
@@ -311,14 +275,19 @@ class Objective:
             at = None  # it may be NaN, and some losses raise at NaN weights
         for part in self._parts:
             part.begin_pass(self._passes, at)
-        self._loss_check.begin_pass()
-        total, batches, samples = torch.zeros(()), 0.0, list[Tensor]()
-        with self._reducer(without_reducer), torch.set_grad_enabled(backward is not None), contextlib.ExitStack() as stack:
+        since = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        total = torch.zeros(())
+        batches = 0.0
+        samples: list[Tensor] = []
+        with contextlib.ExitStack() as stack:
+            if self._ranks is not None:
+                stack.enter_context(self._ranks.pass_context(without_reducer, self._weights.params))
+            stack.enter_context(torch.set_grad_enabled(backward is not None))
             losses_of_batches = micro_batches(call(self._closure, subset))
             stack.enter_context(contextlib.closing(losses_of_batches))  # does not stay suspended after an error
             for losses, yielded in losses_of_batches:
                 if backward is not None:
-                    self._loss_check.check(losses, self._weights.moved)
+                    self._loss_check.check(losses, self._weights.moved, since)
                 samples.append(losses.detach())
                 share = losses.numel() / samples[0].numel()
                 mean = losses if losses.dim() == 0 else losses.mean()
@@ -327,26 +296,17 @@ class Objective:
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
         self._sample_losses = None if samples[0].dim() == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
-        self._check_subset(subset)
-        for part in self._parts:
-            part.end_pass(self._passes)
-        self._passes += 1
-        mean_loss = total if batches == 1 else total / batches
-        self.loss = mean_loss if self.loss is None else self.loss
-        return mean_loss, batches
-
-    def _reducer(self, without: bool) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a pass with or without DDP's reducer."""
-        return (
-            contextlib.nullcontext() if self._ranks is None else self._ranks.pass_context(without, self._weights.params)
-        )
-
-    def _check_subset(self, subset: Tensor | None) -> None:
         if subset is not None and len(self.sample_losses) != len(subset):
             raise BsamRuntimeError(
                 f"the closure was asked for {len(subset)} samples and returned {len(self.sample_losses)} losses: it "
                 "must use the indices it is called with"
             )
+        self._loss_check.earlier.update(self._loss_check.current)
+        self._loss_check.current.clear()
+        self._passes += 1
+        mean_loss = total if batches == 1 else total / batches
+        self.loss = mean_loss if self.loss is None else self.loss
+        return mean_loss, batches
 
     def _closure_ran_backward(self, allowed: bool) -> bool:
         ran = any(p.grad is not None for p in self._weights.params)
@@ -383,11 +343,11 @@ class Objective:
         Not with ``backward``, even under ``no_sync``: DDP would record which parameters it reaches, and wait for their
         gradients in the next pass with the reducer.
         """
-        self._gradients.add(inputs, [*torch.autograd.grad(outputs, inputs, along, allow_unused=True)])
+        self.gradients.add(inputs, [*torch.autograd.grad(outputs, inputs, along, allow_unused=True)])
 
     def _take_gradient(self, wrt: Sequence[bool] | None, batches: float, without_reducer: bool) -> Vector:
         """Return the mean gradient of the pass, averaged over ranks and not scaled."""
-        gradient = self._gradients.take(wrt)
+        gradient = self.gradients.take(wrt)
         if without_reducer and self._ranks is not None:
             self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
         if self.loss_scale is not None:
@@ -401,14 +361,14 @@ def micro_batches(answer: object) -> Generator[tuple[Tensor, bool]]:
     Yields:
         The losses of a micro-batch, 0-dim or one per sample, and whether the closure yielded them.
     """
-    if not isinstance(answer, Iterator):
-        yield _not_empty(as_losses(answer)), False
-        return
+    yields = isinstance(answer, Iterator)
     dim = None
     with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():
-        for item in answer:
+        for item in answer if isinstance(answer, Iterator) else (answer,):
             losses = as_losses(item)
-            if losses.dim() == 1 and len(losses) == 0:
+            if losses.numel() == 0 and not yields:
+                raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
+            if losses.numel() == 0:
                 continue  # no sample of this micro-batch was selected
             if dim not in (None, losses.dim()):
                 raise BsamRuntimeError(
@@ -416,7 +376,7 @@ def micro_batches(answer: object) -> Generator[tuple[Tensor, bool]]:
                     "two"
                 )
             dim = losses.dim()
-            yield losses, True
+            yield losses, yields
     if dim is None:
         raise BsamRuntimeError("the closure yielded no loss: yield one loss per micro-batch")
 
@@ -459,9 +419,3 @@ def as_losses(answer: object) -> Tensor:
             f"the loss must be a scalar or one value per sample (1-D), got the shape {tuple(answer.shape)}"
         )
     return answer
-
-
-def _not_empty(losses: Tensor) -> Tensor:
-    if losses.numel() == 0:
-        raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
-    return losses

@@ -61,7 +61,7 @@ from .ranks import Ranks
 from .schedule import LR_SEEN, LR_START, note_lr, scheduled
 from .tensors import Scalar, local
 from .vector import TINY, Coefficient, PerGroup, Vector
-from .weights import Weights
+from .weights import Gradients, Weights
 from .wrapper import ENTRY_NAMES, METHOD, PERTURB, OptimizerWrapper
 
 NOT_READY = {
@@ -327,7 +327,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def mean_losses(self, losses: list[float]) -> list[float]:
         """Average the losses of this rank's part of the batch over ranks, if gradients are averaged."""
-        return self.ranks.mean_losses(losses, self._weights.mesh)
+        return self.ranks.mean_losses(losses, self._weights.layout.mesh)
 
     # For users.
 
@@ -347,7 +347,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         Returns:
             The loss at ``w``, detached.
         """
-        if (itself := self.itself()) is not self:
+        itself = self._itself() or self
+        if itself is not self:
             return SharpnessAware.backward(itself, closure, scaler)
         self._begin(closure)
         with self._prepared.in_backward(), self._objective(closure, self._buffers, self._rng, scaler) as L:
@@ -363,11 +364,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 if L.loss_scale.overflowed():  # the scaler will skip this step
                     self._offset = None
                     observers = []
-            with L.extra_evaluations():
-                for observer in observers:
+            for observer in observers:
+                with L.extra_evaluations():
                     observer.observe(self, L)
-            L.finish(d, self._offset)
-        self._prepare(L)
+            L.gradients.direction = d
+            L.gradients.start = self._offset
+        if self._offset is not None or self._values:
+            self._prepare(L.gradients)
         return L.loss  # type: ignore[return-value]
 
     def _begin(self, closure: Closure) -> None:
@@ -405,14 +408,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             closure, self._weights, buffers, others, ranks, scaler, side_by_side=two_streams, loss_check=loss_check
         )
 
-    def _prepare(self, L: Objective) -> None:
+    def _prepare(self, gradients: Gradients) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
-        if L.start is not None:
-            self._prepared.offsets.append(L.start)
+        if gradients.start is not None:
+            self._prepared.offsets.append(gradients.start)
             self._prepared.local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
         for name, value in self._values.items():
             if isinstance(value, list):
-                entries = zip(self.params, value, L.has_grad, strict=True)
+                entries = zip(self.params, value, gradients.has_grad, strict=True)
                 self._prepared.values[name] = {p: t for p, t, has_grad in entries if has_grad}
             else:
                 self._prepared.values[name] = value
@@ -437,7 +440,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
         self._weights.refresh(self.param_groups)
-        rng = RngReplay(True, self._weights.devices)
+        rng = RngReplay(True, self._weights.cuda_generators)
         L = self._objective(closure, Buffers(self.called_modules), rng, loss_check=loss_check(self.params))
         self._prepared.phase = "in_backward"
         try:
@@ -470,15 +473,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         finally:
             self._weights.restore()  # nothing to do after a commit
             prepared.phase = "ready"
-        self._store_values()
+        if prepared.values:
+            self._store_values()
         for group in self.param_groups:
+            group["steps_taken"] += 1
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()
         if closure is None:  # a later backward should not find this gradient unchanged
             p = self.params[0]
             prepared.used = p, p.grad, -1 if p.grad is None else p.grad._version
-        self._count()
         return loss
 
     def _mean_offset(self) -> Vector:
@@ -509,10 +513,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             else:
                 for p, t in new.items():
                     state[p][name] = t
-
-    def _count(self) -> None:
-        for group in self.param_groups:
-            group["steps_taken"] += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
@@ -560,7 +560,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         the states of torch's default generators.
         """
         self._rng.update_clones()
-        self._count()
+        for group in self.param_groups:
+            group["steps_taken"] += 1
 
     def generators(self) -> list[torch.Generator]:
         """Return generators that let the later passes of a captured step repeat the draws of the first.
@@ -589,7 +590,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._itself = weakref.ref(self)
         self._weights = Weights()
         self._buffers = Buffers(self.called_modules)
-        self._rng = RngReplay(self.same_draws, self._weights.devices)
+        self._rng = RngReplay(self.same_draws, self._weights.cuda_generators)
         self.ranks = Ranks(self.model, self.m_sharpness)
         self.observers = []
         self._check_batch_norm = self.model is None  # in the first backward

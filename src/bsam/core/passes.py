@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .tensors import Memory, copy, copy_keeping_versions, is_writable
+from .tensors import Memory, copy, is_writable
 from .vector import Vector
 
 
@@ -22,9 +22,6 @@ class PassPart:
 
     def begin_pass(self, number: int, at: Vector | None) -> None:
         """Prepare the pass with this number, from 0, at ``w + at``."""
-
-    def end_pass(self, number: int) -> None:
-        """End a pass that did not raise."""
 
     def end_step(self, failed: bool) -> None:
         """End the passes of a step; if one of them failed, restore what it changed.
@@ -63,7 +60,12 @@ class Buffers(PassPart):
         """Save the buffers before the first pass of a step."""
         self._saved = False
         self._first = []
-        self._all = [m._buffers for root in self._modules for m in root.modules() if not _set_once(m)]
+        self._all = [
+            m._buffers
+            for root in self._modules
+            for m in root.modules()
+            if not getattr(type(m), "buffers_set_once", False)
+        ]
         entries = _entries(self._all)
         tensors = [t for _, _, t in entries]
         earlier = [t for _, _, t in self._entries]
@@ -103,7 +105,7 @@ class Buffers(PassPart):
             for (module_buffers, name, _), t in zip(self._entries, self._first, strict=True):
                 module_buffers[name] = t
             for buffers, _, after in self._groups:
-                copy_keeping_versions(after, into=buffers)
+                copy(after, into=buffers)
         self._first = []
         self._saved = False  # last: until then, they can be restored after an interrupt
 
@@ -122,7 +124,7 @@ class Buffers(PassPart):
             if module_buffers[name] is not t:
                 module_buffers[name] = t
         for buffers, before, _ in self._groups:
-            copy_keeping_versions(before, into=buffers)
+            copy(before, into=buffers)
 
     def _allocate(self, tensors: list[Tensor | None]) -> list[_Group]:
         """Group buffers by device and dtype for foreach operations, and allocate memory for their copies."""
@@ -134,10 +136,6 @@ class Buffers(PassPart):
         return [(g, [torch.empty_like(t) for t in g], [torch.empty_like(t) for t in g]) for g in groups.values()]
 
 
-def _set_once(module: nn.Module) -> bool:
-    return getattr(type(module), "buffers_set_once", False)
-
-
 def _entries(module_buffers: list[Any]) -> list[_Entry]:
     """Return the entries of the modules' dictionaries that have a value or None; lazy buffers have no value yet."""
     return [
@@ -147,9 +145,6 @@ def _entries(module_buffers: list[Any]) -> list[_Entry]:
         for name, t in buffers.items()
         if t is None or not is_lazy(t)
     ]
-
-
-States = list[tuple[torch.Generator, Tensor]]
 
 
 class RngReplay(PassPart):
@@ -165,17 +160,16 @@ class RngReplay(PassPart):
 
     Args:
         enabled: whether to do this; otherwise every pass draws new numbers.
-        devices: returns the devices of the parameters.
+        cuda_generators: returns the default generators of the parameters' CUDA devices.
     """
 
-    def __init__(self, enabled: bool, devices: Callable[[], Iterable[torch.device]]) -> None:
+    def __init__(self, enabled: bool, cuda_generators: Callable[[], list[torch.Generator]]) -> None:
         self._enabled = enabled
-        self._devices = devices
+        self._cuda_generators = cuda_generators
         self._max_passes = 1  # in any step so far
-        self._clones: dict[int, list[torch.Generator]] = {}  # by device index, one per later pass
-        self._number = 0  # of the current pass
-        self._before: States = []
-        self._after: States = []
+        self._clones: dict[torch.Generator, list[torch.Generator]] = {}  # one per later pass
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+        self._after: list[tuple[torch.Generator, Tensor]] = []  # the first pass
         # during a capture: the CUDA generators, and their states before it
         self._captured: list[tuple[torch.Generator, torch.Generator]] = []
 
@@ -183,7 +177,7 @@ class RngReplay(PassPart):
         """Save the states before the first pass of a step."""
         if not self._enabled:
             return
-        on_gpu = [torch.cuda.default_generators[i] for i in self._cuda_indices()]
+        on_gpu = self._cuda_generators()
         if on_gpu and torch.cuda.is_current_stream_capturing():
             self._captured = [(g, g.graphsafe_get_state()) for g in on_gpu]
             on_gpu = []
@@ -191,30 +185,26 @@ class RngReplay(PassPart):
 
     def begin_pass(self, number: int, at: Vector | None) -> None:
         """Save the states before the first pass of a step; restore them before every later pass."""
-        self._number = number
         self._max_passes = max(self._max_passes, number + 1)
-        if number == 0 and not self._before:
-            self.save()
         if number == 0:
+            if not self._before:
+                self.save()
             return
-        _set(self._before)
+        if number == 1:
+            self._after = [(g, g.get_state()) for g, _ in self._before]
+        for generator, state in self._before:
+            generator.set_state(state)
         for generator, _ in self._captured:
-            clones = self._clones.get(generator.device.index, [])
+            clones = self._clones.get(generator, [])
             if number <= len(clones):
                 generator.graphsafe_set_state(clones[number - 1])
 
-    def end_pass(self, number: int) -> None:
-        """Save the states after the first pass."""
-        if number == 0:
-            self._after = [(g, g.get_state()) for g, _ in self._before]
-
     def end_step(self, failed: bool) -> None:
         """Set the generators to their states after the first pass."""
-        if self._number > 0:
-            _set(self._after)
-        for generator, state in self._captured:
-            generator.graphsafe_set_state(state)
-        self._number = 0
+        for generator, state in self._after:
+            generator.set_state(state)
+        for generator, captured_state in self._captured:
+            generator.graphsafe_set_state(captured_state)
         self._before = []
         self._after = []
         self._captured = []
@@ -224,26 +214,14 @@ class RngReplay(PassPart):
 
         Later calls return the same clones, so that several graphs can use them.
         """
-        if not self._enabled:
-            return []
-        for i in self._cuda_indices():
-            clones = self._clones.setdefault(i, [])
-            missing = self._max_passes - 1 - len(clones)
-            clones += [torch.cuda.default_generators[i].clone_state() for _ in range(missing)]
+        for generator in self._cuda_generators() if self._enabled else ():
+            clones = self._clones.setdefault(generator, [])
+            clones += [generator.clone_state() for _ in range(self._max_passes - 1 - len(clones))]
         self.update_clones()
         return [clone for clones in self._clones.values() for clone in clones]
 
     def update_clones(self) -> None:
         """Set the clones to the states of their generators, which may have advanced since the last replay."""
-        for index, clones in self._clones.items():
-            state = torch.cuda.default_generators[index].get_state()
+        for generator, clones in self._clones.items():
             for clone in clones:
-                clone.set_state(state)
-
-    def _cuda_indices(self) -> list[int]:
-        return [device.index for device in self._devices() if device.type == "cuda"]
-
-
-def _set(states: States) -> None:
-    for generator, state in states:
-        generator.set_state(state)
+                clone.set_state(generator.get_state())

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on the same device
 Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
 BucketedTensors: TypeAlias = list[list[Tensor]]  # the local, real tensors of each bucket of a Layout
+CHUNK = 2**16  # entries per dot product: longer float32 sums lose digits
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,9 @@ class Bucket:
     sharding: Sharding
     indices: tuple[int, ...]
 
-    @property
-    def plain(self) -> bool:
-        """Whether the tensors are real and not sharded, so that they need no view."""
-        return self.sharding is None and not self.dtype.is_complex
-
 
 class Layout:
-    """The buckets of a list of tensors. Vectors of equal layouts can be combined."""
+    """Tensors grouped into buckets that one ``torch._foreach_*`` call can process. Equal layouts can be combined."""
 
     def __init__(self, tensors: Sequence[Tensor], groups: Sequence[int] | None = None) -> None:
         indices: dict[tuple[int, torch.device, torch.dtype, Sharding], list[int]] = {}
@@ -46,31 +42,30 @@ class Layout:
             indices.setdefault((group, t.device, t.dtype, sharding(t)), []).append(i)
         self.size = len(tensors)
         self.buckets = [Bucket(*key, tuple(members)) for key, members in indices.items()]
-        wide = any(bucket.dtype in (torch.float64, torch.complex128) for bucket in self.buckets)
-        self.scalar_dtype = torch.float64 if wide else torch.float32
+        dtypes = {bucket.dtype for bucket in self.buckets}
+        self.scalar_dtype = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
         self.devices = {bucket.device for bucket in self.buckets}
         self.on_cpu = all(device.type == "cpu" for device in self.devices)
+        self.mesh = next((bucket.sharding[0] for bucket in self.buckets if bucket.sharding is not None), None)
+        self.plain = self.mesh is None and not any(dtype.is_complex for dtype in dtypes)  # needs no views
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Layout) and self.buckets == other.buckets)
+        return isinstance(other, Layout) and self.buckets == other.buckets
 
     __hash__ = None  # type: ignore[assignment]
 
     def split(self, tensors: Sequence[Tensor]) -> BucketedTensors:
         """Return this rank's part of ``tensors``, bucket by bucket, as real tensors with the same storage."""
-        return [
-            [tensors[i] for i in bucket.indices] if bucket.plain else [local(tensors[i]) for i in bucket.indices]
-            for bucket in self.buckets
-        ]
+        parts = tensors if self.plain else [local(t) for t in tensors]
+        return [[parts[i] for i in bucket.indices] for bucket in self.buckets]
 
     def join(self, tensors: BucketedTensors, like: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Invert :meth:`split`: return one tensor per parameter, complex or sharded if the one in ``like`` is."""
         out: list[Tensor] = [torch.empty(0)] * self.size
         for bucket, in_bucket in zip(self.buckets, tensors, strict=True):
-            as_is = bucket.plain or like is None
             for i, t in zip(bucket.indices, in_bucket, strict=True):
-                out[i] = t if as_is else _like(like[i], t)  # type: ignore[index]
-        return out
+                out[i] = t
+        return out if self.plain or like is None else [_like(p, t) for p, t in zip(like, out, strict=True)]
 
     def total(self, values: BucketedTensors, reduce: Callable[[Tensor], Tensor]) -> Tensor:
         """Reduce one scalar per tensor, with a sum or a norm, over tensors, devices and shards."""
@@ -78,8 +73,11 @@ class Layout:
         gathered: dict[Sharding, list[Tensor]] = {}
         for bucket, scalars in zip(self.buckets, values, strict=True):
             gathered.setdefault(bucket.sharding, []).extend(t if t.device == home else t.to(home) for t in scalars)
-        totals = [_over_ranks(reduce(torch.stack(scalars)), shards, reduce) for shards, scalars in gathered.items()]
-        return totals[0] if len(totals) == 1 else reduce(torch.stack(totals))
+        totals = {shards: reduce(torch.stack(scalars)) for shards, scalars in gathered.items()}
+        if self.mesh is not None:
+            totals = {shards: _over_ranks(t, shards, reduce) for shards, t in totals.items()}
+        first, *others = totals.values()
+        return reduce(torch.stack([first, *others])) if others else first
 
 
 def sharding(t: Tensor) -> Sharding:
@@ -116,25 +114,16 @@ def _over_ranks(value: Tensor, shards: Sharding, reduce: Callable[[Tensor], Tens
     return reduce(DTensor.from_local(value.reshape(1), mesh, spread, run_check=False).full_tensor())
 
 
-CHUNK = 2**16  # entries per dot product: longer float32 sums lose digits
-
-
 def is_one(c: Scalar) -> bool:
     """Whether ``c`` is the number 1. False for tensors: reading one would synchronize."""
     return not isinstance(c, Tensor) and c == 1.0
-
-
-def scale_(y: list[Tensor], c: Scalar) -> None:
-    """Compute ``y *= c``."""
-    if not is_one(c):
-        torch._foreach_mul_(y, c)
 
 
 def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
     """Compute ``y += c * x``."""
     if not isinstance(c, Tensor):
         torch._foreach_add_(y, x, alpha=c)
-    elif y[0].is_cuda and y[0].dtype != torch.float64 and _same_strides(y, x):
+    elif y[0].is_cuda and y[0].dtype != torch.float64 and [t.stride() for t in y] == [t.stride() for t in x]:
         # _foreach_add_ cannot read alpha from the device. SGD's fused kernel reads lr from it (as float32) and needs no
         # memory for the product.
         torch._fused_sgd_(
@@ -143,24 +132,6 @@ def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
         )  # fmt: skip
     else:
         torch._foreach_add_(y, torch._foreach_mul(x, c))
-
-
-def _same_strides(y: list[Tensor], x: list[Tensor]) -> bool:
-    return all(a.stride() == b.stride() for a, b in zip(y, x, strict=True))
-
-
-def combined(terms: list[tuple[Scalar, list[Tensor]]]) -> list[Tensor]:
-    """Return the sum of ``c * x`` over the terms, in new memory."""
-    (c, x), *rest = terms
-    second = rest[0][0] if rest else None
-    if is_one(c) and isinstance(second, float):  # the first two in one operation
-        (_, y), *rest = rest
-        out = list(torch._foreach_add(x, y, alpha=second))
-    else:
-        out = list(torch._foreach_mul(x, c))
-    for d, y in rest:
-        axpy_(out, d, y)
-    return out
 
 
 def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -173,26 +144,24 @@ def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     if all(t.is_cpu for t in x):
-        return [_dot(*_flat(a, b), dtype) for a, b in zip(x, y, strict=True)]  # no memory for the products
+        return [_dot(a, b, dtype) for a, b in zip(x, y, strict=True)]  # no memory for the products
     wide = [t.to(dtype) for t in x]  # in float16, products of small entries would be 0
     return [product.sum() for product in torch._foreach_mul(wide, y)]
 
 
-def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the entries of two tensors in one order, that of the first one's memory: views if both are dense."""
-    if a is b and a.is_contiguous():
-        return (a := a.view(-1)), a
-    if a.is_contiguous() and b.is_contiguous():
-        return a.view(-1), b.view(-1)
-    order = sorted(range(a.dim()), key=a.stride, reverse=True)  # channels_last, transposed
-    return a.permute(order).reshape(-1), b.permute(order).reshape(-1)
-
-
 def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    if a.numel() > CHUNK:
-        parts = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
-        return torch.stack([_dot(x, y, dtype) for x, y in parts]).sum()
-    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
+    if not (a.is_contiguous() and b.is_contiguous()):  # channels_last, transposed: in the order of the first's memory
+        order = sorted(range(a.dim()), key=a.stride, reverse=True)
+        a, b = a.permute(order), b.permute(order)
+    chunks = zip(a.reshape(-1).split(CHUNK), b.reshape(-1).split(CHUNK), strict=True)
+    products = [torch.dot(x, y) if x.dtype == dtype else torch.dot(x.to(dtype), y.to(dtype)) for x, y in chunks]
+    return products[0] if len(products) == 1 else torch.stack(products).sum()
+
+
+def clear_weight_caches() -> None:
+    """Clear the caches of values computed from weights: autocast's casts, and those of ``parametrize.cached``."""
+    torch.clear_autocast_cache()
+    parametrize._cache.clear()
 
 
 def is_writable(t: Tensor) -> bool:
@@ -202,10 +171,16 @@ def is_writable(t: Tensor) -> bool:
     return all(stride != 0 or n == 1 for n, stride in zip(t.shape, t.stride(), strict=True))
 
 
-def clear_weight_caches() -> None:
-    """Clear the caches of values computed from weights: autocast's casts, and those of ``parametrize.cached``."""
-    torch.clear_autocast_cache()
-    parametrize._cache.clear()
+def copy(source: list[Tensor], into: list[Tensor]) -> None:
+    """Copy tensors, without new versions, so that autograd graphs that saved them stay valid.
+
+    ``into`` is resized if the shapes differ.
+    """
+    with _unsafe_preserve_version_counter(tuple(into)):
+        if [t.shape for t in into] != [t.shape for t in source]:  # an observer learns its shape from the first batch
+            for t, s in zip(into, source, strict=True):
+                t.resize_(s.shape)
+        torch._foreach_copy_(into, source)
 
 
 class Memory:
@@ -242,28 +217,6 @@ def _address(t: Tensor) -> tuple[int, int, int]:
     except RuntimeError:  # sparse tensors, and subclasses that wrap others, such as quantized weights
         return 0, 0, 0
     return storage, start, start + (last + 1) * t.itemsize if t.numel() and storage else start
-
-
-def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape and values, if sharded on this rank; NaN equals NaN."""
-    if a.shape != b.shape:
-        return False
-    a, b = local(a), local(b)
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def copy(source: list[Tensor], into: list[Tensor]) -> None:
-    """Copy tensors; ``into`` is resized if the shapes differ."""
-    if [t.shape for t in into] != [t.shape for t in source]:  # an observer learns its shape from the first batch
-        for t, s in zip(into, source, strict=True):
-            t.resize_(s.shape)
-    torch._foreach_copy_(into, source)
-
-
-def copy_keeping_versions(source: list[Tensor], into: list[Tensor]) -> None:
-    """Copy tensors without new versions, so that autograd graphs that saved them stay valid."""
-    with _unsafe_preserve_version_counter(tuple(into)):
-        copy(source, into)
 
 
 @contextlib.contextmanager

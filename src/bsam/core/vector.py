@@ -8,13 +8,14 @@ the old entries are no longer needed. Norms and ratios stay on their device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .tensors import BucketedTensors, Layout, Scalar, axpy_, combined, dots, is_one, norms, scale_
+from .tensors import BucketedTensors, Layout, Scalar, axpy_, dots, is_one, norms
 
 TINY = 1e-12  # added to a norm before dividing by it
 
@@ -40,6 +41,7 @@ def ratio(a: Scalar, b: Scalar) -> Scalar:
     return a / b if b != 0 else 0.0 * a
 
 
+@dataclass(eq=False, slots=True)
 class Term:
     """The stored entries of one term.
 
@@ -47,23 +49,24 @@ class Term:
     become ``p.grad``.
     """
 
-    __slots__ = ("_norm", "buckets", "kept", "scratch")
-
-    def __init__(self, buckets: BucketedTensors, scratch: bool, kept: bool = False) -> None:
-        self.buckets, self.scratch, self.kept = buckets, scratch, kept
-        self._norm: Tensor | None = None
+    buckets: BucketedTensors
+    scratch: bool = False
+    kept: bool = False
+    cached_norm: Tensor | None = None
 
     def norm(self, layout: Layout) -> Tensor:
         """Return the norm; it is computed only once."""
-        if self._norm is None:
-            self._norm = _norm(self.buckets, layout)
-        return self._norm
+        if self.cached_norm is None:
+            norms_of_tensors = [norms(bucket, layout.scalar_dtype) for bucket in self.buckets]
+            self.cached_norm = layout.total(norms_of_tensors, torch.linalg.vector_norm)
+        return self.cached_norm
 
     def move_to(self, buckets: BucketedTensors) -> None:
         """Copy the entries to memory that is kept between steps."""
         for source, target in zip(self.buckets, buckets, strict=True):
             torch._foreach_copy_(target, source)
-        self.buckets, self.kept = buckets, True
+        self.buckets = buckets
+        self.kept = True
 
 
 class Vector:
@@ -102,7 +105,8 @@ class Vector:
     def __add__(self, other: Vector) -> Vector:
         if not isinstance(other, Vector):
             return NotImplemented
-        self._check_like(other)
+        if self.layout is not other.layout:
+            self._check_like(other)
         terms = dict(self.terms)
         for term, c in other.terms.items():
             terms[term] = map_scalars(lambda a, b: a + b, terms[term], c) if term in terms else c
@@ -169,12 +173,7 @@ class Vector:
         if not rest and not isinstance(c, PerGroup):
             return term.norm(self.layout) if is_one(c) else (term.norm(self.layout) * c).abs()
         norm = self._norm_from_products() if self.layout.on_cpu else None
-        if norm is not None:
-            return norm
-        if isinstance(c, (int, float)) and c != 0:  # |c B + d C| = |c| |B + d/c C|: one operation per entry saved
-            shares = {later: map_scalars(lambda d: d / c, d) for later, d in rest}
-            return _norm(self._with({term: 1.0, **shares})._evaluated(), self.layout) * abs(c)
-        return _norm(self._evaluated(), self.layout)
+        return Term(self._evaluated()).norm(self.layout) if norm is None else norm
 
     def _norm_from_products(self) -> Tensor | None:
         """Compute ``|c B + d C|^2 = c^2 |B|^2 + 2 c d <B, C> + d^2 |C|^2``, without memory for the sum.
@@ -207,7 +206,7 @@ class Vector:
         (term, c), *rest = self.terms.items()
         if not rest and not isinstance(c, PerGroup):
             return c, term
-        return 1.0, Term(self._evaluated(), False)
+        return 1.0, Term(self._evaluated())
 
     def reject(self, other: Vector) -> Vector:
         """Return the component of this vector orthogonal to ``other``."""
@@ -215,7 +214,7 @@ class Vector:
 
     def __repr__(self) -> str:
         """Show the size only."""
-        sizes = [t.numel() for term in list(self.terms)[:1] for bucket in term.buckets for t in bucket]
+        sizes = [t.numel() for bucket in next(iter(self.terms)).buckets for t in bucket]
         return f"Vector({sum(sizes):,} entries in {len(sizes)} tensor(s))"
 
     def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
@@ -251,9 +250,11 @@ class Vector:
     def _written_over(self, target: Term) -> BucketedTensors:
         rest = self._with({term: c for term, c in self.terms.items() if term is not target})
         for k in range(len(self.layout.buckets)):
-            scale_(target.buckets[k], self._coefficient(self.terms[target], k))
+            c = self._coefficient(self.terms[target], k)
+            if not is_one(c):
+                torch._foreach_mul_(target.buckets[k], c)
             rest.add_to(target.buckets, k)
-        target._norm = None
+        target.cached_norm = None
         return target.buckets
 
     @torch.no_grad()
@@ -262,11 +263,12 @@ class Vector:
         (term, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return term.buckets
-        terms = self.terms.items()
-        return [
-            combined([(self._coefficient(c, k), term.buckets[k]) for term, c in terms])
-            for k in range(len(self.layout.buckets))
-        ]
+        others = self._with(dict(rest))
+        buckets = []
+        for k in range(len(self.layout.buckets)):
+            buckets.append(list(torch._foreach_mul(term.buckets[k], self._coefficient(first, k))))
+            others.add_to(buckets, k)
+        return buckets
 
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
         bucket = self.layout.buckets[k]
@@ -288,7 +290,3 @@ def map_scalars(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coeffi
 
 def _product(a: Scalar, b: Scalar) -> Scalar:
     return b if is_one(a) else a if is_one(b) else a * b
-
-
-def _norm(buckets: BucketedTensors, layout: Layout) -> Tensor:
-    return layout.total([norms(bucket, layout.scalar_dtype) for bucket in buckets], torch.linalg.vector_norm)

@@ -56,24 +56,14 @@ class Weights(PassPart):
         self.commit()
 
     @property
-    def sharded(self) -> bool:
-        """Whether some parameters are sharded."""
-        return self.mesh is not None
-
-    @property
-    def mesh(self) -> Any:
-        """The device mesh of sharded parameters; None if no parameter is sharded."""
-        return next((bucket.sharding[0] for bucket in self.layout.buckets if bucket.sharding is not None), None)
-
-    def devices(self) -> set[torch.device]:
-        """Return the devices of the parameters."""
-        return self.layout.devices
-
-    @property
     def on_one_gpu(self) -> bool:
         """Whether all parameters are real tensors on one GPU, and not sharded."""
-        on_gpu = all(bucket.plain and bucket.device.type == "cuda" for bucket in self.layout.buckets)
-        return on_gpu and len(self.layout.devices) == 1
+        return self.layout.plain and [device.type for device in self.layout.devices] == ["cuda"]
+
+    def cuda_generators(self) -> list[torch.Generator]:
+        """Return torch's default generators of the parameters' CUDA devices."""
+        devices = (device for device in self.layout.devices if device.type == "cuda")
+        return [torch.cuda.default_generators[device.index] for device in devices]
 
     def allocate(self) -> BucketedTensors:
         """Return uninitialized memory with the sizes and the layout of the parameters."""
@@ -95,16 +85,19 @@ class Weights(PassPart):
     @torch.no_grad()
     def move(self, to: Vector | None) -> None:
         """Move the parameters to ``w + to``, from any position; None restores ``w``."""
-        if self.sharded:  # FSDP2 may replace the memory in the first forward pass
+        if self.layout.mesh is not None:  # FSDP2 may replace the memory in the first forward pass
             self._tensors = self.layout.split(self.params)
+        pairs = list(zip(self._tensors, self._backup, strict=True))
         if self.moved:
-            _copy(self._backup, into=self._tensors)
+            for tensors, backup in pairs:
+                torch._foreach_copy_(tensors, backup)
         elif to is not None and not self._saved:
-            _copy(self._tensors, into=self._backup)  # all before the first moves: they may share memory
+            for tensors, backup in pairs:  # all before the first moves: they may share memory
+                torch._foreach_copy_(backup, tensors)
             self._saved = True
         self.moved = to is not None
         if to is not None:
-            for k in range(len(self._tensors)):
+            for k in range(len(pairs)):
                 to.add_to(self._tensors, k)
         clear_weight_caches()
 
@@ -188,7 +181,8 @@ class Gradients(PassPart):
         for p in params:
             p.grad = None
         self.has_grad = [had or g is not None for had, g in zip(self.has_grad, grads, strict=True)]
-        copy = _written_by_cuda_graphs(params[0].device)
+        device = params[0].device
+        copy = device.type == "cuda" and _written_by_cuda_graphs(device)
         tensors = (_unshared(g, p, copy) for g, p in zip(grads, params, strict=True))
         gradient = Vector(tensors, self._weights.layout, scratch=True)
         (self._latest,) = gradient.terms
@@ -202,6 +196,11 @@ class Gradients(PassPart):
 
     def _sums(self, direction: Vector) -> list[Tensor | None]:
         """Return the earlier gradients plus the direction, in the memory of this step's gradients."""
+        if not any(self.has_grad):
+            raise BsamRuntimeError(
+                "the loss does not depend on any parameter of base: does the closure call the model that base was "
+                "built on?"
+            )
         if self.start is not None:
             self.start = Vector(self.start.tensors(), self.start.layout)  # a copy: the next line overwrites gradients
         buckets = direction.materialize_()
@@ -217,19 +216,10 @@ class Gradients(PassPart):
         return [t if has or g is not None else None for t, g, has in zip(sums, self._earlier, has_grad, strict=True)]
 
 
-def _copy(source: BucketedTensors, into: BucketedTensors) -> None:
-    for tensors, copies in zip(source, into, strict=True):
-        torch._foreach_copy_(copies, tensors)
-
-
 def _written_by_cuda_graphs(device: torch.device) -> bool:
     """Whether CUDA graphs of ``torch.compile`` may write the next gradients into the current ones' memory."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    return (
-        device.type == "cuda"
-        and trees is not None
-        and trees.get_manager(device.index, create_if_none_exists=False) is not None
-    )
+    return trees is not None and trees.get_manager(device.index, create_if_none_exists=False) is not None
 
 
 def _unshared(g: Tensor | None, p: Tensor, copy: bool) -> Tensor:
