@@ -226,16 +226,10 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return loss, gradient
 
     def extrapolate(self, g: Vector, g_e: Vector, k: Scalar, *, keep: bool) -> tuple[Vector, Vector]:
-        """Return ``g``, and the gradient at ``-k e`` to first order: ``g - k (g_e - g)``, up to a positive factor.
+        """Return ``g``, and the gradient at ``w - k e`` to first order, from those at ``w`` and ``w + e``.
 
-        The factor is ``1 / (1 + k)``: the second vector is ``u = g - share * g_e`` with ``share = k / (1 + k)``. To
-        save memory, ``u`` overwrites ``g``, which is then returned as ``u + share * g_e``: do not use the old one.
-
-        Args:
-            g: the gradient at ``w``.
-            g_e: the gradient at ``w + e``.
-            k: the distance in the other direction, relative to ``e``.
-            keep: whether ``g`` is still needed, so that ``u`` must be in new memory.
+        The second is ``g - k (g_e - g)`` up to the factor ``1 / (1 + k)``: ``u = g - share * g_e`` with ``share = k /
+        (1 + k)``. To save memory, unless ``keep``, ``u`` overwrites ``g``, which is returned as ``u + share * g_e``.
         """
         share = k / (1 + k)
         u = g - share * g_e
@@ -261,15 +255,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
     ) -> tuple[Tensor, float]:
         """Run one pass at ``w + at``: the closure and, for every loss that it computes, ``backward``.
 
-        Args:
-            at: the displacement; None is ``w`` itself.
-            subset: the indices of the samples, for the closure.
-            backward: adds the gradient of a loss to ``p.grad``; None runs the closure under ``torch.no_grad``.
-            without_reducer: whether to turn off DDP's reducer in this pass.
-            twice: whether ``backward`` differentiates twice, so that the closure must not run backward itself.
-
-        Returns:
-            The mean loss, and the number of micro-batches in units of the first one's size.
+        Without ``backward``, the closure runs under ``torch.no_grad``; if it differentiates ``twice``, the closure must
+        not run backward itself. Return the mean loss, and the number of micro-batches in units of the first one's size.
         """
         if self.loss_scale is not None and self.loss_scale.overflowed():
             at = None  # it may be NaN, and some losses raise at NaN weights

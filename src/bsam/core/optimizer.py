@@ -1,39 +1,32 @@
 """The base class of all sharpness-aware optimizers."""
 
-# One step of BSAM, ``optimizer.step(closure)``, runs through eight files: this one, methods/bsam.py, schedule.py,
-# objective.py, weights.py, passes.py, vector.py and tensors.py.
+# One step of BSAM runs through eight files: this one, methods/bsam.py, schedule.py, objective.py, weights.py,
+# passes.py, vector.py and tensors.py.
 #
-# 1. The step begins in ``SharpnessAware.step``, which clears ``p.grad`` and calls ``backward``. (Loops that clip or
-#    scale call ``backward`` and ``step``.)
-# 2. ``backward`` reads the parameter groups again (``Weights.refresh``: parameters that require a gradient), creates an
-#    ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method itself, such
-#    as methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them.
-# 3. ``epsilon`` computes a perturbation e from a gradient and a radius. Radii are values of the parameter groups; some
-#    of them follow the learning rate (schedule.py).
-# 4. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First it calls ``begin_pass`` of all parts of a pass:
-#      - ``Weights`` moves the weights to w + e;
-#      - ``Gradients`` clears ``p.grad`` before the first pass;
-#      - ``RngReplay`` lets every pass draw the same random numbers, unless ``same_draws=False``;
-#      - ``Buffers`` lets every pass start with the buffers from before the step, such as batch norm's statistics.
-#    Then it calls the closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a
-#    ``Vector`` (``Gradients.take``). ``LossCheck`` raises if the closure returns a loss that an earlier pass returned.
-# 5. The combination of gradients is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and
-#    inner products are computed at once, on lists of tensors (tensors.py), and stay on the device.
-# 6. Observers, such as ``bsam.flatness.Probe``, read the passes.
-# 7. When L ends, it calls ``end_step`` of all parts: the weights come back bit for bit from a backup
-#    (``Weights.restore``); ``Gradients`` evaluates the direction in the memory of one of the gradients and, with the
-#    earlier ``p.grad`` added, writes it to ``p.grad``; buffers and random generators are as the first pass left them.
-#    If a pass raises, weights, buffers and ``p.grad`` are as they were before ``backward``; the generators stay where
-#    the first pass left them, or, if the first pass raised, where it stopped.
-# 8. Values to remember and the point to step from, if that is not w, wait in ``PreparedStep`` for ``step``. If
-#    ``GradScaler`` skips the step, ``zero_grad`` discards them. So does the next ``backward`` if every ``p.grad`` is
-#    None, for example after ``model.zero_grad()``.
-# 9. ``step`` runs the base optimizer on ``p.grad``, stores the remembered values in its state, and counts the step.
+# 1. ``SharpnessAware.step`` begins it: it clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call
+#    both.)
+# 2. ``backward`` reads the parameter groups again (``Weights.refresh``), creates an ``Objective`` L, the loss of this
+#    mini-batch around w, and calls ``direction(L)``. This is the method itself, in methods/bsam.py: it asks for
+#    gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e from a gradient and a radius, which is a
+#    value of the parameter groups and may follow the learning rate (schedule.py).
+# 3. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First, ``begin_pass`` of every part of a pass prepares
+#    it: ``Weights`` moves the weights to w + e, ``Gradients`` clears ``p.grad``, ``RngReplay`` lets all passes draw the
+#    same random numbers, and ``Buffers`` lets all passes start with the buffers from before the step. Then it calls the
+#    closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a ``Vector``.
+# 4. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
+#    are computed at once, on lists of tensors (tensors.py), and stay on the device.
+# 5. When L ends, ``end_step`` of every part ends the passes. ``Weights`` copies w back from a backup, bit for bit;
+#    ``Gradients`` evaluates the direction in the memory of one of the gradients and writes it to ``p.grad``, with the
+#    earlier ``p.grad`` added; buffers and generators are as the first pass left them. If a pass raised, weights,
+#    buffers and ``p.grad`` are as before ``backward``; the generators stay where the first pass left them or stopped.
+# 6. ``step`` runs the base optimizer on ``p.grad``, stores the values to remember in its state, and counts the step.
+#    Until then, they wait in ``PreparedStep``, with the point to step from if that is not w. ``zero_grad`` discards
+#    them; so does the next ``backward`` if every ``p.grad`` is None.
 #
-# Other files take part if they are needed: loss_scale.py with a GradScaler; ranks.py with several processes; modules.py
-# if the closure calls modules that are not trained; calls.py in the first step with ``model=None``; wrapper.py
-# completes and saves parameter groups. If a scaled gradient is non-finite, later passes run at w, and the direction is
-# NaN, so that the scaler skips the step.
+# Other files are used only if needed: loss_scale.py with a GradScaler (if a scaled gradient is non-finite, later passes
+# run at w and the direction is NaN, so that it skips the step); ranks.py with several processes; modules.py if the
+# closure calls modules that are not trained; calls.py if ``model=None``; wrapper.py to complete and save parameter
+# groups.
 
 from __future__ import annotations
 
@@ -111,14 +104,6 @@ class PreparedStep:
             if self.phase != "ready":
                 self.phase = "failed"
 
-    def clear(self) -> None:
-        """Discard the prepared step."""
-        self.phase = "idle"
-        self.offsets = []
-        self.local_offsets = False
-        self.values = {}
-        self.used = None
-
     def check_base_step(self, *_: object) -> None:
         """Raise if the base optimizer steps without the method, which would forget that the step was taken."""
         if self.phase == "ready":
@@ -126,12 +111,6 @@ class PreparedStep:
                 "base.step() was called after optimizer.backward: call optimizer.step() instead, which runs the base "
                 "optimizer and counts the step, or optimizer.zero_grad() to discard the prepared step"
             )
-
-    def note_stale(self) -> None:
-        """Note whether the gradient that the last step used is still there."""
-        if self.used is not None:
-            p, gradient, version = self.used
-            self.stale |= gradient is not None and p.grad is gradient and gradient._version == version
 
 
 class SharpnessAware(MethodInfo, OptimizerWrapper):
@@ -383,10 +362,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "call loss.backward())"
             )
         self._weights.refresh(self.param_groups)
-        if not self.params:
+        params = self._weights.params
+        if not params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
-        self._prepared.note_stale()
-        if all(p.grad is None for p in self.params):
+        if self._prepared.used is not None:
+            p, gradient, version = self._prepared.used
+            self._prepared.stale |= gradient is not None and p.grad is gradient and gradient._version == version
+        if all(p.grad is None for p in params):
             self._reset()
         self._offset = None
         self._values = {}
@@ -471,7 +453,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self.base.step()
             self._weights.commit()
         finally:
-            self._weights.restore()  # nothing to do after a commit
+            self._weights.end_step(failed=False)  # nothing to do after a commit
             prepared.phase = "ready"
         if prepared.values:
             self._store_values()
@@ -481,7 +463,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 note_lr(group)
         self._reset()
         if closure is None:  # a later backward should not find this gradient unchanged
-            p = self.params[0]
+            p = self._weights.params[0]
             prepared.used = p, p.grad, -1 if p.grad is None else p.grad._version
         return loss
 
@@ -522,7 +504,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._reset()
 
     def _reset(self) -> None:
-        self._prepared.clear()
+        self._prepared.phase = "idle"
+        self._prepared.offsets = []
+        self._prepared.local_offsets = False
+        self._prepared.values = {}
+        self._prepared.used = None
         self.ranks.needs_sync = False
 
     # For frameworks and CUDA graphs.

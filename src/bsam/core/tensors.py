@@ -119,28 +119,6 @@ def is_one(c: Scalar) -> bool:
     return not isinstance(c, Tensor) and c == 1.0
 
 
-def axpy_(y: list[Tensor], c: Scalar, x: list[Tensor]) -> None:
-    """Compute ``y += c * x``."""
-    if not isinstance(c, Tensor):
-        torch._foreach_add_(y, x, alpha=c)
-    elif y[0].is_cuda and y[0].dtype != torch.float64 and [t.stride() for t in y] == [t.stride() for t in x]:
-        # _foreach_add_ cannot read alpha from the device. SGD's fused kernel reads lr from it (as float32) and needs no
-        # memory for the product.
-        torch._fused_sgd_(
-            y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False, maximize=True,
-            is_first_step=False,
-        )  # fmt: skip
-    else:
-        torch._foreach_add_(y, torch._foreach_mul(x, c))
-
-
-def norms(x: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return the L2 norm of each tensor."""
-    if all(t.is_cpu for t in x):
-        return [product.sqrt() for product in dots(x, x, dtype)]  # more accurate than float32 norms of large tensors
-    return list(torch._foreach_norm(x, 2, dtype=dtype))
-
-
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     if all(t.is_cpu for t in x):

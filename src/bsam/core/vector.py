@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .tensors import BucketedTensors, Layout, Scalar, axpy_, dots, is_one, norms
+from .tensors import BucketedTensors, Layout, Scalar, dots, is_one
 
 TINY = 1e-12  # added to a norm before dividing by it
 
@@ -57,8 +57,13 @@ class Term:
     def norm(self, layout: Layout) -> Tensor:
         """Return the norm; it is computed only once."""
         if self.cached_norm is None:
-            norms_of_tensors = [norms(bucket, layout.scalar_dtype) for bucket in self.buckets]
-            self.cached_norm = layout.total(norms_of_tensors, torch.linalg.vector_norm)
+            norms = []
+            for tensors, bucket in zip(self.buckets, layout.buckets, strict=True):
+                if bucket.device.type == "cpu":  # more accurate than float32 norms of large tensors
+                    norms.append([product.sqrt() for product in dots(tensors, tensors, layout.scalar_dtype)])
+                else:
+                    norms.append(list(torch._foreach_norm(tensors, 2, dtype=layout.scalar_dtype)))
+            self.cached_norm = layout.total(norms, torch.linalg.vector_norm)
         return self.cached_norm
 
     def move_to(self, buckets: BucketedTensors) -> None:
@@ -138,14 +143,7 @@ class Vector:
 
     @torch.no_grad()
     def times(self, other: Vector) -> Vector:
-        """Return the elementwise product, in new memory.
-
-        Example:
-            >>> Vector([torch.tensor([3.0, 4.0])]).times(
-            ...     Vector([torch.tensor([2.0, -1.0])])
-            ... ).tensors()
-            [tensor([ 6., -4.])]
-        """
+        """Return the elementwise product, in new memory."""
         self._check_like(other)
         a, x = self._factored()
         b, y = other._factored()
@@ -157,10 +155,6 @@ class Vector:
         """Apply ``f(i, entries of parameter i)`` to every parameter; ``f`` returns new memory.
 
         ``f`` sees real, local tensors: a complex parameter as pairs in the last dimension, a sharded one as its shard.
-
-        Example:
-            >>> Vector([torch.tensor([-3.0, 1.0])]).map(lambda i, t: t.abs()).tensors()
-            [tensor([3., 1.])]
         """
         buckets = zip(self.layout.buckets, self._evaluated(), strict=True)
         mapped = [[f(i, t) for i, t in zip(bucket.indices, tensors, strict=True)] for bucket, tensors in buckets]
@@ -227,8 +221,20 @@ class Vector:
     @torch.no_grad()
     def add_to(self, buckets: BucketedTensors, k: int) -> None:
         """Add bucket ``k`` of this vector to ``buckets[k]``, in place."""
-        for term, c in self.terms.items():
-            axpy_(buckets[k], self._coefficient(c, k), term.buckets[k])
+        y = buckets[k]
+        for term, coefficient in self.terms.items():
+            x, c = term.buckets[k], self._coefficient(coefficient, k)
+            if not isinstance(c, Tensor):
+                torch._foreach_add_(y, x, alpha=c)
+            elif y[0].is_cuda and y[0].dtype != torch.float64 and [t.stride() for t in y] == [t.stride() for t in x]:
+                # _foreach_add_ cannot read alpha from the device. SGD's fused kernel reads lr from it (as float32) and
+                # needs no memory for the product.
+                torch._fused_sgd_(
+                    y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False,
+                    maximize=True, is_first_step=False,
+                )  # fmt: skip
+            else:
+                torch._foreach_add_(y, torch._foreach_mul(x, c))
 
     @torch.no_grad()
     def materialize_(self) -> BucketedTensors:

@@ -69,37 +69,37 @@ class Weights(PassPart):
         """Return uninitialized memory with the sizes and the layout of the parameters."""
         return self.layout.split([torch.empty_like(p, requires_grad=False) for p in self.params])
 
-    def begin_pass(self, number: int, at: Vector | None) -> None:
-        """Move the parameters to ``w + at``."""
-        self.move(at)
-
-    def end_step(self, failed: bool) -> None:
-        """Restore the parameters."""
-        self.restore()
+    def move(self, to: Vector) -> None:
+        """Move the parameters to ``w + to``, from any position."""
+        self.begin_pass(0, to)
 
     def restore(self) -> None:
         """Copy ``w`` from the backup to the parameters if they have moved; the next move saves a new backup."""
-        self.move(None)
-        self._saved = False
+        self.end_step(failed=False)
 
     @torch.no_grad()
-    def move(self, to: Vector | None) -> None:
-        """Move the parameters to ``w + to``, from any position; None restores ``w``."""
+    def begin_pass(self, number: int, at: Vector | None) -> None:
+        """Move the parameters to ``w + at``, from any position; None restores ``w``."""
         if self.layout.mesh is not None:  # FSDP2 may replace the memory in the first forward pass
             self._tensors = self.layout.split(self.params)
         pairs = list(zip(self._tensors, self._backup, strict=True))
         if self.moved:
             for tensors, backup in pairs:
                 torch._foreach_copy_(tensors, backup)
-        elif to is not None and not self._saved:
+        elif at is not None and not self._saved:
             for tensors, backup in pairs:  # all before the first moves: they may share memory
                 torch._foreach_copy_(backup, tensors)
             self._saved = True
-        self.moved = to is not None
-        if to is not None:
+        self.moved = at is not None
+        if at is not None:
             for k in range(len(pairs)):
-                to.add_to(self._tensors, k)
+                at.add_to(self._tensors, k)
         clear_weight_caches()
+
+    def end_step(self, failed: bool) -> None:
+        """Restore the parameters; the next move saves a new backup."""
+        self.begin_pass(0, None)
+        self._saved = False
 
     def commit(self) -> None:
         """Keep the current values as ``w``: the next move saves a new backup."""

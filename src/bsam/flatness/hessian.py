@@ -89,7 +89,7 @@ class HessianOperator:
         self.loss = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
         self.params = self.loss.weights.params
         kinds = {(p.device, p.dtype) for p in self.params}
-        if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.sharded:
+        if len(kinds) > 1 or any(p.is_complex() for p in self.params) or self.loss.weights.layout.mesh is not None:
             raise BsamValueError("the trainable parameters must be real, unsharded tensors of one dtype on one device")
         ((self.device, self.dtype),) = kinds
         self.size = sum(p.numel() for p in self.params)
