@@ -12,7 +12,7 @@ from ..common.checks import check_count, check_radius
 from ..core.layout import local
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
-from .products import random_like, seeded
+from .products import random_like, seeded_generator
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
 
 
 def _random_vectors(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
-    generator = seeded(seed)
+    generator = seeded_generator(seed)
     for _ in range(n):
         yield Vector([random_like(local(p.detach()), generator) for p in L.weights.params], L.weights.layout)
 

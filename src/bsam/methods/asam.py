@@ -38,14 +38,10 @@ class ASAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.ASAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.1
-        ... )
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.ASAM(base, model, rho=0.1)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
+        >>> losses = [optimizer.step(lambda: ((model(x) - y) ** 2).mean()) for _ in range(50)]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
@@ -60,7 +56,9 @@ class ASAM(SharpnessAware):
         parts of complex weights are scaled separately.
     """
 
-    title, reference, arxiv = "ASAM", "Kwon et al., ICML 2021", "2102.11600"
+    title = "ASAM"
+    reference = "Kwon et al., ICML 2021"
+    arxiv = "2102.11600"
     purpose = "SAM with radii that do not change when a layer is rescaled."
     memory = "5"
     capturable = True
@@ -85,12 +83,12 @@ class ASAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        T2_g, Tg = adapted(self, g, self.eta)
+        T2_g, Tg = rescale(self, g, self.eta)
         return L.grad(at=self.epsilon(T2_g, "rho", length=Tg.norm()))
 
 
-def adapted(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:
-    """Return ``T^2 g`` and ``T g``."""
+def rescale(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:
+    """Return ``T^2 g`` and ``T g``, which depend on the sizes of the weights."""
     modules = () if optimizer.model is None else (optimizer.model, *optimizer.others)
     scales = {p for module in modules for name, p in module.named_parameters() if name.rpartition(".")[-1] == "weight"}
     scaled = [p.dim() >= 2 or p in scales for p in optimizer.params]

@@ -13,8 +13,8 @@ from ..common.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
-from .bernoulli import bernoulli
 from .ksam import hardest
+from .rst import bernoulli
 
 
 class ESAM(SharpnessAware):
@@ -39,9 +39,8 @@ class ESAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.ESAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model
-        ... )
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.ESAM(base, model)
         >>> x = torch.randn(8, 3)
         >>> y = x.sum(1)
         >>> def closure(indices=slice(None)):
@@ -58,7 +57,9 @@ class ESAM(SharpnessAware):
         None known.
     """
 
-    title, reference, arxiv = "ESAM", "Du et al., ICLR 2022", "2110.03141"
+    title = "ESAM"
+    reference = "Du et al., ICLR 2022"
+    arxiv = "2110.03141"
     purpose = "SAM on random parts of the weights, with fewer samples."
     needs = (Need.PER_SAMPLE_LOSSES,)
 

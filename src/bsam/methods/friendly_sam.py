@@ -40,14 +40,10 @@ class FriendlySAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.FriendlySAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05
-        ... )
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.FriendlySAM(base, model, rho=0.05)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
+        >>> losses = [optimizer.step(lambda: ((model(x) - y) ** 2).mean()) for _ in range(50)]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
@@ -59,7 +55,9 @@ class FriendlySAM(SharpnessAware):
         values, it is not.
     """
 
-    title, reference, arxiv = "F-SAM", "Li et al., CVPR 2024", "2403.12350"
+    title = "F-SAM"
+    reference = "Li et al., CVPR 2024"
+    arxiv = "2403.12350"
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
     memory = "5, 1 kept"
     capturable = True

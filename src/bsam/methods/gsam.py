@@ -35,14 +35,10 @@ class GSAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.GSAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05
-        ... )
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.GSAM(base, model, rho=0.05)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
+        >>> losses = [optimizer.step(lambda: ((model(x) - y) ** 2).mean()) for _ in range(50)]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
@@ -55,7 +51,9 @@ class GSAM(SharpnessAware):
         treats all parameters as one vector.
     """
 
-    title, reference, arxiv = "GSAM", "Zhuang et al., ICLR 2022", "2203.08065"
+    title = "GSAM"
+    reference = "Zhuang et al., ICLR 2022"
+    arxiv = "2203.08065"
     purpose = "SAM that also reduces the gap between the loss and the worst loss nearby."
     memory = "3"
     capturable = True

@@ -34,14 +34,10 @@ class MSAM(SharpnessAware):
         >>> import torch, bsam
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.MSAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.1
-        ... )
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.MSAM(base, model, rho=0.1)
         >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
+        >>> losses = [optimizer.step(lambda: ((model(x) - y) ** 2).mean()) for _ in range(50)]
         >>> bool(losses[-1] < losses[0] / 10)
         True
 
@@ -54,7 +50,9 @@ class MSAM(SharpnessAware):
         trajectories are the same.
     """
 
-    title, reference, arxiv = "MSAM", "Becker et al., 2024", "2401.12033"
+    title = "MSAM"
+    reference = "Becker et al., 2024"
+    arxiv = "2401.12033"
     purpose = "Perturbs against the momentum, without an extra pass; tune its radius."
     passes: float = 1
     memory = "1"
