@@ -37,17 +37,13 @@ class ESAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.ESAM(base, model)
-        >>> x = torch.randn(8, 3)
-        >>> y = x.sum(1)
+        >>> x, y = torch.randn(8, 3), torch.randn(8)
         >>> def closure(indices=slice(None)):
         ...     return (model(x[indices]).squeeze(1) - y[indices]) ** 2
-        >>> losses = [optimizer.step(closure) for _ in range(50)]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> loss = optimizer.step(closure)
 
     Reference:
         Du, Yan, Feng, Zhou, Zhen, Goh, Tan, "Efficient Sharpness-aware Minimization for Improved Training of Neural
