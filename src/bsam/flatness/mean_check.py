@@ -51,16 +51,17 @@ class MeanCheck:
         leaves = tree_leaves(out)
         # a second output with one row, such as a penalty, may not belong to the sample
         from_outputs = all(_has_rows(t, n) for t in leaves) and (n > 1 or len(leaves) == 1)
-        if from_outputs or self.mode == "eval":
-            with self._checking():
-                samples = from_outputs, out if from_outputs else x, y
-                self._compare_halves(loss, out, samples, n)
+        samples = from_outputs, out if from_outputs else x, y
+        with self._ignore_failures():
+            if (from_outputs or self.mode == "eval") and _can_be_split(samples, n):
+                if n > 1:
+                    self._compare_halves(loss, out, samples, n)
                 self._collect(loss, samples, n)
         self._raise_problem()
 
     def finish(self) -> None:
         """Check the samples that remain at the end of the pass."""
-        with self._checking():
+        with self._ignore_failures():
             self._compare_collected()
         self._raise_problem()
 
@@ -69,21 +70,18 @@ class MeanCheck:
             raise BsamValueError(self._problem)
 
     @contextlib.contextmanager
-    def _checking(self) -> Iterator[None]:
+    def _ignore_failures(self) -> Iterator[None]:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a loss may warn about the shapes of a single sample
             with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):  # for whole batches only
                 yield
 
     def _compare_halves(self, loss: Tensor, out: Any, samples: Samples, n: int) -> None:
-        if n > 1 and _can_be_split(samples, n):
-            halves = (slice(0, n // 2), slice(n // 2, n))
-            losses = [(float(self._evaluate(*_rows(samples, n, half))[1]), half.stop - half.start) for half in halves]
-            self._compare(loss, out, losses, samples[0])
+        halves = (slice(0, n // 2), slice(n // 2, n))
+        losses = [(float(self._evaluate(*_rows(samples, n, half))[1]), half.stop - half.start) for half in halves]
+        self._compare(loss, out, losses, samples[0])
 
     def _collect(self, loss: Tensor, samples: Samples, n: int) -> None:
-        if not _can_be_split(samples, n):
-            return
         one = tree_map(lambda t: t.detach().clone() if _has_rows(t, 1) else t, _rows(samples, n, slice(1)))
         if n > 1:
             _, loss = self._evaluate(*one)
