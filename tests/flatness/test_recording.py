@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from bsam.flatness import HessianOperator, spectral_density, top_eigenvalues, trace
-from bsam.flatness.linearized import Recorder
+from bsam.flatness.recording import Recorder
 from bsam.flatness.second_derivatives import Substitutes
 
 PLENTY = 1 << 40
@@ -237,13 +237,13 @@ def test_number_of_shapes_is_limited_unless_a_budget_is_given(small, recordings,
 
 def test_wrong_recorded_products_are_not_used(small, monkeypatch):
     model, data = small
-    linearized = Recorder.linearized
+    linearize = Recorder.linearize
 
     def wrong(self, x, y):
-        times, size = linearized(self, x, y)
+        times, size = linearize(self, x, y)
         return lambda v: [(1 + 1e-5) * t for t in times(v)], size
 
-    monkeypatch.setattr(Recorder, "linearized", wrong)
+    monkeypatch.setattr(Recorder, "linearize", wrong)
     H = HessianOperator(model, F.cross_entropy, data)
     check_same(H, 0, "differs")
 
@@ -260,12 +260,12 @@ def test_reverse_mode_is_recorded_without_a_forward_derivative(nets):
 @pytest.mark.parametrize("later", [False, True])
 def test_running_out_of_memory_ends_the_recording(small, monkeypatch, later):
     model, data = small
-    linearized, calls = Recorder.linearized, []
+    linearize, calls = Recorder.linearize, []
 
     def limited(self, x, y):
         if not later and calls:
             raise torch.OutOfMemoryError("no more")
-        times, size = linearized(self, x, y)
+        times, size = linearize(self, x, y)
 
         def once(v):
             calls.append(1)
@@ -275,7 +275,7 @@ def test_running_out_of_memory_ends_the_recording(small, monkeypatch, later):
 
         return once, size
 
-    monkeypatch.setattr(Recorder, "linearized", limited)
+    monkeypatch.setattr(Recorder, "linearize", limited)
     H = HessianOperator(model, F.cross_entropy, data)
     with H.linearized(PLENTY) as recording:
         assert recording.recorded == (3 if later else 0)
@@ -309,7 +309,7 @@ def test_interrupts_while_recording(small, monkeypatch, unchanged):
 
     H = HessianOperator(model, F.cross_entropy, data)
     with monkeypatch.context() as patch:
-        patch.setattr("bsam.flatness.linearized.make_fx", interrupted)
+        patch.setattr("bsam.flatness.recording.make_fx", interrupted)
         with unchanged(model), pytest.raises(KeyboardInterrupt), H.linearized(PLENTY):
             pass
     check_same(H, 3)

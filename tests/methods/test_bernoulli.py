@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.methods.bernoulli import bernoulli
+from bsam.methods.rst import bernoulli
 
 
 def test_they_depend_only_on_the_seed_and_the_step():

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bsam
-from bsam.lab.data.indexed import Indexed
+from bsam.methods.saf import Indexed
 from processes import group_of_two
 
 SAMPLES, EPOCHS, PER_RANK = 24, 7, 4

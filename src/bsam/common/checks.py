@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from .errors import BsamTypeError, BsamValueError
@@ -44,20 +43,6 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
         bounds = f"of at least {low}" if high == math.inf else f"between {low} and {high}"
         raise BsamValueError(f"{name} must be a whole number {bounds}, got {value!r}")
     return count
-
-
-def check_indices(name: str, index: Tensor, n: int, samples: int) -> None:
-    """Raise unless ``index`` holds ``n`` indices into a training set of ``samples`` samples."""
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool or index.shape != (n,):
-        raise BsamValueError(
-            f"{name} must hold one integer for each of the {n} samples, got {index.dtype} with the shape "
-            f"{tuple(index.shape)}: pass the third value of bsam.lab.data.indexed.Indexed"
-        )
-    if n and not (int(index.min()) >= 0 and int(index.max()) < samples):
-        raise BsamValueError(
-            f"{name} must be between 0 and {samples - 1}, got {int(index.min())} to {int(index.max())}: set samples= "
-            "to the size of the whole training set"
-        )
 
 
 def is_number(value: object) -> bool:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..common.checks import check_count
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..core.vector import Vector
 from ..core.weights import Weights
-from .batches import Batches as Batches
-from .batches import num_samples, split, unpack
 from .mean_check import MeanCheck
-from .preserve import preserved
+from .preserve import preserve
 from .second_derivatives import check_graph
 
+Batches: TypeAlias = Iterable[tuple[Any, Any]]
 WeightedBatch: TypeAlias = tuple[Any, Any, float]  # inputs, targets, and their weight in the mean
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 BatchWeight: TypeAlias = Callable[[Any, Any], Any]
@@ -69,8 +69,12 @@ class DatasetLoss:
         norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
         if micro_batch is not None and any(norm.running_mean is None for norm in norms):
             raise BsamValueError(OTHER_STATISTICS)
-        self.model, self.loss_fn, self.data, self.mode, self.batch_weight = model, loss_fn, data, mode, batch_weight
+        self.model = model
+        self.loss_fn = loss_fn
+        self.data = data
         self.micro_batch = micro_batch
+        self.mode = mode
+        self.batch_weight = batch_weight
         self.weights = Weights()
         self.weights.refresh([{"params": list(model.parameters())}])
         if not self.weights.params:
@@ -87,7 +91,7 @@ class DatasetLoss:
                 "the model's trainable parameters have changed since this object was created (a layer was replaced, "
                 "frozen or unfrozen): create a new one"
             )
-        with preserved(self.model, self.mode):
+        with preserve(self.model, self.mode):
             try:
                 yield
             finally:
@@ -183,13 +187,17 @@ class DatasetLoss:
 
         Without entries, their mean is NaN.
         """
-        losses, scored, scores = list[tuple[float, float]](), 0.0, 0
+        losses = list[tuple[float, float]]()
+        total, entries = 0.0, 0
         for loss, (out, y), weight in self.losses(batches):
             losses.append((float(loss), weight))
             if score is not None:
-                entries = score(out, y)
-                scored, scores = scored + float(entries.sum()), scores + entries.numel()
-        return _mean(losses), None if score is None else scored / scores if scores else math.nan
+                scores = score(out, y)
+                total += float(scores.sum())
+                entries += scores.numel()
+        if score is None:
+            return _mean(losses), None
+        return _mean(losses), total / entries if entries else math.nan
 
     @torch.enable_grad()
     def value_and_grad(self, batches: Iterable[WeightedBatch] | None = None) -> tuple[float, Vector]:
@@ -208,3 +216,52 @@ def _mean(losses: Sequence[tuple[float, float]]) -> float:
     """Return the weighted mean of losses. For one batch it is exactly the batch's loss, unlike ``loss * n / n``."""
     total = sum(weight for _, weight in losses)
     return sum(loss * (weight / total) for loss, weight in losses)
+
+
+def unpack(batch: Any) -> tuple[Any, Any]:
+    """Return the inputs and targets of a batch."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+        raise BsamValueError(
+            f"each batch of data must be a pair (inputs, targets), got a {kind}: pass a DataLoader or [(x, y), ...]"
+        )
+    return batch[0], batch[1]
+
+
+def num_samples(x: Any, y: Any) -> int:
+    """Return the number of samples: the rows of the targets or of the inputs, or the length of a list of targets."""
+    for value in (y, x):
+        if isinstance(value, Tensor) and value.dim():
+            return len(value)
+    if isinstance(y, (list, tuple)) and y and all(isinstance(target, Mapping) for target in y):
+        return len(y)  # object detection: the leading dimensions of images and boxes are not samples
+    sizes = {len(leaf) for leaf in tree_leaves((x, y)) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) == 1:
+        return sizes.pop()
+    if isinstance(y, (list, tuple)):
+        return len(y)
+    raise BsamValueError(
+        "cannot tell how many samples a batch of data has: pass inputs or targets as tensors with one row per sample"
+    )
+
+
+def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
+    """Split a batch into micro-batches (inputs, targets, number of samples) of at most ``size`` samples."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.dim() == 0 or x.shape[:1] != y.shape[:1]:
+        got = " and ".join(str(tuple(t.shape)) if isinstance(t, Tensor) else type(t).__name__ for t in (x, y))
+        raise BsamValueError(
+            f"micro_batch needs tensors with one row per sample as inputs and targets, got {got}: omit it and make the "
+            "batches of data smaller"
+        )
+    return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
+
+
+class CastBatches:
+    """``data`` with all floating-point tensors cast to ``dtype``."""
+
+    def __init__(self, data: Batches, dtype: torch.dtype) -> None:
+        self.data, self.dtype = data, dtype
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.data:
+            yield tree_map(lambda t: t.to(self.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, batch)

@@ -11,7 +11,7 @@ from ..common.checks import check_count, check_number
 from ..common.errors import BsamValueError
 from .hessian import HessianOperator
 from .lanczos import Krylov
-from .products import Array, Progress, after_products, no_progress, seeded
+from .products import Array, Progress, after_products, no_progress, seeded_generator
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def spectral_density(
     if sigma is not None and check_number("sigma", sigma, low=0) == 0:
         raise BsamValueError("sigma must be above 0")
     report = progress or no_progress
-    generator, before = seeded(seed), H.products
+    generator, before = seeded_generator(seed), H.products
     nodes, weights = [], []
     krylov = Krylov(H, steps, generator)
     with H.linearized() as recording:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
 from ..core.tensors import clear_weight_caches
 from ..core.vector import Vector
-from .batches import Batches, CastBatches
-from .dataset_loss import BatchWeight, DatasetLoss, LossFunction, WeightedBatch
-from .hvp import Product, Products, forward_over_reverse, reverse_over_reverse
-from .preserve import temporarily
-from .recording import MAX_SHAPES, MIN_WORK, Recording, default_budget
+from .dataset_loss import Batches, BatchWeight, CastBatches, DatasetLoss, LossFunction, WeightedBatch
+from .preserve import set_temporarily
+from .recording import MAX_SHAPES, MIN_WORK, Product, Products, Recording, default_budget
 from .second_derivatives import Substitutes
 
 NEGLIGIBLE = 1e-2  # products are compared per parameter; the tolerance includes this share of the product's norm
@@ -131,9 +132,8 @@ class HessianOperator:
     def random(self, generator: torch.Generator, kind: str = "normal") -> Tensor:
         """Return a random 1-D tensor of standard normal entries (``"normal"``), or of 1 and -1 (``"signs"``)."""
         if kind == "normal":
-            return torch.randn(self.size, dtype=self.dtype, device=generator.device, generator=generator).to(
-                self.device
-            )
+            normal = torch.randn(self.size, dtype=self.dtype, device=generator.device, generator=generator)
+            return normal.to(self.device)
         bits = torch.randint(0, 2, (self.size,), device=generator.device, generator=generator)
         return bits.to(self.device, self.dtype).mul_(2).sub_(1)
 
@@ -174,7 +174,7 @@ class HessianOperator:
             clear_weight_caches()  # and now hold casts with tangents
 
     def _batch_products(self, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
-        differentiate = forward_over_reverse if self.differentiation == "forward" else reverse_over_reverse
+        differentiate = _forward_over_reverse if self.differentiation == "forward" else _reverse_over_reverse
         return differentiate(self.loss, v, batches)
 
     def _check_forward_mode(self) -> None:
@@ -184,9 +184,9 @@ class HessianOperator:
             return
         v = self._views(self.random(torch.Generator().manual_seed(1)))
         with _full_precision(self.device):
-            expected = self._mean(reverse_over_reverse(self.loss, v))
+            expected = self._mean(_reverse_over_reverse(self.loss, v))
             try:
-                actual = self._mean(forward_over_reverse(self.loss, v))
+                actual = self._mean(_forward_over_reverse(self.loss, v))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an operation without a forward derivative
@@ -264,4 +264,36 @@ def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[N
     """Disable TF32, so that products can be compared."""
     cudnn: Any = torch.backends.cudnn
     switches: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul) if device.type == "cuda" else ()
-    return temporarily((switch, "fp32_precision", "ieee") for switch in switches)
+    return set_temporarily((switch, "fp32_precision", "ieee") for switch in switches)
+
+
+def _forward_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
+    """Yield the derivative of each batch's gradient along ``v``, with forward mode through the backward pass."""
+    with _attach_tangents(L.weights.params, v):
+        for loss, _, weight in L.losses(batches):
+            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in L.gradient(loss)]
+            yield [torch.zeros_like(u) if t is None else t for t, u in zip(tangents, v, strict=True)], weight
+
+
+def _reverse_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
+    """Yield the derivative of each batch's gradient along ``v``, with a backward pass through the backward pass."""
+    for loss, _, weight in L.losses(batches):
+        gradient = L.gradient(loss, create_graph=True)
+        pairs = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
+        product = [torch.zeros_like(t) for t in v]
+        if pairs:
+            grads, vectors = zip(*pairs, strict=True)
+            product = list(torch.autograd.grad(grads, L.weights.params, vectors, materialize_grads=True))
+        yield product, weight
+
+
+@contextlib.contextmanager
+def _attach_tangents(params: list[Tensor], v: list[Tensor]) -> Iterator[None]:
+    """Attach the tangents ``v`` to the parameters in place, so that every use of them is differentiated."""
+    with forward_ad.dual_level():
+        # the values stay the same, so the version counters must too
+        with warnings.catch_warnings(), torch.no_grad(), _unsafe_preserve_version_counter(tuple(params)):
+            warnings.simplefilter("ignore", DeprecationWarning)  # raised when torch loads its derivative formulas
+            for p, t in zip(params, v, strict=True):
+                p.copy_(forward_ad.make_dual(p.detach().clone(), t))
+        yield

@@ -21,7 +21,9 @@ class Krylov:
     """
 
     def __init__(self, H: HessianOperator, max_steps: int, generator: torch.Generator) -> None:
-        self.H, self.max_steps, self.generator = H, min(max_steps, H.size), generator
+        self.H = H
+        self.max_steps = min(max_steps, H.size)
+        self.generator = generator
         self.V = torch.empty(self.max_steps + 1, H.size, dtype=H.dtype, device=H.device)
         self.T = torch.zeros(self.max_steps, self.max_steps, dtype=torch.float64)
         self.steps = 0  # vectors whose products are known

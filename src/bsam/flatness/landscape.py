@@ -18,7 +18,7 @@ from ..core.tensors import local
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
-from .products import Array, Progress, no_progress, random_like, seeded
+from .products import Array, Progress, no_progress, random_like, seeded_generator
 from .spectrum import top_eigenvalues
 
 Directions: TypeAlias = str | Sequence[Vector]
@@ -147,7 +147,7 @@ def _basis(L: DatasetLoss, directions: Directions, dims: int, seed: int) -> list
             'directions="filter" needs a trainable parameter with two or more dimensions: use directions="hessian" or '
             "a list of vectors"
         )
-    generator = seeded(seed)
+    generator = seeded_generator(seed)
     return [Vector([_random_filters(p.detach(), generator) for p in params], layout) for _ in range(dims)]
 
 

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ..common.errors import BsamValueError
-from .batches import can_be_joined, first_sample, halve, has_rows, join
 
 Samples: TypeAlias = tuple[bool, Any, Any]  # whether the next are outputs, outputs or inputs, targets
 
@@ -40,7 +39,9 @@ class MeanCheck:
     """
 
     def __init__(self, model: Callable[[Any], Any], batch_loss: Callable[[Any, Any], Tensor], mode: str) -> None:
-        self.model, self.batch_loss, self.mode = model, batch_loss, mode
+        self.model = model
+        self.batch_loss = batch_loss
+        self.mode = mode
         self._batches, self._problem = 0, ""
         self._collected: list[tuple[Samples, float]] = []  # a sample of each batch, not compared yet, and its loss
 
@@ -49,17 +50,18 @@ class MeanCheck:
         self._batches += 1
         leaves = tree_leaves(out)
         # a second output with one row, such as a penalty, may not belong to the sample
-        from_outputs = all(has_rows(t, n) for t in leaves) and (n > 1 or len(leaves) == 1)
-        if from_outputs or self.mode == "eval":
-            with self._checking():
-                samples = from_outputs, out if from_outputs else x, y
-                self._compare_halves(loss, out, samples, n)
+        from_outputs = all(_has_rows(t, n) for t in leaves) and (n > 1 or len(leaves) == 1)
+        samples = from_outputs, out if from_outputs else x, y
+        with self._ignore_failures():
+            if (from_outputs or self.mode == "eval") and _can_be_split(samples, n):
+                if n > 1:
+                    self._compare_halves(loss, out, samples, n)
                 self._collect(loss, samples, n)
         self._raise_problem()
 
     def finish(self) -> None:
         """Check the samples that remain at the end of the pass."""
-        with self._checking():
+        with self._ignore_failures():
             self._compare_collected()
         self._raise_problem()
 
@@ -68,25 +70,22 @@ class MeanCheck:
             raise BsamValueError(self._problem)
 
     @contextlib.contextmanager
-    def _checking(self) -> Iterator[None]:
+    def _ignore_failures(self) -> Iterator[None]:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a loss may warn about the shapes of a single sample
             with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):  # for whole batches only
                 yield
 
     def _compare_halves(self, loss: Tensor, out: Any, samples: Samples, n: int) -> None:
-        from_outputs, *parts = samples
-        losses = [(float(self._evaluate(from_outputs, *half)[1]), m) for half, m in halve(tuple(parts), n)]
-        if losses:
-            self._compare(loss, out, losses, from_outputs)
+        halves = (slice(0, n // 2), slice(n // 2, n))
+        losses = [(float(self._evaluate(*_rows(samples, n, half))[1]), half.stop - half.start) for half in halves]
+        self._compare(loss, out, losses, samples[0])
 
     def _collect(self, loss: Tensor, samples: Samples, n: int) -> None:
-        one = first_sample(samples, n)
-        if one is None:
-            return
+        one = tree_map(lambda t: t.detach().clone() if _has_rows(t, 1) else t, _rows(samples, n, slice(1)))
         if n > 1:
             _, loss = self._evaluate(*one)
-        if self._collected and not can_be_joined(self._collected[0][0], one):
+        if self._collected and not _can_be_joined(self._collected[0][0], one):
             self._compare_collected()
             self._collected = []
         self._collected.append((one, float(loss)))
@@ -99,7 +98,7 @@ class MeanCheck:
         collected = self._collected * 2 if len(self._collected) == 1 else self._collected
         self._collected = collected[-1:]
         if collected:
-            joined: Samples = join([one for one, _ in collected])
+            joined = _join([one for one, _ in collected])
             out, loss = self._evaluate(*joined)
             self._compare(loss, out, [(single, 1) for _, single in collected], joined[0])
 
@@ -123,3 +122,42 @@ class MeanCheck:
             f"is {mean:.6g} (reduction='sum'? class weights? ignore_index?). Use a mean, pass one single batch, or "
             "pass batch_weight, such as lambda x, y: (y != -100).sum()"
         )
+
+
+def _has_rows(leaf: Any, n: int) -> bool:
+    """Return whether ``leaf`` is a dense tensor with a row for each of ``n`` samples."""
+    return isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.shape[:1] == (n,)
+
+
+def _rows(samples: Samples, n: int, rows: slice) -> Samples:
+    """Return these rows of ``n`` samples; values without a row per sample stay as they are."""
+    return tree_map(lambda t: t[rows] if _has_rows(t, n) else t, samples)
+
+
+def _can_be_split(samples: Samples, n: int) -> bool:
+    """Return whether, in each part, at least one tensor has a row per sample and all other leaves are scalars."""
+    for part in samples[1:]:
+        if isinstance(part, (list, tuple)) and len(part) == n:
+            return False  # its entries may be samples, but only the rows of tensors can be split
+        leaves = tree_leaves(part)
+        others = [t for t in leaves if not _has_rows(t, n)]
+        if len(others) == len(leaves) or any(isinstance(t, Tensor) and t.dim() > 0 for t in others):
+            return False
+    return True
+
+
+def _can_be_joined(first: Samples, second: Samples) -> bool:
+    """Return whether two samples, each a batch of one, can be one batch."""
+
+    def leaves_fit(s: Any, t: Any) -> bool:
+        if not (isinstance(s, Tensor) and isinstance(t, Tensor)):
+            return bool(s == t)
+        return s.shape == t.shape and s.dtype == t.dtype and (_has_rows(s, 1) or torch.equal(s, t))
+
+    (a, structure), (b, other) = tree_flatten(first), tree_flatten(second)
+    return structure == other and all(map(leaves_fit, a, b))
+
+
+def _join(samples: Sequence[Samples]) -> Samples:
+    """Return samples, each a batch of one, as one batch; they must fit according to :func:`_can_be_joined`."""
+    return tree_map(lambda *leaves: torch.cat(leaves) if _has_rows(leaves[0], 1) else leaves[0], *samples)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 @contextlib.contextmanager
-def temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+def set_temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Set attributes, given as ``(object, name, value)``, and restore them on exit."""
     changes = list(changes)
     before = [(target, name, getattr(target, name)) for target, name, _ in changes]
@@ -27,7 +27,7 @@ def temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserved(model: nn.Module, mode: str) -> Iterator[None]:
+def preserve(model: nn.Module, mode: str) -> Iterator[None]:
     """Set the mode of a model, and restore its flags, its buffers and the random state on exit, even after an error.
 
     Compiled parts run eagerly, because their graphs have no second derivative. Recurrent networks run without cuDNN,
@@ -49,15 +49,15 @@ def preserved(model: nn.Module, mode: str) -> Iterator[None]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(torch.random.fork_rng(devices=[]))  # a DataLoader draws random numbers in each pass
-        stack.enter_context(_restored_tensors(modules))
-        stack.enter_context(temporarily((m, "training", m.training) for m in modules))
+        stack.enter_context(_restore_tensors(modules))
+        stack.enter_context(set_temporarily((m, "training", m.training) for m in modules))
         model.eval()
-        stack.enter_context(temporarily(changes))
+        stack.enter_context(set_temporarily(changes))
         yield
 
 
 @contextlib.contextmanager
-def _restored_tensors(modules: list[nn.Module]) -> Iterator[None]:
+def _restore_tensors(modules: list[nn.Module]) -> Iterator[None]:
     """Restore buffers, and weights of embeddings with ``max_norm``: forward passes may change them in eval mode."""
     buffers = [(m._buffers, dict(m._buffers)) for m in modules]
     embeddings = [m for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None]

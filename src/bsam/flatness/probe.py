@@ -71,7 +71,9 @@ class Probe:
         for name, rho in (("rho_max", rho_max), ("rho_min", rho_min)):
             if rho is not None:
                 check_radius(name, rho)
-        self.every, self.rho_max, self.rho_min = check_count("every", every), rho_max, rho_min
+        self.every = check_count("every", every)
+        self.rho_max = rho_max
+        self.rho_min = rho_min
         self.readings: list[Reading] = []
 
     def attach(self, optimizer: SharpnessAware) -> Probe:
@@ -96,11 +98,21 @@ class Probe:
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))
         cosine = min(max(float(ratio(g.dot(down.gradient), n * n_min)), -1.0), 1.0)
-        sharpness = loss_max - loss, loss - loss_min, loss_max - loss_min
-        pairs = ((top, uphill), (low, downhill))
-        rho_max, rho_min = (float(e.norm() if isinstance(rho, PerGroup) else rho) for rho, e in pairs)
-        extra = len(L.evaluations) - passes
-        self.readings.append(Reading(optimizer.t, loss, *sharpness, n, n_max, n_min, cosine, rho_max, rho_min, extra))
+        reading = Reading(
+            step=optimizer.t,
+            loss=loss,
+            max_sharpness=loss_max - loss,
+            min_sharpness=loss - loss_min,
+            bilateral=loss_max - loss_min,
+            g_norm=n,
+            g_max_norm=n_max,
+            g_min_norm=n_min,
+            cosine=cosine,
+            rho_max=float(uphill.norm() if isinstance(top, PerGroup) else top),
+            rho_min=float(downhill.norm() if isinstance(low, PerGroup) else low),
+            extra_passes=len(L.evaluations) - passes,
+        )
+        self.readings.append(reading)
 
     def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)

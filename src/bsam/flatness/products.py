@@ -17,7 +17,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Progress: TypeAlias = Callable[[int, int], object]  # called with the number done and the number expected in total
 
 
-def seeded(seed: int) -> torch.Generator:
+def seeded_generator(seed: int) -> torch.Generator:
     """Return a generator on the CPU, so that the vectors drawn from it are the same for every device."""
     return torch.Generator().manual_seed(check_count("seed", seed, low=0))
 

@@ -39,14 +39,7 @@ class Substitutes(TorchFunctionMode):
             arguments = bound.arguments
             if not arguments["training"] and arguments["input"].dtype == arguments["running_var"].dtype:
                 return _batch_norm(**arguments)
-        elif func is torch._weight_norm:
-            func = _weight_norm
-        elif func is F.hardsigmoid:
-            func = _hardsigmoid
-        elif func in (torch.ldexp, Tensor.ldexp):
-            func = _ldexp
-        elif func is Tensor.ldexp_:
-            func = _ldexp_
+        func = _SUBSTITUTES.get(func, func)
         return func(*args, **kwargs)
 
 
@@ -60,20 +53,13 @@ def _batch_norm(
     return torch.addcmul(shift.view(shape), input, scale.view(shape))
 
 
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    return v * (g / torch.norm_except_dim(v, 2, dim))
-
-
-def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    return (input / 6 + 0.5).clamp(0, 1)
-
-
-def _ldexp(input: Tensor, other: Tensor) -> Tensor:
-    return input * torch.pow(2.0, other)
-
-
-def _ldexp_(input: Tensor, other: Tensor) -> Tensor:
-    return input.mul_(torch.pow(2.0, other))
+_SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch._weight_norm: lambda v, g, dim=0: v * (g / torch.norm_except_dim(v, 2, dim)),
+    F.hardsigmoid: lambda input, inplace=False: (input / 6 + 0.5).clamp(0, 1),
+    torch.ldexp: lambda input, other: input * torch.pow(2.0, other),
+    Tensor.ldexp: lambda input, other: input * torch.pow(2.0, other),
+    Tensor.ldexp_: lambda input, other: input.mul_(torch.pow(2.0, other)),
+}
 
 
 def check_graph(loss: Tensor, twice: bool) -> None:
@@ -94,7 +80,7 @@ def check_graph(loss: Tensor, twice: bool) -> None:
                 "the network uses reentrant checkpoints, which torch.autograd.grad does not support: call "
                 "torch.utils.checkpoint.checkpoint with use_reentrant=False"
             )
-        if twice and function is not None and _once_differentiable(function.backward):
+        if twice and function is not None and _is_once_differentiable(function.backward):
             raise BsamRuntimeError(
                 f"{function.__name__} is marked with @once_differentiable, so it has no second derivative: write its "
                 "backward with differentiable operations and remove the decorator"
@@ -105,10 +91,10 @@ def check_graph(loss: Tensor, twice: bool) -> None:
         nodes += [following for following, _ in node.next_functions]
 
 
-def _once_differentiable(function: Any) -> bool:
+def _is_once_differentiable(function: Any) -> bool:
     """Return whether a function, or one that it wraps, has this decorator."""
-    while function is not None:
-        if getattr(function, "__code__", None) is _ONCE:
-            return True
-        function = getattr(function, "__wrapped__", None)
-    return False
+
+    def has_decorator(function: Any) -> bool:
+        return getattr(function, "__code__", None) is _ONCE
+
+    return has_decorator(inspect.unwrap(function, stop=has_decorator))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from ..common.checks import check_count, check_radius
 from ..core.tensors import local
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
-from .products import random_like, seeded
+from .products import random_like, seeded_generator
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def sharpness(
     check_radius("rho_min", rho_min)
     check_count("steps", steps)
     check_count("random_directions", random_directions, low=0)
-    check_count("seed", seed, low=0)
+    generator = seeded_generator(seed)
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
     with L.measuring():
         loss, g = L.value_and_grad()
@@ -89,7 +88,12 @@ def sharpness(
         upper, _ = L.value()
         L.weights.move(_displacement(L, g, -rho_min, steps))
         lower, g_min = L.value_and_grad()
-        rises = [_loss_at(L, v, rho_max) - loss for v in _random_vectors(L, random_directions, seed)]
+        rises = []
+        for _ in range(random_directions):
+            entries = [random_like(local(p.detach()), generator) for p in L.weights.params]
+            v = Vector(entries, L.weights.layout)
+            L.weights.move(v * rho_max / v.norm())
+            rises.append(L.value()[0] - loss)
     cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
     cosine = min(max(cosine, -1.0), 1.0)  # rounding errors may push it past 1; NaN stays NaN
     average = float(np.mean(rises)) if rises else None
@@ -105,14 +109,3 @@ def _displacement(L: DatasetLoss, g: Vector, rho: float, steps: int) -> Vector:
         _, g = L.value_and_grad()
         e = e + g * (rho / steps) / (g.norm() + TINY)
     return e
-
-
-def _random_vectors(L: DatasetLoss, n: int, seed: int) -> Iterator[Vector]:
-    generator = seeded(seed)
-    for _ in range(n):
-        yield Vector([random_like(local(p.detach()), generator) for p in L.weights.params], L.weights.layout)
-
-
-def _loss_at(L: DatasetLoss, v: Vector, rho: float) -> float:
-    L.weights.move(v * rho / v.norm())
-    return L.value()[0]

@@ -13,7 +13,7 @@ from ..common.errors import BsamValueError
 from ..core.vector import Vector
 from .hessian import HessianOperator
 from .lanczos import Krylov
-from .products import Array, Progress, after_products, no_progress, seeded
+from .products import Array, Progress, after_products, no_progress, seeded_generator
 
 WHICH = ("largest", "magnitude", "both ends")
 MAX_CYCLES = 60  # the search ends after this many products per vector of the basis
@@ -91,7 +91,7 @@ def top_eigenvalues(
     k = min(check_count("k", k), H.size)
     check_number("tol", tol, low=0)
     check_which(which)
-    krylov = Krylov(H, k + max(20, k // 2), seeded(seed))
+    krylov = Krylov(H, k + max(20, k // 2), seeded_generator(seed))
     with H.linearized() as recording:
         eigenvalues = _search(krylov, k, which, tol, vectors, progress or no_progress)
     return replace(eigenvalues, note=recording.note)
@@ -105,8 +105,10 @@ def check_which(which: str) -> None:
 
 def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, report: Progress) -> Eigenvalues:
     H = krylov.H
-    before, previous, steps = H.products, None, 0  # the previous round's result, and the steps of this round
-    missed, start = torch.ones(1), 0  # the bound before the last restart, and the place of the vector that came next
+    before = H.products
+    previous = None  # the result of the previous round
+    steps = 0  # of this round
+    bound, start = torch.ones(1), 0  # the bound before the last restart, and the index of the vector that came next
     krylov.begin()
     while True:
         krylov.expand()
@@ -115,32 +117,34 @@ def _search(krylov: Krylov, k: int, which: str, tol: float, vectors: bool, repor
         if krylov.steps < k:
             continue
         theta, S, residuals = krylov.ritz()
-        order = _ranked(theta, which)
+        order = _rank(theta, which)
         chosen = order[:k]
         if krylov.steps == H.size or done >= MAX_CYCLES * krylov.max_steps:
             break
         steps += 1
-        allowed = _allowed(theta[chosen], theta, tol, H)
+        allowed = _tolerance(theta[chosen], theta, tol, H)
         settled = bool((residuals[chosen] <= allowed / 2).all()) and steps >= MIN_STEPS
-        settled = settled and _separated(theta, residuals, k, which, tol, H)
+        settled = settled and _is_separated(theta, residuals, k, which, tol, H)
         same = previous is not None and bool(((theta[chosen] - previous).abs() <= allowed).all())
         if settled and not same:
-            previous, steps, missed, start = theta[chosen], 0, torch.ones(1), k
+            previous = theta[chosen]
+            steps = 0
+            bound, start = torch.ones(1), k
             krylov.restart(previous, S[:, chosen])
             krylov.begin()  # missing copies have a component orthogonal to the vectors so far
-        elif settled and float((missed * _missed(krylov, theta, k, which, tol, start)).max()) <= MISSED / H.size**0.5:
+        elif settled and float((bound * _bound(krylov, theta, k, which, tol, start)).max()) <= MISSED / H.size**0.5:
             break
         elif krylov.steps == krylov.max_steps:
-            kept = order[: k + (krylov.max_steps - k) // 2]
+            best = order[: k + (krylov.max_steps - k) // 2]
             if previous is not None:
-                missed, start = missed * _missed(krylov, theta, k, which, tol, start), len(kept)
-            krylov.restart(theta[kept], S[:, kept])
+                bound, start = bound * _bound(krylov, theta, k, which, tol, start), len(best)
+            krylov.restart(theta[best], S[:, best])
     complete = krylov.steps == H.size or done < MAX_CYCLES * krylov.max_steps
     krylov.restart(theta[chosen], S[:, chosen])
-    return _verified(krylov, theta, tol, before, vectors, report, complete)
+    return _verify(krylov, theta, tol, before, vectors, report, complete)
 
 
-def _missed(krylov: Krylov, theta: Tensor, k: int, which: str, tol: float, start: int) -> Tensor:
+def _bound(krylov: Krylov, theta: Tensor, k: int, which: str, tol: float, start: int) -> Tensor:
     r"""Bound the component of a missed eigenvector ``y`` in the vector ``v`` at ``start``, at each end of the spectrum.
 
     Without the first ``k`` vectors, the basis satisfies :math:`H V = V B + \beta\, w e^T`, with the unit vector ``w``
@@ -149,7 +153,7 @@ def _missed(krylov: Krylov, theta: Tensor, k: int, which: str, tol: float, start
     """
     xi, U = torch.linalg.eigh(krylov.T[k : krylov.steps, k : krylov.steps])
     residuals = krylov.beta * U[-1]
-    missing = residuals.abs() > _allowed(xi, theta, tol, krylov.H) / 2
+    missing = residuals.abs() > _tolerance(xi, theta, tol, krylov.H) / 2
     distances = _last_wanted(theta, k, which)[:, None] - xi[missing]
     return ((residuals * U[start - k])[missing] / distances).sum(dim=1).abs()
 
@@ -165,7 +169,7 @@ def _last_wanted(theta: Tensor, k: int, which: str) -> Tensor:
     return torch.cat([theta[-largest].reshape(1), theta[smallest - 1 : smallest]])
 
 
-def _ranked(theta: Tensor, which: str) -> Tensor:
+def _rank(theta: Tensor, which: str) -> Tensor:
     """Return the indices of the Ritz values from the most to the least wanted; ``theta`` must be ascending."""
     if which == "magnitude":
         return theta.abs().argsort(descending=True)
@@ -176,7 +180,7 @@ def _ranked(theta: Tensor, which: str) -> Tensor:
     return torch.stack([descending, descending.flip(0)], dim=1).reshape(-1)[: len(theta)]
 
 
-def _separated(theta: Tensor, residuals: Tensor, k: int, which: str, tol: float, H: HessianOperator) -> bool:
+def _is_separated(theta: Tensor, residuals: Tensor, k: int, which: str, tol: float, H: HessianOperator) -> bool:
     """Return whether the best unwanted value has converged or is clearly worse than the wanted ones."""
     sides = {
         "largest": [(theta, k)],
@@ -187,12 +191,12 @@ def _separated(theta: Tensor, residuals: Tensor, k: int, which: str, tol: float,
         if not 0 < wanted < len(theta):
             continue  # none or all are wanted at this end
         last, best = key.argsort(descending=True)[wanted - 1 : wanted + 1]
-        if key[best] + residuals[best] >= key[last] and residuals[best] > _allowed(theta[best], theta, tol, H):
+        if key[best] + residuals[best] >= key[last] and residuals[best] > _tolerance(theta[best], theta, tol, H):
             return False
     return True
 
 
-def _verified(
+def _verify(
     krylov: Krylov, theta: Tensor, tol: float, before: int, vectors: bool, report: Progress, complete: bool
 ) -> Eigenvalues:
     """Compute values and residuals with one product per basis vector: the recurrence only estimates them."""
@@ -206,12 +210,12 @@ def _verified(
         report(H.products - before, expected)
     order = np.argsort(values)[::-1]
     values, residuals = values[order], residuals[order]
-    converged = np.all(residuals <= _allowed(torch.tensor(values), theta, tol, H).numpy()) & np.bool_(complete)
-    kept = tuple(H.vector(Y[i].clone()) for i in order) if vectors else None
-    return Eigenvalues(values, residuals, converged, H.products - before, kept)
+    converged = np.all(residuals <= _tolerance(torch.tensor(values), theta, tol, H).numpy()) & np.bool_(complete)
+    eigenvectors = tuple(H.vector(Y[i].clone()) for i in order) if vectors else None
+    return Eigenvalues(values, residuals, converged, H.products - before, eigenvectors)
 
 
-def _allowed(values: Tensor, theta: Tensor, tol: float, H: HessianOperator) -> Tensor:
+def _tolerance(values: Tensor, theta: Tensor, tol: float, H: HessianOperator) -> Tensor:
     """Return the largest residuals at which ``values`` count as converged; ``theta`` holds all Ritz values."""
     floor = max(ROUNDING * torch.finfo(H.dtype).eps, NEGLIGIBLE) * theta.abs().max()
     return torch.clamp(tol * values.abs(), min=float(floor))

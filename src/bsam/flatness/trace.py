@@ -13,8 +13,7 @@ from torch import Tensor
 from ..common.checks import check_count
 from ..common.errors import BsamValueError
 from .hessian import HessianOperator
-from .intervals import plus_minus, t_quantile
-from .products import Progress, after_products, check_finite, no_progress, seeded
+from .products import Progress, after_products, check_finite, no_progress, seeded_generator
 
 LEAST_SAMPLES = {"hutch++": 6, "hutchinson": 2}
 ROUNDING = 10.0  # machine epsilons: smaller errors and deviations are rounding errors
@@ -77,7 +76,9 @@ def trace(
         raise BsamValueError(f'method must be "hutch++" or "hutchinson", got {method!r}')
     check_count("samples", samples, low=LEAST_SAMPLES[method])
     samples = min(samples, H.size)
-    generator, before, report = seeded(seed), H.products, progress or no_progress
+    generator = seeded_generator(seed)
+    before = H.products
+    report = progress or no_progress
     wide = torch.promote_types(H.dtype, torch.float32)  # QR and sums need more digits than half precision has
 
     def times(v: Tensor) -> Tensor:
@@ -109,7 +110,8 @@ def _diagonal(H: HessianOperator, times: Callable[[Tensor], Tensor]) -> tuple[fl
         v = torch.zeros(H.size, dtype=H.dtype, device=H.device)
         v[i] = 1.0
         column = times(v)
-        value, size = value + float(column[i]), size + float(column.norm())
+        value += float(column[i])
+        size += float(column.norm())
     error = ROUNDING * torch.finfo(H.dtype).eps * size
     return value, error, 2 * error
 
@@ -129,7 +131,8 @@ def _samples(
     Returns ``n`` forms ``z A z``, the norm of the first vector of terms ``z_i (A z)_i``, and the distances between
     successive vectors of terms. Their mean square is an unbiased estimate of the variance of the forms.
     """
-    forms, distances, previous = list[float](), list[float](), torch.zeros(H.size, dtype=Q.dtype, device=Q.device)
+    forms, distances = list[float](), list[float]()
+    previous = torch.zeros(H.size, dtype=Q.dtype, device=Q.device)
     for _ in range(n):
         z = H.random(generator, "signs").to(Q.dtype)
         Az = times(z - Q @ (Q.T @ z))
@@ -152,3 +155,41 @@ def _spread(forms: list[float], size: float, distances: list[float], rounding: f
     # of a random vector are 0 with probability 1/2 at most.
     equal = n if size <= ROUNDING * rounding else n - 1
     return 0.0 if equal >= ENOUGH else math.inf
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution for a probability of at least 0.5.
+
+    The distribution function is a finite sum for integer degrees of freedom (Abramowitz, Stegun, 26.7.3 and 26.7.4).
+    """
+    odd = freedom % 2
+    i = np.arange(1, (freedom - odd) // 2)
+    coefficients = np.cumprod(np.concatenate([[1.0], i / (i + 0.5) if odd else (i - 0.5) / i]))
+    powers = np.arange(len(coefficients))
+
+    def within(angle: float) -> float:
+        """Return the probability of ``|t| < sqrt(freedom) * tan(angle)``."""
+        total = math.sin(angle) * float(np.sum(coefficients * math.cos(angle) ** (2 * powers)))
+        if not odd:
+            return total
+        return 2 / math.pi * (angle + (total * math.cos(angle) if freedom > 1 else 0.0))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < 2 * probability - 1 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def plus_minus(value: float, error: float) -> str:
+    """Format a number and its error, with two digits for the error; "unknown" if the error is not finite."""
+    if not math.isfinite(error):
+        return f"{value:.6g} ± unknown"
+    if not (math.isfinite(value) and error > 1e-6 * abs(value)):
+        return f"{value:.6g} ± {error:.1g}"  # one digit is enough for a rounding error
+    power = int(f"{max(abs(value), error):e}".partition("e")[2])
+    if not -4 < power < 6:
+        scale = 10.0**power
+        return f"({plus_minus(value / scale, error / scale)})e{power:+03d}"
+    places = 1 - int(f"{error:.1e}".partition("e")[2])  # decimal places up to the error's second digit
+    return " ± ".join(f"{round(number, places) + 0.0:.{max(places, 0)}f}" for number in (value, error))

@@ -47,25 +47,25 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
                 optimizer.zero_grad()
     """
     check_accelerator(accelerator)
-    method = unwrapped(optimizer)
+    method = unwrap_optimizer(optimizer)
     steps = accelerator.gradient_accumulation_steps
     if not callable(closure):
         raise BsamTypeError(f"backward needs a closure that computes the loss, got {type(closure).__name__}")
 
     @functools.wraps(closure)  # keeps the signature, which says whether the closure takes indices
-    def divided(*indices: Any) -> Any:
+    def average_loss(*indices: Any) -> Any:
         result = closure(*indices)
         if any(p.grad is not None for p in method.params):
             raise BsamRuntimeError("the closure called backward: let it only return the loss")
-        return (over_steps(loss) for loss in result) if isinstance(result, Iterator) else over_steps(result)
+        return (divide(loss) for loss in result) if isinstance(result, Iterator) else divide(result)
 
-    def over_steps(loss: Any) -> Any:  # if it is not a tensor, method.backward raises an error
+    def divide(loss: Any) -> Any:  # if it is not a tensor, method.backward raises an error
         return loss / steps if isinstance(loss, Tensor) else loss
 
-    return method.backward(divided, scaler=accelerator.scaler) * steps
+    return method.backward(average_loss, scaler=accelerator.scaler) * steps
 
 
-def unwrapped(optimizer: Optimizer | None) -> SharpnessAware:
+def unwrap_optimizer(optimizer: Optimizer | None) -> SharpnessAware:
     """Return the sharpness-aware optimizer that Accelerate wrapped."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(inner, SharpnessAware):

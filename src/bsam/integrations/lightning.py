@@ -84,7 +84,7 @@ class SharpnessAwareMixin(_Base):
             )
         owner = next((base for base in cls.__mro__ if "training_step" in vars(base)), None)
         if owner is not None and owner.__name__ != "LightningModule":
-            cls.training_step = _noting_first_pass(vars(owner)["training_step"])  # type: ignore[method-assign]
+            cls.training_step = _record_first_pass(vars(owner)["training_step"])  # type: ignore[method-assign]
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Log as usual in the first pass, and nothing in later ones."""
@@ -111,7 +111,7 @@ class SharpnessAwareMixin(_Base):
         def closure() -> Tensor | None:
             if ready:
                 if optimizer.is_perturbed:
-                    raise BsamRuntimeError(_other_first_pass(optimizer))
+                    raise BsamRuntimeError(_first_pass_problem(optimizer))
                 return ready.pop() if scaler is None else _backward_unscaled(ready.pop(), scaler)
             args, kwargs = new_containers(first.arguments)
             with self._extra_pass():
@@ -149,7 +149,7 @@ class SharpnessAwareMixin(_Base):
     def _extra_pass(self) -> Iterator[None]:
         torchmetrics = sys.modules.get("torchmetrics")  # there are no metrics unless it was imported
         metrics = [] if torchmetrics is None else [m for m in self.modules() if isinstance(m, torchmetrics.Metric)]
-        before = [{name: _copied(value) for name, value in vars(metric).items()} for metric in metrics]
+        before = [{name: _copy(value) for name, value in vars(metric).items()} for metric in metrics]
         self.extra_pass = True
         try:
             yield
@@ -159,7 +159,7 @@ class SharpnessAwareMixin(_Base):
                 vars(metric).update(attributes)
 
 
-def _noting_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
+def _record_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a ``training_step`` so that it can be run again. If it calls its parent's, the outermost call counts."""
 
     @functools.wraps(step)
@@ -186,7 +186,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     if optimizer.m_sharpness:
         problem = "m_sharpness=True needs the gradient of each rank, but Lightning averages over ranks: leave it out"
     elif isinstance(optimizer, MSAM) or Need.PER_SAMPLE_LOSSES in optimizer.needs:
-        problem = _other_first_pass(optimizer)
+        problem = _first_pass_problem(optimizer)
     elif next(kind.__name__ for kind in strategy.__mro__ if kind.__module__.startswith(lightnings)) not in STRATEGIES:
         problem = f"the strategy {strategy.__name__} is not supported: use a single device or DDP"
     elif module._first_pass is None:
@@ -195,7 +195,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
         raise BsamRuntimeError(problem)
 
 
-def _other_first_pass(optimizer: SharpnessAware) -> str:
+def _first_pass_problem(optimizer: SharpnessAware) -> str:
     return (
         f"the first pass of {optimizer.method()} is not the loss of the whole batch at w, which Lightning computes: "
         "set automatic_optimization = False and call `optimizer.backward(closure)` and `optimizer.step()` in "
@@ -241,6 +241,6 @@ def _backward_unscaled(loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:
     return loss.detach() / scaler.scale(torch.ones_like(loss))
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Copy a value that a metric may update in place: a tensor, or a list of tensors."""
     return value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from ..common.extras import require_package
 from ..common.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
-from .accelerate import check_accelerator, unwrapped
+from .accelerate import check_accelerator, unwrap_optimizer
 from .batch import check_unchanged, tensor_versions
 
 require_package("transformers", "integrations")
@@ -107,7 +107,7 @@ class SharpnessAwareTrainer(Trainer):
             return loss
 
         try:
-            return unwrapped(self.optimizer).backward(closure, scaler=self.accelerator.scaler)
+            return unwrap_optimizer(self.optimizer).backward(closure, scaler=self.accelerator.scaler)
         finally:
             self.extra_pass = False
 

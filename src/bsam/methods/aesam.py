@@ -14,7 +14,7 @@ from ..common.method_info import Need
 from ..core.objective import Objective
 from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.vector import Vector
-from .looksam import reused, sam_gradient
+from .looksam import add_orthogonal, sam_gradient
 
 
 class AESAM(SharpnessAware):
@@ -47,17 +47,11 @@ class AESAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.AESAM(base, model, total_steps=50)
-        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
+        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
 
     Reference:
         Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023.
@@ -66,7 +60,9 @@ class AESAM(SharpnessAware):
         None known for ``alpha=0``; no official code was found to compare with. ``alpha`` is ours.
     """
 
-    title, reference, arxiv = "AE-SAM", "Jiang et al., ICLR 2023", "2304.14647"
+    title = "AE-SAM"
+    reference = "Jiang et al., ICLR 2023"
+    arxiv = "2304.14647"
     purpose = "SAM only on steps with a large gradient, roughly half of all steps."
     passes: float = 1.5
     needs = (Need.TOTAL_STEPS,)
@@ -96,7 +92,7 @@ class AESAM(SharpnessAware):
         g, g_v = L.grad(), self.recall("g_v")
         if self.large(self.mean_over_ranks(float(g.norm()) ** 2)):
             return sam_gradient(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
-        return g if g_v is None else reused(g, g_v, self.alpha)
+        return g if g_v is None else add_orthogonal(g, g_v, self.alpha)
 
     def large(self, s: float) -> bool:
         """Update the running statistics with ``s``, and return whether ``s`` is large compared with them."""

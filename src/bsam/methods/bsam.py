@@ -17,7 +17,7 @@ from ..core.optimizer import SharpnessAware, StepOptions
 from ..core.schedule import LR_MAX, LR_MIN
 from ..core.tensors import Scalar
 from ..core.vector import TINY, Vector, ratio
-from .asam import adapted
+from .asam import rescale
 
 
 class BSAM(SharpnessAware):
@@ -167,7 +167,7 @@ class BSAM(SharpnessAware):
 
     def algorithm_1(self, L: Objective, g: Vector) -> Vector:
         """Return the direction of Algorithm 1, from the gradient ``g``."""
-        v, Tg = adapted(self, g, self.eta) if self.adaptive else (g, g)
+        v, Tg = rescale(self, g, self.eta) if self.adaptive else (g, g)
         e_max = self.epsilon(v, "rho_max", Tg.norm())  # line 4
         e_min = self.epsilon(v, "rho_min", Tg.norm())  # line 6
         if self.start_from_min:

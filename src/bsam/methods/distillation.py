@@ -29,11 +29,9 @@ class Distillation(MethodInfo, nn.Module):
         super().__init__()
         if reduction not in ("mean", "none"):
             raise BsamValueError(f'reduction must be "mean" or "none", got {reduction!r}')
-        self.lam, self.tau, self.reduction = (
-            check_number("lam", lam, low=0),
-            check_number("tau", tau, low=1e-6),
-            reduction,
-        )
+        self.reduction = reduction
+        self.lam = check_number("lam", lam, low=0)
+        self.tau = check_number("tau", tau, low=1e-6)
         self.label_smoothing = check_number("label_smoothing", label_smoothing, low=0, high=1)
         self.start_epoch, self.epoch = check_count("start_epoch", start_epoch, low=0), 0
 

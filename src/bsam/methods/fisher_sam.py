@@ -31,18 +31,11 @@ class FisherSAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.FisherSAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05
-        ... )
-        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.FisherSAM(base, model, rho=0.05)
+        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
+        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
 
     Reference:
         Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022.
@@ -51,7 +44,9 @@ class FisherSAM(SharpnessAware):
         None known; no official code was found to compare with.
     """
 
-    title, reference, arxiv = "Fisher SAM", "Kim et al., ICML 2022", "2206.04920"
+    title = "Fisher SAM"
+    reference = "Kim et al., ICML 2022"
+    arxiv = "2206.04920"
     purpose = "SAM with relatively smaller perturbations where gradients are large."
     memory = "3"
     capturable = True

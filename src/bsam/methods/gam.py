@@ -41,18 +41,11 @@ class GAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.GAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho_norm=0.05
-        ... )
-        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.GAM(base, model, rho_norm=0.05)
+        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
+        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
 
     Reference:
         Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves
@@ -63,7 +56,9 @@ class GAM(SharpnessAware):
         paper.
     """
 
-    title, reference, arxiv = "GAM", "Zhang et al., CVPR 2023", "2303.03108"
+    title = "GAM"
+    reference = "Zhang et al., CVPR 2023"
+    arxiv = "2303.03108"
     purpose = "Seeks small gradients in the whole neighbourhood, if you can afford four passes."
     passes: float = 4
     memory = "6"

@@ -33,17 +33,11 @@ class LookSAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.LookSAM(base, model, k=5)
-        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
+        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
 
     Reference:
         Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
@@ -53,7 +47,9 @@ class LookSAM(SharpnessAware):
         per tensor.
     """
 
-    title, reference, arxiv = "LookSAM", "Liu et al., CVPR 2022", "2203.02714"
+    title = "LookSAM"
+    reference = "Liu et al., CVPR 2022"
+    arxiv = "2203.02714"
     purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k - 1 steps."
     passes: float = 1.2
     memory = "4, 1 kept"
@@ -83,7 +79,7 @@ class LookSAM(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")
-        return sam_gradient(self, L, g) if self.step_kind() or g_v is None else reused(g, g_v, self.alpha)
+        return sam_gradient(self, L, g) if self.step_kind() or g_v is None else add_orthogonal(g, g_v, self.alpha)
 
 
 def sam_gradient(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
@@ -93,6 +89,6 @@ def sam_gradient(optimizer: SharpnessAware, L: Objective, g: Vector) -> Vector:
     return g_s
 
 
-def reused(g: Vector, g_v: Vector, alpha: float) -> Vector:
+def add_orthogonal(g: Vector, g_v: Vector, alpha: float) -> Vector:
     """Return the gradient plus the orthogonal part ``g_v``, scaled to ``alpha`` times the gradient's length."""
     return g + alpha * g.norm() / (g_v.norm() + TINY) * g_v

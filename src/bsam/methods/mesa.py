@@ -58,7 +58,9 @@ class MESA(Distillation):
         None known.
     """
 
-    title, reference, arxiv = "MESA", "Du et al., NeurIPS 2022", "2205.14083"
+    title = "MESA"
+    reference = "Du et al., NeurIPS 2022"
+    arxiv = "2205.14083"
     purpose = "A loss that keeps logits close to an averaged model's."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
@@ -85,8 +87,8 @@ class MESA(Distillation):
             lam=lam, tau=tau, start_epoch=start_epoch, label_smoothing=label_smoothing, reduction=reduction
         )
         self.decay = check_number("decay", decay, low=0, high=1)
-        self._followed = bare(model), optimizer  # a tuple, so that the model does not become a submodule
-        self.average = copy.deepcopy(self._followed[0]).requires_grad_(False)
+        self._model_and_optimizer = unwrap(model), optimizer  # a tuple, so that the model does not become a submodule
+        self.average = copy.deepcopy(self._model_and_optimizer[0]).requires_grad_(False)
         self._wide = any(p.dtype in (torch.half, torch.bfloat16) for p in model.parameters())
         if self._wide:  # in half precision, such small updates of the average would be rounded away
             self.average.float()
@@ -94,16 +96,16 @@ class MESA(Distillation):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._followed[1].register_step_post_hook(self.update)  # copies of optimizers have no hooks
+        self._model_and_optimizer[1].register_step_post_hook(self.update)  # copies of optimizers have no hooks
 
     @torch.no_grad()
     def update(self, optimizer: Optimizer | None = None, *_: Any) -> None:
         """Update the average; the optimizer calls it after each step."""
         found_inf = getattr(optimizer, "found_inf", None)  # GradScaler sets it on fused optimizers, which skip the step
         share = 1 - self.decay if found_inf is None else (1 - self.decay) * (found_inf == 0)
-        # parameters() lists tied weights once
-        networks = ([*network.parameters(), *network.buffers()] for network in (self.average, self._followed[0]))
-        for average, new in zip(*networks, strict=True):
+        networks = (self.average, self._model_and_optimizer[0])
+        tensors = ([*network.parameters(), *network.buffers()] for network in networks)  # tied weights once
+        for average, new in zip(*tensors, strict=True):
             if average.is_floating_point() or average.is_complex():
                 average.add_((new - average) * share)
             else:
@@ -115,9 +117,9 @@ class MESA(Distillation):
         return past, torch.ones_like(past[:, 0], dtype=torch.bool)
 
 
-def bare(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Return the network inside the wrappers of DDP and ``torch.compile``."""
     if isinstance(model, (DataParallel, DistributedDataParallel)):
-        return bare(model.module)
+        return unwrap(model.module)
     inside = getattr(model, "_orig_mod", None)
-    return bare(inside) if isinstance(inside, nn.Module) else model
+    return unwrap(inside) if isinstance(inside, nn.Module) else model

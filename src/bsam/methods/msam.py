@@ -32,18 +32,11 @@ class MSAM(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.MSAM(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.1
-        ... )
-        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.MSAM(base, model, rho=0.1)
+        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
+        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
 
     Reference:
         Becker, Altrock, Risse, "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead", 2024.
@@ -54,7 +47,9 @@ class MSAM(SharpnessAware):
         trajectories are the same.
     """
 
-    title, reference, arxiv = "MSAM", "Becker et al., 2024", "2401.12033"
+    title = "MSAM"
+    reference = "Becker et al., 2024"
+    arxiv = "2401.12033"
     purpose = "Perturbs against the momentum, without an extra pass; tune its radius."
     passes: float = 1
     memory = "1"

@@ -26,18 +26,11 @@ class PGN(SharpnessAware):
 
     Example:
         >>> import torch, bsam
-        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
-        >>> optimizer = bsam.PGN(
-        ...     torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=0.05
-        ... )
-        >>> x, y = torch.ones(8, 3), torch.ones(8, 1)
-        >>> losses = [
-        ...     optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
-        ...     for _ in range(50)
-        ... ]
-        >>> bool(losses[-1] < losses[0] / 10)
-        True
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.PGN(base, model, rho=0.05)
+        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
+        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
 
     Reference:
         Zhao, Zhang, Hu, "Penalizing Gradient Norm for Efficiently Improving Generalization in Deep Learning", ICML
@@ -48,7 +41,9 @@ class PGN(SharpnessAware):
         first ``g``.
     """
 
-    title, reference, arxiv = "PGN", "Zhao et al., ICML 2022", "2202.03599"
+    title = "PGN"
+    reference = "Zhao et al., ICML 2022"
+    arxiv = "2202.03599"
     purpose = "Penalizes the gradient norm, by mixing SAM's gradient with the plain one."
     capturable = True
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
-from ..common.checks import check_count, check_indices
+from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import Need
 from .distillation import Distillation
@@ -63,7 +64,9 @@ class SAF(Distillation):
         as its past logits.
     """
 
-    title, reference, arxiv = "SAF", "Du et al., NeurIPS 2022", "2205.14083"
+    title = "SAF"
+    reference = "Du et al., NeurIPS 2022"
+    arxiv = "2205.14083"
     purpose = "A loss that keeps logits close to those stored in earlier epochs."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
@@ -136,10 +139,50 @@ class SAF(Distillation):
 
     def check(self, logits: Tensor, indices: Tensor) -> None:
         """Raise unless the table has room for these logits and indices."""
-        _, samples, classes = self.table.shape
+        n, (_, samples, classes) = len(logits), self.table.shape
         if logits.shape[1:] != (classes,):
             raise BsamValueError(
                 f"outputs must have the shape (batch, {classes}), got {tuple(logits.shape)}: set classes= to the "
                 "number of logits per sample"
             )
-        check_indices("indices", indices, len(logits), samples)
+        integers = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
+        if not integers or indices.shape != (n,):
+            raise BsamValueError(
+                f"indices must hold one integer for each of the {n} samples, got {indices.dtype} with the shape "
+                f"{tuple(indices.shape)}: pass the third value of bsam.methods.saf.Indexed"
+            )
+        if n and not (int(indices.min()) >= 0 and int(indices.max()) < samples):
+            raise BsamValueError(
+                f"indices must be between 0 and {samples - 1}, got {int(indices.min())} to {int(indices.max())}: set "
+                "samples= to the size of the whole training set"
+            )
+
+
+class Indexed(Dataset[Any]):
+    """Wrap a dataset of ``(x, y)`` so that it yields ``(x, y, index)``, as :class:`bsam.SAF` needs.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitem__``; its samples are tuples or lists.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> pairs = Indexed(TensorDataset(torch.arange(6.0), torch.arange(6) % 2))
+        >>> x, y, index = next(iter(DataLoader(pairs, batch_size=3)))
+        >>> index
+        tensor([0, 1, 2])
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        index = range(len(self))[index]  # negative indices count from the end; also checks the range
+        sample = self.dataset[index]
+        if not isinstance(sample, (tuple, list)):
+            raise BsamTypeError(
+                f"Indexed needs samples that are tuples (x, y), got {type(sample).__name__}: convert them to tuples"
+            )
+        return (*sample, index)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from bsam.common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.lab.data import DATASETS, load
 from bsam.lab.data.cifar import cifar10
 from bsam.lab.data.digits import digits
@@ -20,7 +20,6 @@ from bsam.lab.data.fashion_mnist import fashion_mnist
 from bsam.lab.data.images.decoding import Resize, check_box, decode_bytes
 from bsam.lab.data.images.folders import read_folder
 from bsam.lab.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
-from bsam.lab.data.indexed import Indexed
 from bsam.lab.data.pose.layouts import read_lspet, read_mpii
 from bsam.lab.data.pose.persons import stored_side
 from bsam.lab.data.pose.stick_figures import stick_figures
@@ -58,8 +57,6 @@ ROWS = {
     ),
     "few examples": ({}, lambda: Examples(torch.zeros(3, 1, 1, 1), torch.arange(3)).some(4), BsamValueError, "4"),
     "no examples": ({}, lambda: Examples(torch.zeros(3, 1, 1, 1), torch.arange(3)).some(0), BsamValueError, "0"),
-    "mapping": ({}, lambda: Indexed([{"image": 1}])[0], BsamTypeError, "dict"),
-    "index": ({}, lambda: Indexed([(1, 2)])[1], IndexError, ""),
     "side": ({}, lambda: stored_side(0), BsamValueError, "side"),
     "figures": ({}, lambda: stick_figures(3), BsamValueError, "3"),
     "cifar": ({"data_batch_1.bin": b""}, lambda: cifar10(FOLDER), BsamRuntimeError, "test_batch.bin"),

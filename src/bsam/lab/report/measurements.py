@@ -17,7 +17,7 @@ from torch import nn
 
 from ...common.errors import BsamError, BsamRuntimeError
 from ...common.extras import install_line
-from ...flatness.intervals import plus_minus
+from ...flatness.trace import plus_minus
 from ..common.progress import ProgressLine
 from ..recipes.columns import measured_on
 from ..recipes.measure import FlatnessSettings, Measured, loss_of, measure

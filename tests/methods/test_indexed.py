@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from bsam.lab.data.indexed import Indexed
+from bsam.common.errors import BsamTypeError
+from bsam.methods.saf import Indexed
 
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
 PAIRS = TensorDataset(X, Y)
@@ -43,3 +45,10 @@ def test_a_negative_index_counts_from_the_end_and_is_reported_from_the_start():
         assert index == 10 + int(i)
         assert type(index) is int
         assert torch.equal(x, X[int(i)])
+
+
+def test_samples_and_indices_that_do_not_fit():
+    with pytest.raises(BsamTypeError, match="dict"):
+        Indexed([{"image": 1}])[0]
+    with pytest.raises(IndexError):
+        Indexed([(1, 2)])[1]
