@@ -36,7 +36,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, TypedDict
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -73,6 +73,9 @@ class PassObserver(Protocol):
 
     def observe(self, optimizer: SharpnessAware, L: Objective) -> None:
         """Read ``L.evaluations`` before the weights are restored; further evaluations are allowed."""
+
+
+Modules: TypeAlias = nn.Module | Sequence[nn.Module] | None  # what the closure calls, the trained one first
 
 
 class StepOptions(TypedDict, total=False):
@@ -170,7 +173,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         settings: dict[str, Any],
         *,
         m_sharpness: bool = False,

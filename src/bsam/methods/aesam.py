@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number
 from ..common.method_info import Need
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from .looksam import add_orthogonal, sam_gradient
 
 
@@ -73,7 +69,7 @@ class AESAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         total_steps: int,
         rho: float = 0.05,

@@ -7,16 +7,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number, check_radius
 from ..common.errors import BsamValueError
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
+from ..core import TINY, Modules, Objective, SharpnessAware, StepOptions, Vector, ratio
 from ..core.schedule import LR_MAX, LR_MIN
 from ..core.tensors import Scalar
-from ..core.vector import TINY, Vector, ratio
 from .asam import rescale
 
 
@@ -107,7 +105,7 @@ class BSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho_max: float = 0.05,
         rho_min: float = 0.05,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Unpack
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number
 from ..common.method_info import Need
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from .ksam import hardest
 from .rst import bernoulli
 
@@ -62,7 +58,7 @@ class ESAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.05,
         beta: float = 0.6,

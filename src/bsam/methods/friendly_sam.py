@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from ..core.wrapper import radius_settings
 
 
@@ -61,7 +57,7 @@ class FriendlySAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.05,
         rho_floor: float | None = None,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Unpack
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
 from ..common.errors import BsamValueError
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import TINY, Vector
+from ..core import TINY, Modules, Objective, SharpnessAware, StepOptions, Vector
 
 
 class GAM(SharpnessAware):
@@ -67,7 +63,7 @@ class GAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.02,
         rho_norm: float = 0.2,

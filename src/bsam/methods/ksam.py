@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.checks import check_count
 from ..common.method_info import Need
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 
 
 class KSAM(SharpnessAware):
@@ -57,7 +54,7 @@ class KSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.05,
         k: int = 64,

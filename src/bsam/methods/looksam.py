@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import TINY, Vector
+from ..core import TINY, Modules, Objective, SharpnessAware, StepOptions, Vector
 
 
 class LookSAM(SharpnessAware):
@@ -60,7 +57,7 @@ class LookSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.05,
         k: int = 5,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -11,9 +10,7 @@ from torch.optim import Optimizer
 
 from ..common.errors import BsamValueError
 from ..common.method_info import Need
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 
 
 class MSAM(SharpnessAware):
@@ -59,7 +56,7 @@ class MSAM(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 3.0,
         **options: Unpack[StepOptions],

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Unpack
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 
 
 class PGN(SharpnessAware):
@@ -50,7 +46,7 @@ class PGN(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.1,
         alpha: float = 0.8,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
-from torch import nn
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number
-from ..core.objective import Objective
-from ..core.optimizer import SharpnessAware, StepOptions
-from ..core.vector import Vector
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 
 
 class RST(SharpnessAware):
@@ -57,7 +54,7 @@ class RST(SharpnessAware):
     def __init__(
         self,
         base: Optimizer,
-        model: nn.Module | Sequence[nn.Module] | None,
+        model: Modules,
         *,
         rho: float = 0.05,
         p: float = 0.5,
