@@ -65,18 +65,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
     Every evaluation starts with the buffers from before the step and, unless ``same_draws=False``, repeats the random
     numbers of the first one. An objective is a context manager: on exit the weights are restored, the direction in
     :attr:`gradients` is added to ``p.grad``, and the buffers are as the first evaluation left them; after an error,
-    buffers and ``p.grad`` are restored, too.
-
-    Args:
-        closure: returns the loss (0-dim, or one per sample); or runs ``backward`` itself and returns it; or yields one
-            loss per micro-batch. Methods that select samples also call it with their indices.
-        weights: the parameters, refreshed for this step.
-        buffers: the buffers of the modules that the closure calls.
-        others: further parts of a pass.
-        ranks: averages gradients over ranks, if there are several processes.
-        scaler: the ``torch.amp.GradScaler`` in use, if any.
-        side_by_side: whether ``grads`` may run passes at the same time.
-        loss_check: finds a loss that was computed outside the closure.
+    buffers and ``p.grad`` are restored, too. ``SharpnessAware.backward`` creates it.
     """
 
     def __init__(
@@ -86,8 +75,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         buffers: Buffers,
         others: Sequence[PassPart] = (),
         ranks: Ranks | None = None,
-        scaler: torch.amp.GradScaler | None = None,
         *,
+        scaler: torch.amp.GradScaler | None = None,
         side_by_side: bool = False,
         loss_check: LossCheck | None = None,
     ) -> None:
@@ -173,9 +162,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
     def grads(self, *points: Vector) -> list[Vector]:
         """Return the gradients at several points.
 
-        They are computed in turn. While a CUDA graph is captured, ``side_by_side`` allows two streams to work at the
-        same time: all points except the first are evaluated on the second stream, with other copies of the parameters
-        and buffers.
+        While a CUDA graph is captured, ``side_by_side`` allows two streams to work at the same time: all points except
+        the first are evaluated on the second one, with other copies of the parameters and buffers.
         """
         if not self._side_by_side or not self._can_run_side_by_side():
             return [self.grad(at=at) for at in points]
@@ -197,20 +185,18 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return gradients
 
     def _can_run_side_by_side(self) -> bool:
-        """Whether passes can run in other memory: they start from the weights and buffers that the first pass saved.
-
-        The overflow flag of a scaler is one tensor, which two streams must not write.
-        """
+        """Whether passes can run in other memory, starting from the weights and buffers that the first pass saved."""
+        # the overflow flag of a scaler is one tensor, which two streams must not write
         at_w = self._passes > 0 and not self._weights.moved and self.loss_scale is None
         return at_w and self._weights.on_one_gpu and torch.cuda.is_current_stream_capturing()
 
     def value_and_grad(
         self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
     ) -> tuple[Tensor, Vector]:
-        """Return the mean loss and its gradient at ``w + at``.
+        """Return the mean loss and its gradient at ``w + at``; None is ``w`` itself.
 
         Args:
-            at: the displacement; None is ``w`` itself.
+            at: the displacement.
             subset: the samples to use; the closure is called with these indices.
             wrt: one flag per parameter; if False, its gradient counts as zero and, except with FSDP, is not computed.
         """

@@ -24,9 +24,8 @@
 #    them; so does the next ``backward`` if every ``p.grad`` is None.
 #
 # Other files are used only if needed: loss_scale.py with a GradScaler (if a scaled gradient is non-finite, later passes
-# run at w and the direction is NaN, so that it skips the step); ranks.py with several processes; modules.py if the
-# closure calls modules that are not trained; calls.py if ``model=None``; wrapper.py to complete and save parameter
-# groups.
+# run at w and the direction is NaN, so that it skips the step); ranks.py with several processes; calls.py in the first
+# step with ``model=None``; wrapper.py to complete and save parameter groups.
 
 from __future__ import annotations
 
@@ -47,9 +46,8 @@ from ..common.checks import check_base, check_call, check_modules, check_names, 
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.method_info import MethodInfo
 from .calls import observe_calls, refuse_batch_norm
-from .modules import OtherModules
 from .objective import Closure, LossCheck, Objective
-from .passes import Buffers, PassPart, RngReplay
+from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
 from .schedule import LR_SEEN, LR_START, note_lr, scheduled
 from .tensors import Scalar, local
@@ -298,13 +296,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             zeros = [torch.zeros_like(p, requires_grad=False) for p in self.params]
             others = zeros if missing is None else missing.tensors(self.params)
         entries = (other if t is None else t for t, other in zip(stored, others, strict=True))
-        return self.vector(t if _alike(t, p) else t.to(p) for t, p in zip(entries, self.params, strict=True))
+        return self.vector(t.to(p) for t, p in zip(entries, self.params, strict=True))
 
     def mean_over_ranks(self, number: float) -> float:
-        """Average a number computed from gradients over ranks under DDP's ``no_sync``; otherwise return it unchanged.
-
-        All ranks get the same result, except with ``m_sharpness``.
-        """
+        """Average a number over ranks under DDP's ``no_sync``: all ranks have the same, except with ``m_sharpness``."""
         return self.ranks.mean(number)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
@@ -333,26 +328,27 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if itself is not self:
             return SharpnessAware.backward(itself, closure, scaler)
         self._begin(closure)
-        with self._prepared.in_backward(), self._objective(closure, self._buffers, self._rng, scaler) as L:
-            observers = [observer for observer in self.observers if observer.due(self.t)]
-            L.keep_evaluations = bool(observers)
-            with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
-                d = self.direction(L)
-            self._check_batch_norm = False
-            if not isinstance(d, Vector):
-                raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
-            if L.loss_scale is not None:
-                d = L.loss_scale.scale_direction(d)
-                if L.loss_scale.overflowed():  # the scaler will skip this step
-                    self._offset = None
-                    observers = []
-            for observer in observers:
-                with L.extra_evaluations():
-                    observer.observe(self, L)
-            L.gradients.direction = d
-            L.gradients.start = self._offset
-        if self._offset is not None or self._values:
-            self._prepare(L.gradients)
+        with self._prepared.in_backward():
+            with self._objective(closure, self._buffers, self._rng, scaler=scaler) as L:
+                observers = [observer for observer in self.observers if observer.due(self.t)]
+                L.keep_evaluations = bool(observers)
+                with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
+                    d = self.direction(L)
+                self._check_batch_norm = False
+                if not isinstance(d, Vector):
+                    raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
+                if L.loss_scale is not None:
+                    d = L.loss_scale.scale_direction(d)
+                    if L.loss_scale.overflowed():  # the scaler will skip this step
+                        self._offset = None
+                        observers = []
+                for observer in observers:
+                    with L.extra_evaluations():
+                        observer.observe(self, L)
+                L.gradients.direction = d
+                L.gradients.start = self._offset
+            if self._offset is not None or self._values:
+                self._prepare(L.gradients)
         return L.loss  # type: ignore[return-value]
 
     def _begin(self, closure: Closure) -> None:
@@ -365,33 +361,23 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "call loss.backward())"
             )
         self._weights.refresh(self.param_groups)
-        params = self._weights.params
-        if not params:
+        if not self._weights.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
         if self._prepared.used is not None:
             p, gradient, version = self._prepared.used
             self._prepared.stale |= gradient is not None and p.grad is gradient and gradient._version == version
-        if all(p.grad is None for p in params):
+        if all(p.grad is None for p in self._weights.params):
             self._reset()
         self._offset = None
         self._values = {}
 
-    def _objective(
-        self,
-        closure: Closure,
-        buffers: Buffers,
-        rng: RngReplay,
-        scaler: torch.amp.GradScaler | None = None,
-        loss_check: LossCheck | None = None,
-    ) -> Objective:
+    def _objective(self, closure: Closure, buffers: Buffers, rng: RngReplay, **options: Any) -> Objective:
         ranks = self.ranks if dist.is_available() and dist.is_initialized() else None
         others: list[PassPart] = [rng]
         if self.others:
             others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
         two_streams = self.side_by_side and self.ranks.ddp is None
-        return Objective(
-            closure, self._weights, buffers, others, ranks, scaler, side_by_side=two_streams, loss_check=loss_check
-        )
+        return Objective(closure, self._weights, buffers, others, ranks, side_by_side=two_streams, **options)
 
     def _prepare(self, gradients: Gradients) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
@@ -406,10 +392,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 self._prepared.values[name] = value
 
     def itself(self) -> SharpnessAware:
-        """Return the optimizer, even if ``self`` is a framework's wrapper whose class derives from the optimizer's.
+        """Return the optimizer, even if ``self`` is a framework's wrapper, whose class derives from the optimizer's.
 
-        Lightning has such a wrapper. Its class attributes hide the optimizer's attributes, and assignments to it do not
-        reach the optimizer.
+        Assignments to such a wrapper, as in Lightning, do not reach the optimizer.
         """
         return self._itself() or self
 
@@ -417,9 +402,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def trial(self, closure: Closure, loss_check: Callable[[list[Tensor]], LossCheck]) -> Iterator[Objective]:
         """Return a context for evaluations that prepare no step and leave no trace, for :meth:`check`.
 
-        Args:
-            closure: as in :meth:`step`.
-            loss_check: called with the parameters; returns the check of the losses.
+        ``loss_check`` is called with the parameters and returns the check of the losses.
         """
         phase = self._prepared.phase
         if phase == "in_backward":
@@ -492,12 +475,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                     group[name] = value
                 continue
             new = {p: t for p, t in value.items() if p.grad is not None}
-            stored = [state[p].setdefault(name, t) for p, t in new.items()]
-            if all(_alike(a, b) for a, b in zip(stored, new.values(), strict=True)):
-                torch._foreach_copy_([local(t) for t in stored], [local(t) for t in new.values()])
-            else:
-                for p, t in new.items():
+            for p, t in new.items():
+                stored = state[p].get(name)
+                if stored is None or (stored.dtype, stored.device) != (t.dtype, t.device):
                     state[p][name] = t
+            torch._foreach_copy_([local(state[p][name]) for p in new], [local(t) for t in new.values()])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
@@ -587,7 +569,3 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._values = {}
         self._prepared = PreparedStep()
         self.base.register_step_pre_hook(self._prepared.check_base_step)
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)

@@ -1,16 +1,17 @@
-"""The life of a pass, and what every pass must find unchanged: the buffers and the random generators."""
+"""The parts of a pass besides the weights: buffers, random generators, and modules that are not trained."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .tensors import Memory, copy, is_writable
+from .ranks import find_ddp
+from .tensors import Memory, copy, is_writable, sharding
 from .vector import Vector
 
 
@@ -38,14 +39,11 @@ _Entry = tuple[Any, str, Tensor | None]  # a module's ``_buffers``, a name in it
 class Buffers(PassPart):
     """Start every pass of a step with the buffers from before it; end the step with those that the first pass left.
 
-    The statistics of batch norm, the vectors of spectral norm and other running averages are thus updated once per
-    step, and all passes evaluate the same function, whether a buffer is written in place or replaced. All buffers are
-    copied in every step: batch norm writes in place without a new tensor version, so changes cannot be detected.
-
-    A buffer that the first pass creates, such as those of lazy modules, has no earlier value: later passes start from
-    the value that the first pass left. A buffer that shares memory with a parameter moves with it.
-
-    Modules whose class sets ``buffers_set_once = True`` are left out: their first batch initializes their buffers.
+    Batch norm's statistics and other running averages are thus updated once per step, and all passes evaluate the same
+    function, whether a buffer is written in place or replaced. All buffers are copied in every step: batch norm writes
+    in place without a new tensor version. A buffer that the first pass creates has no earlier value: later passes start
+    from the one that it left. A buffer that shares memory with a parameter moves with it. Modules whose class sets
+    ``buffers_set_once = True`` are left out: their first batch initializes their buffers.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -150,13 +148,11 @@ def _entries(module_buffers: list[Any]) -> list[_Entry]:
 class RngReplay(PassPart):
     """Give all passes of a step the same random numbers, so that they evaluate the same function.
 
-    This covers torch's default generators for the CPU and for the parameters' CUDA devices. Their states are saved
-    before the first pass of a step and restored before every later one; after the step they are where the first pass
-    left them.
+    The states of torch's default generators, for the CPU and the parameters' CUDA devices, are saved before the first
+    pass of a step and restored before every later one; after the step they are where the first pass left them.
 
     During the capture of a CUDA graph, the states of CUDA generators can be neither read nor set. Every later pass then
-    draws from a clone of the generator, registered with the graph before the capture (:meth:`make_clones`); without
-    clones, the passes of a captured step draw independently.
+    draws from a clone of the generator, registered with the graph before the capture (:meth:`make_clones`).
 
     Args:
         enabled: whether to do this; otherwise every pass draws new numbers.
@@ -225,3 +221,45 @@ class RngReplay(PassPart):
         for generator, clones in self._clones.items():
             for clone in clones:
                 clone.set_state(generator.get_state())
+
+
+class OtherModules(PassPart):
+    """Modules that the closure calls but the optimizer does not train, such as the discriminator of a GAN.
+
+    Their parameters are frozen during a step unless the optimizer has them: their gradients are not computed, and
+    ``p.grad`` stays as it was. If DDP's reducer waits for these gradients, or FSDP shards them, they are computed, and
+    ``p.grad`` is restored afterwards.
+
+    Args:
+        modules: the modules.
+        trained: the parameters of the optimizer.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], trained: Collection[Tensor]) -> None:
+        self._modules = modules
+        self._trained = trained
+        self._frozen: list[Tensor] = []
+        self._grads: list[tuple[Tensor, Tensor | None]] = []
+
+    def begin_pass(self, number: int, at: Vector | None) -> None:
+        """Freeze the parameters before the first pass."""
+        for module in self._modules if number == 0 else ():
+            reduced = find_ddp(module) is not None
+            for p in module.parameters():
+                if not p.requires_grad or p in self._trained:
+                    continue
+                if reduced or sharding(p) is not None:
+                    # a view may belong to DDP's buckets, which the passes overwrite
+                    shared = p.grad is not None and p.grad._is_view()
+                    self._grads.append((p, p.grad.clone() if shared else p.grad))  # type: ignore[union-attr]
+                    p.grad = None
+                else:
+                    self._frozen.append(p)
+                    p.requires_grad_(False)
+
+    def end_step(self, failed: bool) -> None:
+        """Restore ``requires_grad`` and ``p.grad``."""
+        for p in self._frozen:
+            p.requires_grad_(True)
+        for p, g in self._grads:
+            p.grad = g

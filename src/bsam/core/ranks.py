@@ -68,9 +68,11 @@ class Ranks:
         self.m_sharpness = m_sharpness
         self.needs_sync = False  # p.grad holds directions of this rank only, from calls under the user's no_sync
         self.inside_ddp_forward = False  # whether this backward runs inside the wrapper's forward
-        self._ddp_from_model = find_ddp(model)
-        self._ddp_from_closure: weakref.ref[Any] | None = None  # weak: the model may be wrapped again
-        self._may_be_wrapped = self._warned = False
+        self._ddp: weakref.ref[Any] | None = None  # weak: the model may be wrapped again
+        self._may_be_wrapped = False
+        self._warned = False
+        if (wrapper := find_ddp(model)) is not None:
+            self.use(wrapper)
         if m_sharpness and self.ddp is None:
             raise BsamRuntimeError(
                 "m_sharpness=True perturbs each DDP rank separately: pass a model that is, or contains, a "
@@ -80,21 +82,19 @@ class Ranks:
     @property
     def ddp(self) -> Any:
         """The DDP wrapper, if it is known."""
-        if self._ddp_from_model is not None or self._ddp_from_closure is None:
-            return self._ddp_from_model
-        return self._ddp_from_closure()
+        return None if self._ddp is None else self._ddp()
 
     def use(self, wrapper: nn.Module) -> None:
-        """Use this DDP wrapper, through which a framework calls the model even outside the closure."""
-        self._ddp_from_closure = weakref.ref(wrapper)
+        """Use this DDP wrapper: that of the model, or one through which a framework calls it."""
+        self._ddp = weakref.ref(wrapper)
 
     def begin(self, sharded: bool, params: Sequence[Tensor]) -> None:
         """Begin a backward: detect whether it runs inside a DDP wrapper, or may call one that is not known yet."""
         several = several_ranks() and not sharded
         active = nn.parallel.DistributedDataParallel._get_active_ddp_module() if several else None
         self.inside_ddp_forward = active is not None and find_ddp(active, set(params)) is not None
-        if self.inside_ddp_forward and self._ddp_from_model is None:
-            self._ddp_from_closure = weakref.ref(active)
+        if self.inside_ddp_forward:
+            self.use(active)
         self._may_be_wrapped = several and self.ddp is None
 
     def pass_context(self, without_reducer: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
@@ -126,7 +126,7 @@ class Ranks:
             may_contain_ddp = compiled or isinstance(module, nn.parallel.DistributedDataParallel)
             ddp = find_ddp(module, trained) if may_contain_ddp else None
             if ddp is not None:
-                self._ddp_from_closure = weakref.ref(ddp)
+                self.use(ddp)
                 if without_reducer:
                     stack.enter_context(self._ddp_no_sync())
 

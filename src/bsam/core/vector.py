@@ -1,9 +1,4 @@
-"""Vectors in weight space: one tensor per parameter.
-
-A sharpness-aware method is a few lines of algebra on such vectors; its cost is memory traffic and allocation. A
-:class:`Vector` therefore stores ``g + g_max - r * g_min`` as a linear combination and evaluates it once, in place where
-the old entries are no longer needed. Norms and ratios stay on their device.
-"""
+"""Vectors in weight space: one tensor per parameter, and linear combinations of them."""
 
 from __future__ import annotations
 

@@ -128,12 +128,11 @@ class Weights(PassPart):
 class Gradients(PassPart):
     """``p.grad`` in one step: takes the gradient of each pass, and writes the direction at the end of the step.
 
-    A pass leaves its gradient in ``p.grad``. :meth:`take` turns it into a vector without a copy; evaluating the
-    direction may overwrite it. Gradients are copied only if DDP or the CUDA graphs of ``torch.compile`` may write to
-    their memory again, or if their strides differ from the parameter's. On the CPU, allocating costs more than copying:
-    before the next pass, the gradient is copied to memory that is kept between steps and its tensors are freed, so that
-    the allocator gives them to the next pass. The direction therefore overwrites the last gradient on the CPU, and the
-    first one elsewhere.
+    :meth:`take` turns ``p.grad`` into a vector without a copy, unless DDP or the CUDA graphs of ``torch.compile`` may
+    write to its memory again, or its strides differ from the parameter's. On the CPU, allocating costs more than
+    copying: before the next pass, the gradient is copied to memory that is kept between steps and its tensors are
+    freed, so that the allocator gives them to the next pass. The direction overwrites the last gradient on the CPU, and
+    the first one elsewhere.
 
     Args:
         weights: the parameters, refreshed for this step.
@@ -225,7 +224,7 @@ def _written_by_cuda_graphs(device: torch.device) -> bool:
 def _unshared(g: Tensor | None, p: Tensor, copy: bool) -> Tensor:
     """Return a gradient that later passes do not overwrite, with its parameter's strides; copy it only if necessary.
 
-    A view is copied because it may belong to DDP's buckets. Foreach operations are fast if all strides agree.
+    A view may belong to DDP's buckets. Foreach operations are fast if all strides agree.
     """
     if g is None:
         return torch.zeros_like(p, requires_grad=False)
