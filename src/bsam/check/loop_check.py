@@ -88,14 +88,9 @@ def _find_before_passes(optimizer: SharpnessAware, recorder: Recorder) -> list[s
     findings = []
     if optimizer.model is not None and not optimizer.model.training:
         findings.append("model is in eval mode: call model.train() before training, unless that is intended")
-    if (
-        optimizer.t > 0
-        and not optimizer.is_ready
-        and any(p.grad is not None and p.grad.any() for p in optimizer.params)
-    ):
+    if optimizer.stale_gradients:
         findings.append(
-            "p.grad still holds the direction of the last step, to which backward would add: call optimizer.zero_grad() "
-            "after each step"
+            "backward has added its direction to that of the last step: call optimizer.zero_grad() after each step"
         )
     memory = Memory(())
     shared = []

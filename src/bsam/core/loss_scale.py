@@ -10,12 +10,7 @@ from .weights import Weights
 
 
 class LossScale:
-    """Scale losses, unscale gradients, and note whether one of them overflowed.
-
-    Args:
-        scaler: the ``torch.amp.GradScaler`` in use, which is enabled.
-        weights: the parameters.
-    """
+    """Scale losses, unscale gradients, and note whether one of them overflowed."""
 
     def __init__(self, scaler: torch.amp.GradScaler, weights: Weights) -> None:
         device = weights.params[0].device
@@ -42,9 +37,5 @@ class LossScale:
         return bool(self._overflowed)
 
     def scale_direction(self, direction: Vector) -> Vector:
-        """Return the direction as the scaler expects it in ``p.grad``.
-
-        If the gradient of any pass was non-finite, the result is NaN, even if the direction does not contain that
-        gradient: the scaler then skips the step and lowers its scale.
-        """
+        """Return the scaled direction: NaN if the gradient of any pass was non-finite, so that the step is skipped."""
         return direction * torch.where(self._overflowed, torch.nan, self._factor)

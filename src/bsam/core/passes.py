@@ -154,9 +154,7 @@ class RngReplay(PassPart):
     During the capture of a CUDA graph, the states of CUDA generators can be neither read nor set. Every later pass then
     draws from a clone of the generator, registered with the graph before the capture (:meth:`make_clones`).
 
-    Args:
-        enabled: whether to do this; otherwise every pass draws new numbers.
-        cuda_generators: returns the default generators of the parameters' CUDA devices.
+    If not ``enabled``, every pass draws new numbers. ``cuda_generators`` returns the parameters' CUDA generators.
     """
 
     def __init__(self, enabled: bool, cuda_generators: Callable[[], list[torch.Generator]]) -> None:
@@ -226,13 +224,9 @@ class RngReplay(PassPart):
 class OtherModules(PassPart):
     """Modules that the closure calls but the optimizer does not train, such as the discriminator of a GAN.
 
-    Their parameters are frozen during a step unless the optimizer has them: their gradients are not computed, and
+    Their parameters are frozen during a step unless they are ``trained``: their gradients are not computed, and
     ``p.grad`` stays as it was. If DDP's reducer waits for these gradients, or FSDP shards them, they are computed, and
     ``p.grad`` is restored afterwards.
-
-    Args:
-        modules: the modules.
-        trained: the parameters of the optimizer.
     """
 
     def __init__(self, modules: Sequence[nn.Module], trained: Collection[Tensor]) -> None:

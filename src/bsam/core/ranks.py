@@ -93,7 +93,7 @@ class Ranks:
         several = several_ranks() and not sharded
         active = nn.parallel.DistributedDataParallel._get_active_ddp_module() if several else None
         self.inside_ddp_forward = active is not None and find_ddp(active, set(params)) is not None
-        if self.inside_ddp_forward:
+        if active is not None and self.inside_ddp_forward:
             self.use(active)
         self._may_be_wrapped = several and self.ddp is None
 

@@ -133,10 +133,6 @@ class Gradients(PassPart):
     copying: before the next pass, the gradient is copied to memory that is kept between steps and its tensors are
     freed, so that the allocator gives them to the next pass. The direction overwrites the last gradient on the CPU, and
     the first one elsewhere.
-
-    Args:
-        weights: the parameters, refreshed for this step.
-        ranks: averages over the ranks of DDP, if there are several processes.
     """
 
     def __init__(self, weights: Weights, ranks: Ranks | None) -> None:
