@@ -25,7 +25,8 @@ class Recorder:
         self.roots = list(roots)
         self._known = {m: None for root in self.roots for m in root.modules()}
         self._recorded: set[nn.Module] = set()
-        self._frozen: dict[Tensor, tuple[int, int]] = {}  # parameters of known modules, with their versions
+        # parameters of known modules, with their versions, and aliases so that their addresses are not used again
+        self._frozen: dict[Tensor, tuple[tuple[int, int], Tensor]] = {}
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor | None]] = []  # in other modules, with their values
         self._values: list[tuple[Tensor, Tensor]] = []  # trained parameters, with their values
         self._set_once: list[tuple[nn.Module, dict[str, Tensor]]] = []  # modules with buffers_set_once
@@ -42,7 +43,7 @@ class Recorder:
                 self._set_once.append((module, {name: t.clone() for name, t in module.state_dict().items()}))
             for p in module.parameters(recurse=False):
                 if not p.requires_grad and not is_lazy(p):
-                    self._frozen[p] = _state(p)
+                    self._frozen[p] = _state(p), p.detach()
 
     def record_module(self, module: nn.Module) -> None:
         """Record a module before its forward pass, and its submodules, whose calls are not seen if it is compiled."""
@@ -85,7 +86,7 @@ class Recorder:
     def find_changes(self) -> list[str]:
         """Report state that changes in every pass because the optimizer does not restore it."""
         modules = {m: None for m, name, t, old in self._buffers if _differs(m, name, t, old)}
-        frozen = [p for p, state in self._frozen.items() if _state(p) != state]
+        frozen = [p for p, (state, _) in self._frozen.items() if _state(p) != state]
         findings = []
         if modules:
             findings.append(
