@@ -13,15 +13,15 @@ from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from bsam.lab.data import DATASETS, load
-from bsam.lab.data.cifar import cifar10
+from bsam.lab.data.cifar import CIFAR10, read_cifar
 from bsam.lab.data.digits import digits
 from bsam.lab.data.examples import Examples
-from bsam.lab.data.fashion_mnist import fashion_mnist
+from bsam.lab.data.fashion_mnist import read_fashion_mnist
 from bsam.lab.data.images.decoding import Resize, check_box, decode_bytes
 from bsam.lab.data.images.folders import read_folder
-from bsam.lab.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
+from bsam.lab.data.images.published import read_flowers102, read_oxford_pet, read_stanford_cars
 from bsam.lab.data.indexed import Indexed
-from bsam.lab.data.pose.layouts import read_lspet, read_mpii
+from bsam.lab.data.pose.person_files import read_lspet, read_mpii
 from bsam.lab.data.pose.persons import stored_side
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.data.sources import Source, fetch
@@ -62,18 +62,18 @@ ROWS = {
     "index": ({}, lambda: Indexed([(1, 2)])[1], IndexError, ""),
     "side": ({}, lambda: stored_side(0), BsamValueError, "side"),
     "figures": ({}, lambda: stick_figures(3), BsamValueError, "3"),
-    "cifar": ({"data_batch_1.bin": b""}, lambda: cifar10(FOLDER), BsamRuntimeError, "test_batch.bin"),
+    "cifar": ({"data_batch_1.bin": b""}, lambda: read_cifar(CIFAR10, FOLDER), BsamRuntimeError, "test_batch.bin"),
     "short cifar": (
         {f"{name}.bin": b"x" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")},
-        lambda: cifar10(FOLDER),
+        lambda: read_cifar(CIFAR10, FOLDER),
         BsamRuntimeError,
         "data_batch_1.bin must have 30,730,000 bytes",
     ),
-    "short idx": ({IDX: b"x", IDX.replace("images-idx3", "labels-idx1"): b"x"}, lambda: fashion_mnist("."),
+    "short idx": ({IDX: b"x", IDX.replace("images-idx3", "labels-idx1"): b"x"}, lambda: read_fashion_mnist("."),
                   BsamRuntimeError, IDX),
     "cut gz": ({f"{IDX}.gz": gzip.compress(bytes(99))[:-9], IDX.replace("images-idx3", "labels-idx1"): b"x"},
-               lambda: fashion_mnist("."), BsamRuntimeError, f"{IDX}.gz cannot be read"),
-    "no labels": ({IDX: b"x"}, lambda: fashion_mnist("."), BsamRuntimeError, "train-labels-idx1-ubyte"),
+               lambda: read_fashion_mnist("."), BsamRuntimeError, f"{IDX}.gz cannot be read"),
+    "no labels": ({IDX: b"x"}, lambda: read_fashion_mnist("."), BsamRuntimeError, "train-labels-idx1-ubyte"),
     "unwritable": ({"file": b""}, lambda: fetch(Source("http://127.0.0.1:1/a.gz", "", "a.gz"), Path("file")),
                    BsamRuntimeError, "file/a.gz"),
     "nowhere": ({}, lambda: read_folder("nowhere"), BsamValueError, "nowhere"),

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ...common.errors import BsamRuntimeError
 from .examples import Dataset, Examples
-from .raw_files import read_exactly, read_file
-from .sources import Source
+from .sources import Source, read_exactly, read_file, sha256
 
 SIDE, PIXELS = 32, 3 * 32 * 32
 
@@ -143,38 +142,23 @@ CIFAR100 = Cifar(
 )
 
 
-def cifar10(folder: str | Path) -> Dataset:
-    """Read CIFAR-10: 50,000 training and 10,000 test images in ten classes.
+def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
+    """Read CIFAR-10, CIFAR-100 or a data set in their layout, preferably from binary files.
 
-    Binary files must hold the published records. A pickle must be the published file; other pickles are not loaded.
+    Binary files must hold the published records; in CIFAR-100 their order and coarse labels may differ, as in files
+    that were converted from other formats. A pickle must be the published file; other pickles are not loaded.
 
     Args:
-        folder: holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or is one of the two.
+        layout: :data:`CIFAR10` (ten classes) or :data:`CIFAR100` (a hundred classes, the fine labels).
+        folder: holds the directory of the binary files or of the pickles, or is one of the two.
 
     Example:
-        >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
+        >>> read_cifar(CIFAR10, "/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         bsam.common.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: data_batch_1.bin, ... missing in
         /nowhere/cifar-10-batches-bin; unpack ...
     """
-    return read_cifar(CIFAR10, folder)
-
-
-def cifar100(folder: str | Path) -> Dataset:
-    """Read CIFAR-100: 50,000 training and 10,000 test images in a hundred classes (the fine labels).
-
-    Binary files must hold the published records. Their order and coarse labels may differ, as in files that were
-    converted from other formats. A pickle must be the published file; other pickles are not loaded.
-
-    Args:
-        folder: holds ``cifar-100-binary`` or ``cifar-100-python``, or is one of the two.
-    """
-    return read_cifar(CIFAR100, folder)
-
-
-def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
-    """Read CIFAR-10, CIFAR-100 or a data set in their layout, preferably from binary files."""
     directory, is_binary = _find(layout, Path(folder))
     sets = []
     for files in (layout.train, (layout.test,)):
@@ -216,9 +200,9 @@ def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.
     path, length = directory / f"{file.name}.bin", layout.label_bytes + PIXELS
     content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
     records = np.frombuffer(content, np.uint8).reshape(file.records, length)[:, layout.label_bytes - 1 :]
-    in_order = _sha256(records.tobytes()) if file.records_sha256 else None
+    in_order = sha256(records.tobytes()) if file.records_sha256 else None
     digests = sorted(hashlib.sha256(record.tobytes()).digest() for record in records) if file.sorted_sha256 else []
-    in_any_order = _sha256(b"".join(digests)) if file.sorted_sha256 else None
+    in_any_order = sha256(b"".join(digests)) if file.sorted_sha256 else None
     if (in_order, in_any_order) != (file.records_sha256, file.sorted_sha256):
         raise BsamRuntimeError(
             f"{path} does not hold the labels and pixels of {layout.title}; unpack {layout.source.url} again"
@@ -229,14 +213,10 @@ def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.
 def _read_pickle(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
     path = directory / file.name
     content = read_file(path)
-    if _sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
+    if sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
         raise BsamRuntimeError(
             f"{path} is not the published file of {layout.title} (its SHA-256 differs), and other pickles are not "
             f"loaded; unpack {layout.source.url} instead"
         )
     entries = pickle.loads(content, encoding="latin1")
     return np.concatenate([np.array(entries[layout.label_key], np.uint8)[:, None], entries["data"]], axis=1)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from ..common.user_modules import describe_error, find_function
 from .entries import ArrayData, DatasetEntry, ImageData, KnownData, PersonData
 from .examples import Dataset, Examples
 from .images.folders import ImageFiles, LabelledFiles
-from .images.layouts import check_files
-from .pose.layouts import PersonFiles
+from .images.published import check_files
+from .pose.person_files import PersonFiles
 
 ROLE = "data set"
 
@@ -25,7 +25,7 @@ ROLE = "data set"
 class FunctionData(DatasetEntry):
     """A data set that a user's function returns; see the guide "Your own data set"."""
 
-    provided: ClassVar[str] = "is read by your function"
+    provided: str = field(default="is read by your function", kw_only=True)
 
     def resolve(self, folder: Path | None = None) -> KnownData:
         """Call the function, and return the entry for its result; consecutive calls share the data."""
@@ -55,15 +55,22 @@ def _entry(name: str, data: object) -> KnownData:
     if isinstance(data, Dataset):
         arrays = _checked_arrays(replace(data, name=name))
         channels, side = arrays.train.x.shape[1:3]
-        given: dict[str, Any] = {"read": lambda _: arrays, "validation": arrays.validation is not None}
-        return ArrayData(name, name, arrays.classes, "none", "resnet18", channels, side, **given)
+        return ArrayData(
+            name,
+            name,
+            arrays.classes,
+            model="resnet18",
+            channels=channels,
+            side=side,
+            read=lambda _: arrays,
+            validation=arrays.validation is not None,
+        )
     if isinstance(data, ImageFiles):
         files = _checked_files(data)
-        return ImageData(name, name, len(files.class_names), "none", None, lambda _: files, in_data_dir=False)
+        return ImageData(name, name, len(files.class_names), files=lambda _: files, needs_folder=False)
     if isinstance(data, PersonFiles):
-        persons, joints = _checked_persons(data), len(data.skeleton.joints)
-        augmented = ("scale-rotate-flip", "simcc_resnet50")
-        return PersonData(name, name, joints, *augmented, lambda _: persons, in_data_dir=False)
+        persons = _checked_persons(data)
+        return PersonData(name, name, len(data.skeleton.joints), persons=lambda _: persons, needs_folder=False)
     raise BsamTypeError(
         "the function must return a Dataset (for example from Dataset.from_arrays), ImageFiles or PersonFiles from "
         f"bsam.lab.data, but returned {type(data).__name__}"

@@ -14,8 +14,8 @@ from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
-from ..tasks.class_networks import build_float_network
 from ..tasks.classification import Classification
+from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
 from ..training.run_dir import NETWORK, RunDir
 from .preprocessing import Preprocessing, example, metadata

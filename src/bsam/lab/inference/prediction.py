@@ -17,8 +17,8 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..data.images.decoding import DecodeError, Decoding, decode
 from ..data.images.folders import OF_WINDOWS
-from ..tasks.class_networks import build_network
 from ..tasks.classification import LARGE_IMAGE_BATCH
+from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
 from ..training.run_dir import RunDir

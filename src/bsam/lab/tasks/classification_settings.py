@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
-from ...common.checks import check_count, check_number
+from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..data import dataset_entry
 from ..data.label_noise import NoiseLabels, wrong_share
-from .settings import TaskSettings, check_flag, one_of, setting
+from .settings import SHARE, TaskSettings, check_flag, one_of, setting
 
 Quantizer = Literal["lsq", "minmax"]
 QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
@@ -27,14 +26,9 @@ class ClassificationSettings(TaskSettings):
     """The settings of classification."""
 
     label_smoothing: float = setting(
-        0.1,
-        "label smoothing: the total probability of the other classes",
-        partial(check_number, low=0, high=1),
-        "Optimization",
+        0.1, "label smoothing: the total probability of the other classes", SHARE, "Optimization"
     )
-    label_noise: float = setting(
-        0.0, "the fraction of the training labels to draw at random", partial(check_number, low=0, high=1), "Data"
-    )
+    label_noise: float = setting(0.0, "the fraction of the training labels to draw at random", SHARE, "Data")
     noise_labels: NoiseLabels = setting(
         "all",
         "with --label-noise: draw from all classes, so that some labels stay right (with ten classes, 0.8 makes 72 % "
@@ -49,16 +43,10 @@ class ClassificationSettings(TaskSettings):
         "Quantization",
     )
     activation_bits: int | None = setting(
-        None,
-        "bits of the layer inputs, 2 to 8; default: the same as for weights",
-        _check_bits,
-        "Quantization",
+        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", _check_bits, "Quantization"
     )
     first_last_bits: int = setting(
-        8,
-        "bits of the weights and inputs of the first and the last layer",
-        _check_bits,
-        "Quantization",
+        8, "bits of the weights and inputs of the first and the last layer", _check_bits, "Quantization"
     )
     quantizer: Quantizer = setting(
         "lsq",
@@ -70,10 +58,7 @@ class ClassificationSettings(TaskSettings):
         False, "first fold batch norm into the convolution before it", check_flag, "Quantization"
     )
     perturb_scales: bool = setting(
-        False,
-        "let a sharpness-aware step perturb the learned scales, too",
-        check_flag,
-        "Quantization",
+        False, "let a sharpness-aware step perturb the learned scales, too", check_flag, "Quantization"
     )
 
     def __post_init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..data.pose.augment import PoseAugment
 from ..data.pose.joints import Skeleton
+from ..data.pose.pose_augment import PoseAugment
 from ..models import build
 from .pretrained import freeze_backbone
 from .settings import TaskSettings

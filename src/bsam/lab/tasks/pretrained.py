@@ -5,17 +5,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ...common.errors import BsamValueError
+from ..data.examples import Examples
+from ..data.pose.persons import Persons
 from ..data.streaming import stream
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
 from .image_inputs import find_weights
 from .settings import TaskSettings
 from .task import Task, TaskBatch
+
+SamplesT = TypeVar("SamplesT", Examples, Persons)
 
 
 class PretrainedTask(Task):
@@ -95,6 +100,13 @@ class PretrainedTask(Task):
     def notes(self) -> Mapping[str, Any]:
         """Return ``weights``, where the initial weights came from."""
         return {} if self._weights is None else {"weights": self._weights.to_json()}
+
+
+def limited(samples: SamplesT, name: str, n: int | None) -> SamplesT:
+    """Return ``n`` of the samples, or all of them; ``name`` is the setting's, for the error message."""
+    if n is not None and n > len(samples):
+        raise BsamValueError(f"{name} must be at most {len(samples)}, the size of the set; got {n}")
+    return samples if n is None else samples.some(n)
 
 
 def freeze_backbone(network: nn.Module) -> None:

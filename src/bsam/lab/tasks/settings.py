@@ -13,7 +13,7 @@ import numpy as np
 from ...common.checks import check_count, check_number, is_number
 from ...common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
-from ..data.pose.augment import POSE_AUGMENTATIONS
+from ..data.pose.pose_augment import POSE_AUGMENTATIONS
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
@@ -22,6 +22,10 @@ Split = Literal["validation", "holdout", "test"]
 Group = Literal["Method", "Model", "Data", "Optimization", "Precision and speed", "Pose", "Quantization", "Measurement"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_SEED = 2**63 - 1  # seeds are stored as 64-bit integers
+
+
+NOT_NEGATIVE: Check = partial(check_number, low=0)
+SHARE: Check = partial(check_number, low=0, high=1)
 
 
 def setting(default: T, help: str, check: Check, group: Group) -> T:
@@ -121,14 +125,14 @@ class TaskSettings:
     head_lr: float | None = setting(
         None,
         "the learning rate of the last layers at the start of the schedule; default: lr",
-        partial(check_number, low=0),
+        NOT_NEGATIVE,
         "Optimization",
     )
     layer_decay: float = setting(
         1.0,
         "each layer's learning rate is this factor times that of the next layer; 1 gives all layers the same rate; "
         "timm networks only",
-        partial(check_number, low=0, high=1),
+        SHARE,
         "Optimization",
     )
     data: str = setting(

@@ -6,11 +6,10 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ...common.checks import check_count, check_number, check_radius, is_number
+from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..tasks import TASKS
@@ -19,7 +18,7 @@ from ..tasks.classification_settings import QUANTIZED as QUANTIZED
 from ..tasks.classification_settings import ClassificationSettings
 from ..tasks.pose_settings import POSE as POSE
 from ..tasks.pose_settings import PoseSettings
-from ..tasks.settings import GROUPS, check_flag, check_name, check_positive, one_of, setting
+from ..tasks.settings import GROUPS, NOT_NEGATIVE, check_flag, check_name, check_positive, one_of, setting
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, base_title, check_base_arguments, find_base, parameters_of
 from .names import find_name
@@ -98,28 +97,21 @@ class Run(ClassificationSettings, PoseSettings):
             "flag": "--base-set",
         },
     )
-    lr: float = setting(
-        0.05, "the learning rate at the start of the schedule", partial(check_number, low=0), "Optimization"
-    )
+    lr: float = setting(0.05, "the learning rate at the start of the schedule", NOT_NEGATIVE, "Optimization")
     schedule: Schedule = setting(
         "cosine", "cosine lowers lr to 0, step by step; constant keeps it", one_of(Schedule), "Optimization"
     )
     warmup: float = setting(
-        0.0,
-        "epochs over which the learning rate first rises linearly to lr",
-        partial(check_number, low=0),
-        "Optimization",
+        0.0, "epochs over which the learning rate first rises linearly to lr", NOT_NEGATIVE, "Optimization"
     )
     momentum: float = setting(
         0.9,
         "momentum of SGD and RMSprop, or the first beta of Adam and its variants; the other optimizers have none",
-        partial(check_number, low=0),
+        NOT_NEGATIVE,
         "Optimization",
     )
     nesterov: bool = setting(False, "use Nesterov momentum (SGD only)", check_flag, "Optimization")
-    weight_decay: float = setting(
-        1e-3, "weight decay of the base optimizer", partial(check_number, low=0), "Optimization"
-    )
+    weight_decay: float = setting(1e-3, "weight decay of the base optimizer", NOT_NEGATIVE, "Optimization")
     epochs: int = setting(200, "the number of epochs", check_count, "Optimization")
     batch: int = setting(
         128, "samples per step, over all processes; an incomplete last batch is dropped", check_count, "Optimization"
