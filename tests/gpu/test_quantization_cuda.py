@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.lab.quantization import calibrate, convert, parameter_groups, quantize
-from bsam.lab.quantization.modules import SCHEMES, QuantConv2d
+from bsam.lab.quantization.quant_layers import SCHEMES, QuantConv2d
 
 pytestmark = pytest.mark.gpu
 

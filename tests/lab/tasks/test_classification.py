@@ -16,8 +16,8 @@ from bsam.lab.tasks import classification
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-from bsam.lab.training.optimizers import build_train_step
 from bsam.lab.training.run_dir import RunDir
+from bsam.lab.training.run_step import build_run_step
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}
@@ -102,7 +102,7 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
     run = Run(method, model="resnet8", data=data, label_smoothing=0.1)
     task = Classification(run, CPU, small_cifar)
     network = task.network()
-    step = build_train_step(run, task, network, 10)
+    step = build_run_step(run, task, network, 10)
     torch.manual_seed(0)
     x, y, index = task.batch(torch.arange(12))
     with torch.no_grad():

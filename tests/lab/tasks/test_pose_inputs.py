@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.models.preprocessing import RESNET50
+from bsam.lab.models.input_config import RESNET50
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.pose_inputs import PoseInputs
 from bsam.lab.tasks.pose_settings import PoseSettings

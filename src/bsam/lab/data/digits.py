@@ -43,4 +43,4 @@ def digits(seed: int = 0) -> Dataset:
     pixels = Pixels(0.0, 16.0, float(mean), float(std))
     examples = Examples(x, y)
     sets = [examples.at(torch.from_numpy(rows)) for rows in (train, validation, test)]
-    return Dataset("digits", 10, *sets, mean=(0.0,), std=(1.0,), pixels=pixels)
+    return Dataset("digits", 10, sets[0], sets[1], sets[2], mean=(0.0,), std=(1.0,), pixels=pixels)

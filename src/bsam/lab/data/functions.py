@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
-from ..common.user_modules import describe_error, find_function
+from ..common.names import describe_error, find_function
 from .entries import ArrayData, DatasetEntry, ImageData, KnownData, PersonData
 from .examples import Dataset, Examples
 from .images.folders import ImageFiles, LabelledFiles

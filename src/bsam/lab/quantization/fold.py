@@ -9,7 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ...common.errors import BsamValueError
-from .modules import replace
+from ..common.names import first_line
+from .quant_layers import replace
 
 NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
@@ -43,10 +44,9 @@ def fold_batch_norm(model: nn.Module) -> None:
     try:
         graph = _Tracer().trace(model)
     except Exception as error:  # the model's code may raise anything on symbolic values
-        reason = str(error).partition("\n")[0].rstrip(".")
         raise BsamValueError(
-            f"fold_batch_norm: torch.fx cannot trace the forward pass of {type(model).__name__} ({reason}). Fold batch "
-            "norm with torch.nn.utils.fusion, or omit fold_batch_norm"
+            f"fold_batch_norm: torch.fx cannot trace the forward pass of {type(model).__name__} ({first_line(error)}). "
+            "Fold batch norm with torch.nn.utils.fusion, or omit fold_batch_norm"
         ) from error
     calls = [(node, model.get_submodule(str(node.target))) for node in graph.nodes if node.op == "call_module"]
     times = Counter(module for _, module in calls)

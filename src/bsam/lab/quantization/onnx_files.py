@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..common.names import first_line
 from .arithmetic import product
-from .convert import convert
 from .fake_quantize import code_range
 from .int_files import write_file
-from .int_modules import IntLayer
-from .modules import QuantLayer, replace
+from .int_layers import IntLayer, convert
+from .quant_layers import QuantLayer, replace
 
 OPSET = 21  # the first with INT4 and UINT4
 TYPES = {"FLOAT": 1, "UINT8": 2, "UINT4": 21}  # in onnx.TensorProto
@@ -83,7 +83,7 @@ class OnnxNetwork(nn.Module):
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise BsamValueError(f"onnxruntime cannot read {path} ({_reason(error)})") from error
+            raise BsamValueError(f"onnxruntime cannot read {path} ({first_line(error)})") from error
         both = self._session.get_inputs(), self._session.get_outputs()
         inputs, outputs = ([value.name for value in values] for values in both)
         if len(inputs) != 1 or len(outputs) != 1:
@@ -179,7 +179,7 @@ def _traced(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     except Exception as error:  # the model's code may raise anything on symbolic values
         raise BsamValueError(
             f"torch.onnx.export cannot trace the forward pass of {type(model).__name__} "
-            f"({_reason(error.__cause__ or error)})"
+            f"({first_line(error.__cause__ or error)})"
         ) from error
     ClearMetadataAndDocStringPass()(program.model)  # removes source code and paths
     program.model.metadata_props.update(metadata)
@@ -221,11 +221,8 @@ def _keep_activations(graph: Any) -> None:
             value = onnx_ir.Value(name=name, const_value=tensor, type=x.type, shape=onnx_ir.Shape([]))
             graph.register_initializer(value)
             smaller = onnx_ir.node("Min", [x, value], name=f"{node.name}_min")
-            smaller.outputs[0].type, smaller.outputs[0].shape = x.type, x.shape
-            smaller.outputs[0].name = f"{node.name}_input"
+            output = smaller.outputs[0]
+            output.type, output.shape = x.type, x.shape
+            output.name = f"{node.name}_input"
             graph.insert_before(node, smaller)
-            node.replace_input_with(0, smaller.outputs[0])
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+            node.replace_input_with(0, output)

@@ -12,10 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 from ...common.errors import BsamValueError
 from ...core.wrapper import PERTURB
 from . import fold
-from .input_quantizers import LearnedInputQuantizer
-from .int_modules import IntLayer
-from .modules import QuantConv2d, QuantLayer, QuantLinear, quant_layers, replace
-from .weight_quantizers import LearnedWeightQuantizer
+from .int_layers import IntLayer
+from .quant_layers import QuantConv2d, QuantLayer, QuantLinear, quant_layers, replace
 
 
 def quantize(
@@ -71,11 +69,11 @@ def quantize(
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     new: dict[nn.Module, nn.Module] = {}
     for layer in layers:
-        bits = (weight_bits, activation_bits)
+        bits = {"weight_bits": weight_bits, "activation_bits": activation_bits}
         if first_last_bits is not None and layer in (layers[0], layers[-1]):
-            bits = (first_last_bits, first_last_bits)
+            bits = dict.fromkeys(bits, first_last_bits)
         make: Any = QuantConv2d if isinstance(layer, nn.Conv2d) else QuantLinear
-        new[layer] = make(layer, *bits, scheme)
+        new[layer] = make(layer, **bits, scheme=scheme)
     return replace(model, new)
 
 
@@ -190,4 +188,4 @@ def freeze_scales(model: nn.Module) -> None:
 
 def _learned_scales(model: nn.Module) -> set[nn.Parameter]:
     quantizers = [q for layer in quant_layers(model) for q in (layer.weight_quantizer, layer.input_quantizer)]
-    return {q.scale for q in quantizers if isinstance(q, (LearnedWeightQuantizer, LearnedInputQuantizer))}
+    return {scale for q in quantizers if q.learned for scale in q.parameters()}

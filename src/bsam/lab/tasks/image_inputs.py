@@ -22,7 +22,7 @@ from ..data.examples import Dataset
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
 from ..models import model_entry
-from ..models.preprocessing import InputConfig, input_config
+from ..models.input_config import InputConfig, input_config
 from ..models.weight_loading import PRETRAINED, check_download, check_model
 from .settings import TaskSettings
 

@@ -19,7 +19,7 @@ from ..data.pose.affine import apply
 from ..data.pose.persons import Persons, PoseData, load_persons
 from ..data.pose.pose_augment import POSE_AUGMENTATIONS
 from ..models import build, model_entry
-from ..models.preprocessing import input_config
+from ..models.input_config import input_config
 from . import pose_metrics
 from .image_inputs import IMAGENET
 from .pose_inputs import PoseInputs
@@ -78,9 +78,9 @@ class Pose(PretrainedTask):
             end = len(self._train) - holdout_size(len(self._train))
             self._train, test = self._train.part(slice(0, end)), self._train.part(slice(end, None))
         self._test = limited(test, "limit_test", run.limit_test)
-        self._train_batches = self._train.to(self._host, device)
-        self._test_batches = self._test.to(self._host, device)
-        self._x = self._train_batches.x
+        self._stored_train = self._train.to(self._host, device)
+        self._stored_test = self._test.to(self._host, device)
+        self._x = self._stored_train.x
         self.samples, self.eval_samples = len(self._train), len(self._test)
         self._truth = joints_in_image(self._test)
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
@@ -98,7 +98,7 @@ class Pose(PretrainedTask):
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, joints and indices."""
-        persons = self._train_batches
+        persons = self._stored_train
         images, y, _ = self._augment(x, persons.y[index], persons.to_image[index], self._draws[index])
         return images, y, index
 
@@ -115,7 +115,7 @@ class Pose(PretrainedTask):
         """Return the loss, the mean PCK, and the PCK of each group of joints."""
         split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
         joints = []
-        for x, y, to_image in self._centred(self._test_batches):
+        for x, y, to_image in self._centred(self._stored_test):
             logits = network(x)
             total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
             joints.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
@@ -139,7 +139,7 @@ class Pose(PretrainedTask):
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with their joints, not augmented; evenly spaced ones if limited."""
-        return [(x, y) for x, y, _ in self._centred(self._train_batches, limit)]
+        return [(x, y) for x, y, _ in self._centred(self._stored_train, limit)]
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""
@@ -166,7 +166,7 @@ class Pose(PretrainedTask):
             ``pixels`` (n, side, side, 3), the inputs as bytes; ``found`` (n, J, 2), the predicted joints; and ``truth``
             (n, J, 3), the labelled ones. Both are in pixels of the inputs.
         """
-        ((x, y, _),) = self._centred(self._test_batches, SHOWN)
+        ((x, y, _),) = self._centred(self._stored_test, SHOWN)
         mean, std = (
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )

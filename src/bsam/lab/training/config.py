@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
+from ..common.names import find_name
 from ..tasks import TASKS
 from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
 from ..tasks.classification_settings import QUANTIZED as QUANTIZED
@@ -21,7 +22,6 @@ from ..tasks.pose_settings import PoseSettings
 from ..tasks.settings import GROUPS, NOT_NEGATIVE, check_flag, check_name, check_positive, one_of, setting
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, base_title, check_base_arguments, find_base, parameters_of
-from .names import find_name
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -32,7 +32,10 @@ class WeightAverage:
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
-        self.network, self._source, self._decay, self._steps = copy.deepcopy(network), network, decay, 0
+        self.network = copy.deepcopy(network)
+        self._source = network
+        self._decay = decay
+        self._steps = 0
 
     @torch.no_grad()
     def update(self) -> None:

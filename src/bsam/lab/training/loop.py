@@ -15,12 +15,12 @@ from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import landscape
 from ...flatness.spectrum import top_eigenvalues
 from ..tasks import Task, task_class
+from .captured_steps import side_stream
 from .config import Run
 from .distributed import distributed_context
-from .initial_run import initial_network
 from .result import LossSurface, Result, result_of
+from .run_dir import initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
-from .steps import side_stream
 from .trainer import Trainer
 
 CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -20,10 +21,10 @@ from torch import nn
 from ...common.checks import check_number
 from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
+from ..tasks import TASKS
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
-from .events import Events
 from .files import locked, read_json, reading, refuse_other_files, usable, write, write_json, write_json_lines
 from .run_dir import (
     CHECKPOINT,
@@ -63,7 +64,7 @@ class RunWriter(RunDir):
         checkpoint_every: float = CHECKPOINT_EVERY,
     ) -> None:
         super().__init__(path or "")
-        self._every, self._epochs = check_number("checkpoint_every", checkpoint_every, low=0), run.epochs
+        self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
         self.settings, self._context = run.settings(), context
         self._reads, self._writes = path is not None, path is not None and context.is_main
@@ -116,7 +117,9 @@ class RunWriter(RunDir):
         or the data has changed.
         """
         task, file = trainer.task, self.path / IDENTITY
-        identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
+        # our tasks were in bsam.tasks when the first runs were written, and those still continue
+        module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
+        identity = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
         if before["task"] != identity["task"]:
             check_settings(self.path, before, identity)
@@ -144,7 +147,7 @@ class RunWriter(RunDir):
     def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
         if self._writes:
-            due = len(epochs) == self._epochs or time.monotonic() - self._checkpoint_time >= self._every
+            due = len(epochs) == self.settings["epochs"] or time.monotonic() - self._checkpoint_time >= self._every
             if due:
                 buffer = io.BytesIO()
                 torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
@@ -199,3 +202,62 @@ class RunWriter(RunDir):
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         # a single metadata entry, since several would be written in random order
         write(self.path / NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
+
+
+class Events:
+    """Write the TensorBoard events of a run, after removing older ones from the folder.
+
+    Args:
+        folder: the folder for the events.
+        settings: the settings of the run, shown as hyperparameters with the task's measure as their metric.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = SummaryWriter(folder)
+        self._epoch = 0
+        nested = ("arguments", "base_arguments")
+        flat = {name: value for name, value in settings.items() if name not in nested}
+        flat |= {**settings["base_arguments"], **settings["arguments"]}
+        measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
+        shown = {
+            # protobuf rejects surrogates, which stand for undecodable bytes of a path
+            name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
+            for name, value in flat.items()
+            if value is not None
+        }
+        # add_hparams would write them to a second folder, which TensorBoard shows as another run
+        *start, self._end = hparams(shown, {measure: 0.0} if measure else {})
+        for summary in start:
+            self._writer._get_file_writer().add_summary(summary)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of an epoch, with the epoch as the step."""
+        self._epoch = metrics["epoch"]
+        for name, value in metrics.items():
+            if name != "epoch" and isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, self._epoch)
+        self._writer.flush()
+
+    def finish(self, files: Mapping[str, bytes]) -> None:
+        """Add the PNG files, and mark the run as finished."""
+        for name, content in files.items():
+            if name.endswith(".png"):
+                self._writer.add_image(Path(name).stem, _pixels(content), self._epoch, dataformats="HWC")
+        self._writer._get_file_writer().add_summary(self._end)
+        self._writer.flush()
+
+
+def _pixels(png: bytes) -> Any:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))

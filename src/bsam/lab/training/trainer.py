@@ -24,12 +24,12 @@ from ...methods import METHODS
 from ..quantization import freeze_scales
 from ..tasks.task import Task
 from .bases import CAPTURABLE
+from .captured_steps import CapturedSteps
 from .config import BASE, Run
 from .distributed import DistributedContext
 from .ema import WeightAverage
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
-from .optimizers import autocast, build_train_step, check_method
-from .steps import CapturedSteps
+from .run_step import autocast, build_run_step, check_method
 
 T = TypeVar("T")
 # Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are
@@ -71,7 +71,9 @@ class Trainer:
                 f"batch must be at most {task.samples}, the number of training samples; got {run.batch}"
             )
         check_method(run, task, context.size)
-        self.run, self.task, self.context = run, task, context
+        self.run = run
+        self.task = task
+        self.context = context
         self.network = task.network()
         for sentence in task.initialise(self.network, init) if is_new else ():
             if context.is_main:
@@ -90,7 +92,7 @@ class Trainer:
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
         total = self.steps * run.epochs
-        self.train_step = build_train_step(run, task, model, total, self.captured, context.size, self.network)
+        self.train_step = build_run_step(run, task, model, total, self.captured, context.size, self.network)
         self.optimizer = self.train_step.optimizer
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
@@ -203,22 +205,24 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on."""
-        loss, more = self.train_step.loss, {"scaler": self.train_step.scaler, "ema": self.average}
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "loss": None if loss is None else loss.state_dict(),
-            **{name: part.state_dict() for name, part in more.items() if part is not None},
+            "loss": None,
+            **{name: part.state_dict() for name, part in self._optional_parts().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from :meth:`state_dict`."""
         self.network.load_state_dict(state["network"])
-        kept = [{k: group[k] for k in _MACHINE_SETTINGS if k in group} for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        machine_settings = [{name: group[name] for name in _MACHINE_SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
+        for group, settings in zip(self.optimizer.param_groups, machine_settings, strict=True):
             group.update(settings)
+        for name, part in self._optional_parts().items():
+            part.load_state_dict(state[name])
+
+    def _optional_parts(self) -> dict[str, Any]:
         parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
-        for name, part in parts.items():
-            if part is not None:
-                part.load_state_dict(state[name])
+        return {name: part for name, part in parts.items() if part is not None}

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from bsam.lab.data import Dataset
-from bsam.lab.inference.preprocessing import Preprocessing, example, metadata
+from bsam.lab.inference.run_export import Preprocessing, example, metadata
 from bsam.lab.quantization import export_onnx, run_onnx
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Run

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from ...common.errors import BsamValueError
 from .arithmetic import Codes, integer_output, product
 from .fake_quantize import quantize_codes
-from .input_quantizers import InputQuantizer, LearnedInputQuantizer, MinMaxInputQuantizer
-from .weight_quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer, WeightQuantizer
+from .quantizers import (
+    InputQuantizer,
+    LearnedInputQuantizer,
+    LearnedWeightQuantizer,
+    MinMaxInputQuantizer,
+    MinMaxWeightQuantizer,
+    WeightQuantizer,
+)
 
 SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
     "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
@@ -87,7 +93,7 @@ class QuantLayer(nn.Module):
 
 
 class QuantConv2d(QuantLayer, nn.Conv2d):
-    """A quantized convolution, see :class:`~bsam.lab.quantization.modules.QuantLayer`.
+    """A quantized convolution, see :class:`~bsam.lab.quantization.quant_layers.QuantLayer`.
 
     Example:
         >>> import torch
@@ -100,7 +106,7 @@ class QuantConv2d(QuantLayer, nn.Conv2d):
 
 
 class QuantLinear(QuantLayer, nn.Linear):
-    """A quantized linear layer, see :class:`~bsam.lab.quantization.modules.QuantLayer`.
+    """A quantized linear layer, see :class:`~bsam.lab.quantization.quant_layers.QuantLayer`.
 
     Example:
         >>> import torch

@@ -1,13 +1,16 @@
-"""Layers with integer weights, for inference."""
+"""Layers with integer weights, for inference, and the conversion of a quantized network to them."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .arithmetic import Codes, integer_output
-from .modules import init_like
+from .quant_layers import init_like, quant_layers, replace
 
 
 class IntLayer(nn.Module):
@@ -56,3 +59,33 @@ class IntLinear(IntLayer, nn.Linear):
 def int_layer(layer: nn.Module, codes: Codes) -> IntLayer:
     """Return an integer layer in place of a convolution or linear layer."""
     return IntConv2d(layer, codes) if isinstance(layer, nn.Conv2d) else IntLinear(layer, codes)
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """Return a copy of a quantized network with integer weights, in eval mode, for inference.
+
+    The outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
+    :func:`bsam.lab.quantization.arithmetic.integer_output`. Parts that are not quantized, such as batch norm, are kept.
+
+    Args:
+        model: a network from :func:`~bsam.lab.quantization.quantize`, trained or calibrated. It is not changed.
+
+    Example:
+        >>> from bsam.lab.quantization import calibrate, quantize
+        >>> model, x = (
+        ...     quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))),
+        ...     torch.rand(32, 4),
+        ... )
+        >>> calibrate(model, x)
+        >>> converted = convert(model)
+        >>> converted[0].weight.dtype
+        torch.int8
+        >>> torch.equal(converted(x), model.eval()(x))
+        True
+    """
+    model = copy.deepcopy(model).eval()
+    new: dict[nn.Module, nn.Module] = {}
+    for layer in quant_layers(model):
+        codes = layer.codes()
+        new[layer] = int_layer(layer, dataclasses.replace(codes, weight=codes.weight.to(torch.int8)))
+    return replace(model, new)

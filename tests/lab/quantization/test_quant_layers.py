@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bsam.lab.quantization.modules import SCHEMES, QuantConv2d, QuantLinear
+from bsam.lab.quantization.quant_layers import SCHEMES, QuantConv2d, QuantLinear
 
 GEOMETRIES = [
     {},
