@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
-from bsam.lab.data import DATASETS, load
+from bsam.lab.data import DATASETS, dataset_entry
 from bsam.lab.data.cifar import CIFAR10, read_cifar
 from bsam.lab.data.digits import digits
 from bsam.lab.data.examples import Examples
@@ -45,9 +45,8 @@ IDX = "train-images-idx3-ubyte"
 ONE_PET = {"images/pug_1.jpg": b"", "annotations/trainval.txt": b"pug_2 1 2 1", "annotations/test.txt": b"pug_1 1 2 1"}
 ROWS = {
     # files in the current folder; the call; the class of the error, and a word
-    "name": ({}, lambda: load("cifar"), BsamValueError, "'cifar'"),
-    "files": ({}, lambda: load("flowers102", "data"), BsamValueError, "Flowers-102"),
-    "no data folder": ({}, lambda: load("cifar10"), BsamRuntimeError, "--data-dir"),
+    "name": ({}, lambda: dataset_entry("cifar"), BsamValueError, "'cifar'"),
+    "no data folder": ({}, DATASETS["cifar10"].load, BsamRuntimeError, "--data-dir"),
     "no image folder": ({}, DATASETS["flowers102"].image_files, BsamRuntimeError, "--data-dir"),
     "no person folder": ({}, DATASETS["lspet"].person_files, BsamRuntimeError, "--data-dir"),
     "other classes": (

@@ -24,7 +24,7 @@ from bsam.lab.quantization import (
     run_onnx,
     save_quantized,
 )
-from bsam.lab.quantization.fake_quantize import code_range
+from bsam.lab.quantization.arithmetic import code_range
 
 
 class Subclass(nn.Conv2d):

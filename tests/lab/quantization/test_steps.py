@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.lab.quantization import calibrate, parameter_groups, quantize
-from bsam.lab.quantization.fake_quantize import fake_quantize
+from bsam.lab.quantization.arithmetic import fake_quantize
 from bsam.lab.quantization.quant_layers import SCHEMES
 from helpers import alike, assert_close, detached, flat, same
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.lab.quantization.fake_quantize import EPS
+from bsam.lab.quantization.arithmetic import EPS
 from bsam.lab.quantization.quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bsam.lab.data import load
+from bsam.lab.data import DATASETS
 from bsam.lab.data.augment import Augment
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
@@ -57,7 +57,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
         "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=2, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
     )
     result = fit(run, data_dir=small_cifar, device="cpu")
-    data = load("cifar10", small_cifar)
+    data = DATASETS["cifar10"].load(small_cifar)
     noisy, _ = flip_labels(data.train.y, 0.2, 10, 7)
     model = build("resnet8", 10, 3, seed=7)
     velocity = [torch.zeros_like(p) for p in model.parameters()]
@@ -184,7 +184,7 @@ def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(
     run = Run("sgd", epochs=4, label_noise=0.4, limit_train=256, seed=3, augment="crop-flip", **ON_DIGITS)
     found = fit(run, tmp_path, device="cpu").last.metrics["memorised"]
     network = RunDir(tmp_path).load_into(build("digits_net")).eval()
-    train = load("digits").train.some(256)
+    train = DATASETS["digits"].load().train.some(256)
     noisy, _ = flip_labels(train.y, 0.4, 10, 3)
     flipped = [i for i in range(256) if noisy[i] != train.y[i]]
     assert len(flipped) == 92

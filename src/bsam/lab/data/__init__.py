@@ -56,7 +56,6 @@ _ENTRIES: tuple[KnownData, ...] = (
         read=lambda _: digits.digits(),
         validation=True,
         origin="scikit-learn",
-        provided="comes with scikit-learn",
     ),
     _cifar(CIFAR10),
     _cifar(CIFAR100),
@@ -85,46 +84,19 @@ _ENTRIES: tuple[KnownData, ...] = (
         augmentation="scale-rotate",  # no flips: the colours of left and right would be exchanged
         model="simcc_resnet8",
         draw=lambda side: _draw_figures(NUM_FIGURES, side=side),
-        origin="bsam",
-        provided="is drawn",
     ),
 )
 DATASETS: dict[str, KnownData] = {entry.name: entry for entry in _ENTRIES}
 
 
-def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """Read a data set that stores its images in arrays.
-
-    Args:
-        name: one of :data:`DATASETS`, or ``module:function``.
-        folder: the folder with its files; the digits need none.
-
-    Example:
-        >>> load("digits").train.x.shape
-        torch.Size([640, 1, 8, 8])
-        >>> load("cifar10")
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamRuntimeError: CIFAR-10 is read from files: give their folder with --data-dir...
-    """
-    directory = None if folder is None else Path(folder)
-    entry = dataset_entry(name).resolve(directory)
-    if not isinstance(entry, ArrayData):
-        raise BsamValueError(
-            f"{entry.title} is not stored in arrays: use bsam.lab.data.images.cache.load_images or "
-            "bsam.lab.data.pose.persons.load_persons"
-        )
-    return entry.load(directory)
-
-
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
-    """Download the files of a data set from its authors' site, unless :func:`load` would already find them.
+    """Download the files of a data set from its authors' site, unless they are already there.
 
     Raise a BsamValueError if there is nothing to download.
 
     Args:
         name: one of :data:`DATASETS`.
-        folder: where :func:`load` then finds them; existing files are kept.
+        folder: where runs then find them; existing files are kept.
         progress: whether to show a progress bar on the error stream.
     """
     entry = dataset_entry(name)

@@ -111,6 +111,7 @@ class ArrayData(KnownData):
     side: int
     read: Callable[[Path], Dataset]
     validation: bool = False
+    provided: str = "comes with scikit-learn"
 
     def has_validation(self, folder: Path | None = None) -> bool:
         """Return whether it has a validation set."""
@@ -180,6 +181,8 @@ class DrawnPersonData(KnownData):
     """
 
     draw: Callable[[int], PoseData]
+    origin: str = "bsam"
+    provided: str = "is drawn"
     task: ClassVar[str] = "pose"
 
     @property

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +38,6 @@ class WeightsReport:
     sha256: str | None
     loaded: int
     head_left_out: dict[str, tuple[int, ...]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain numbers, strings and lists."""
-        return {**asdict(self), "head_left_out": {name: list(shape) for name, shape in self.head_left_out.items()}}
 
     def __str__(self) -> str:
         digest = f" (SHA-256 {self.sha256[:12]}...)" if self.sha256 else ""

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from .arithmetic import Codes
-from .int_layers import IntLayer, int_layer
-from .quant_layers import replace
+from .quant_layers import IntLayer, int_layer, replace
 
 FIELDS = ("weight", "weight_scale", "input_scale", "input_zero_point")  # tensors of every layer
 FORMAT = "bsam_quantized"  # metadata key that identifies such a file; the value is the version

@@ -16,11 +16,9 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from ..common.names import first_line
-from .arithmetic import product
-from .fake_quantize import code_range
+from .arithmetic import code_range, product
 from .int_files import write_file
-from .int_layers import IntLayer, convert
-from .quant_layers import QuantLayer, replace
+from .quant_layers import IntLayer, QuantLayer, convert, replace
 
 OPSET = 21  # the first with INT4 and UINT4
 TYPES = {"FLOAT": 1, "UINT8": 2, "UINT4": 21}  # in onnx.TensorProto

@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from ...common.errors import BsamRuntimeError
 from ...core.ddp import several_ranks
 from ...core.layout import sharding
-from .fake_quantize import EPS, code_range, fake_quantize, positive
+from .arithmetic import EPS, code_range, fake_quantize, positive
 
 
 class Quantizer(nn.Module):

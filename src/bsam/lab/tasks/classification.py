@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,13 +21,12 @@ from ..data import dataset_entry
 from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
-from ..data.streaming import stream
 from ..models import model_entry
 from ..quantization import calibrate
 from .classification_settings import ClassificationSettings
 from .classifiers import build_float_network, build_network, class_predictions, quantized
 from .image_inputs import Inputs, inputs_of, load_data
-from .pretrained import PretrainedTask, limited
+from .image_task import ImageTask, limited
 from .settings import refuse_settings
 from .task import Measure, TaskBatch, holdout_mask
 
@@ -37,7 +37,7 @@ CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
-class Classification(PretrainedTask):
+class Classification(ImageTask):
     """Classification of images with cross-entropy and label smoothing, measured by accuracy.
 
     Args:
@@ -208,11 +208,11 @@ class Classification(PretrainedTask):
 
     def _stored(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         """Return stored images and labels, in batches, on the device."""
-        images: Iterable[Tensor] = examples.x.split(self._eval_batch_size)
+        size = self._eval_batch_size
+        images: Iterable[Tensor] = examples.x.split(size)
         if self._host != self.device:
-            images = stream(examples.x, torch.arange(len(examples)).split(self._eval_batch_size), self.device)
-        for x, y in zip(images, examples.y.split(self._eval_batch_size), strict=True):
-            yield x, y.to(self.device)
+            images = self._read(examples.x, torch.arange(len(examples)).split(size))
+        return zip(images, (y.to(self.device) for y in examples.y.split(size)), strict=True)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""
@@ -256,7 +256,7 @@ class Classification(PretrainedTask):
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
             notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
         if self.inputs.class_names:
-            notes["inputs"] = self.inputs.to_json()
+            notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
 
 

@@ -12,7 +12,7 @@ from ..models import build
 from ..quantization import quantize
 from .classification_settings import ClassificationSettings
 from .image_inputs import Inputs
-from .pretrained import freeze_backbone
+from .image_task import freeze_backbone
 
 MISTAKES = 16  # mistakes that are kept
 

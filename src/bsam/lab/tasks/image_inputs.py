@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,11 @@ class Inputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
-        """Return the inputs that :meth:`to_json` described."""
+        """Return the inputs from JSON values of ``dataclasses.asdict``."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**fields)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""

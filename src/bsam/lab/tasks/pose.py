@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,9 +23,9 @@ from ..models import build, model_entry
 from ..models.input_config import input_config
 from . import pose_metrics
 from .image_inputs import IMAGENET
+from .image_task import ImageTask, limited
 from .pose_inputs import PoseInputs
 from .pose_settings import PoseSettings, check_pose_settings
-from .pretrained import PretrainedTask, limited
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
@@ -33,7 +34,7 @@ EVALUATION_BATCH = 64
 SHOWN = 8  # persons of the evaluation set in the report
 
 
-class Pose(PretrainedTask):
+class Pose(ImageTask):
     """Pose estimation with SimCC's loss, measured by PCK for each group of joints and on average.
 
     Args:
@@ -153,7 +154,7 @@ class Pose(PretrainedTask):
         scored = f"{int((self._sizes > 0).sum())} persons of known size are scored"
         return {
             "data": {"split": f"{self._split}; {scored}", "images": sizes, "left_out": self.left_out},
-            "pose": self.inputs.to_json(),
+            "pose": asdict(self.inputs),
             "baseline": {"title": "mean pose, no network", "scores": self.baseline()},
             **super().notes(),
         }

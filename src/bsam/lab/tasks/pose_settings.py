@@ -8,7 +8,7 @@ from functools import partial
 from ...common.errors import BsamValueError
 from ..data.pose.pose_augment import POSE_AUGMENTATIONS
 from ..models import MODELS, model_entry
-from .settings import TaskSettings, check_flag, check_positive, refuse_settings, setting
+from .settings import TaskSettings, check_positive, refuse_settings, setting
 
 POSE = {  # as SimCC's authors use for MPII, except for the schedule and the epochs: they train for 210
     "base": "adam",
@@ -26,11 +26,11 @@ class PoseSettings(TaskSettings):
     """The settings of pose estimation."""
 
     simcc_k: float = setting(
-        2.0, f"number of SimCC bins per pixel, at most {MAX_BINS}", partial(check_positive, high=MAX_BINS), "Pose"
+        2.0, f"number of SimCC bins per pixel, at most {MAX_BINS}", "Pose", partial(check_positive, high=MAX_BINS)
     )
-    simcc_sigma: float = setting(6.0, "standard deviation of SimCC's labels, in bins", check_positive, "Pose")
+    simcc_sigma: float = setting(6.0, "standard deviation of SimCC's labels, in bins", "Pose", check_positive)
     flip_test: bool = setting(
-        False, "average the probabilities of each image and its mirror image in evaluation", check_flag, "Pose"
+        False, "average the probabilities of each image and its mirror image in evaluation", "Pose"
     )
 
 

@@ -176,7 +176,7 @@ class RunDir:
         return read_json_lines(self.path / PROBE, REPAIR)
 
     def note(self, name: str) -> dict[str, Any]:
-        """Return a JSON file, such as a task's note (``"data"`` reads ``data.json``); an empty dict if there is none."""
+        """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
         file = self.path / f"{name}.json"
         return read_json(file, dict, REPAIR) if file.exists() else {}
 

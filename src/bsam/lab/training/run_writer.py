@@ -22,23 +22,12 @@ from ...common.checks import check_number
 from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
 from ..tasks import TASKS
+from . import run_dir
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
 from .files import locked, read_json, reading, refuse_other_files, usable, write, write_json, write_json_lines
-from .run_dir import (
-    CHECKPOINT,
-    CONFIG,
-    CURVATURE,
-    DIVERGED,
-    LOG,
-    MACHINES,
-    METRICS,
-    NETWORK,
-    PREDICTIONS,
-    PROBE,
-    RunDir,
-)
+from .run_dir import RunDir
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
@@ -74,10 +63,10 @@ class RunWriter(RunDir):
         if self._writes:
             require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
-                if (self.path / CONFIG).exists():
+                if (self.path / run_dir.CONFIG).exists():
                     check_settings(self.path, self.run().settings(), self.settings)
                 elif self.path.exists():
-                    refuse_other_files(self.path, (LOG,))
+                    refuse_other_files(self.path, (run_dir.LOG,))
             self._stack.enter_context(locked(self.path, "training"))
         self._context.barrier()
         return self
@@ -96,14 +85,14 @@ class RunWriter(RunDir):
         epochs, readings = [], []
         if self.has_checkpoint():
             hint = "remove it to train from the start, or choose another folder"
-            with reading(self.path / CHECKPOINT, hint):  # also fails for a checkpoint of another network
-                state = torch.load(self.path / CHECKPOINT, map_location=self._context.device, weights_only=True)
+            with reading(self.path / run_dir.CHECKPOINT, hint):  # also fails for a checkpoint of another network
+                state = torch.load(self.path / run_dir.CHECKPOINT, map_location=self._context.device, weights_only=True)
                 trainer.load_state_dict(state)
                 epochs, readings = state["epochs"], state["readings"]
-        elif self._reads and (self.path / NETWORK).exists():
+        elif self._reads and (self.path / run_dir.NETWORK).exists():
             raise BsamRuntimeError(
-                f"{self.path} has {NETWORK} but no {CHECKPOINT} to continue from: remove {NETWORK} to train from the "
-                "start, or choose another folder"
+                f"{self.path} has {run_dir.NETWORK} but no {run_dir.CHECKPOINT} to continue from: remove "
+                f"{run_dir.NETWORK} to train from the start, or choose another folder"
             )
         if self._writes:
             self._begin(trainer, epochs, readings)
@@ -129,12 +118,12 @@ class RunWriter(RunDir):
             )
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
-        write_json(self.path / CONFIG, self.settings)
+        write_json(self.path / run_dir.CONFIG, self.settings)
         write_json(file, {**identity, "eval_samples": task.eval_samples})
-        write_json(self.path / MACHINES, [*self.machines(), machine])
+        write_json(self.path / run_dir.MACHINES, [*self.machines(), machine])
         for name, value in task.notes().items():
             write_json(self.path / f"{name}.json", value)
-        (self.path / DIVERGED).unlink(missing_ok=True)
+        (self.path / run_dir.DIVERGED).unlink(missing_ok=True)
         self._events: Events | None = None
         if find_spec("tensorboard") is not None:
             self._events = self._stack.enter_context(
@@ -151,7 +140,7 @@ class RunWriter(RunDir):
             if due:
                 buffer = io.BytesIO()
                 torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
-                write(self.path / CHECKPOINT, buffer.getbuffer())
+                write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
                 self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
             if self._events is not None:
                 self._events.add(epochs[-1])
@@ -159,16 +148,17 @@ class RunWriter(RunDir):
         self._context.barrier()
 
     def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
-        write_json_lines(self.path / METRICS, epochs, sync=sync)
+        write_json_lines(self.path / run_dir.METRICS, epochs, sync=sync)
         if readings:
-            write_json_lines(self.path / PROBE, readings, sync=sync)
+            write_json_lines(self.path / run_dir.PROBE, readings, sync=sync)
         else:
-            (self.path / PROBE).unlink(missing_ok=True)  # left by a process that was killed before its first checkpoint
+            # a process that was killed before its first checkpoint may have left it
+            (self.path / run_dir.PROBE).unlink(missing_ok=True)
 
     def record_divergence(self, reason: str) -> None:
         """Record that the run ended with a non-finite loss."""
         if self._writes:
-            write_json(self.path / DIVERGED, {"reason": reason})
+            write_json(self.path / run_dir.DIVERGED, {"reason": reason})
 
     def finish(
         self,
@@ -190,18 +180,18 @@ class RunWriter(RunDir):
         from safetensors.torch import save
 
         if curvature is not None:
-            write_json(self.path / CURVATURE, curvature)
+            write_json(self.path / run_dir.CURVATURE, curvature)
         if predictions:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
-            write(self.path / PREDICTIONS, buffer.getvalue())
+            write(self.path / run_dir.PREDICTIONS, buffer.getvalue())
         for name, data in (files or {}).items():
             write(self.path / name, data)
         if self._events is not None:
             self._events.finish(files or {})
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         # a single metadata entry, since several would be written in random order
-        write(self.path / NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
+        write(self.path / run_dir.NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
 
 
 class Events:
