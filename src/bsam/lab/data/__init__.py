@@ -24,8 +24,6 @@ from .sources import fetch
 
 FOLDER = "folder:"  # names a folder of the user's image files: folder:PATH
 NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
-
-
 _draw_figures = lru_cache(maxsize=1)(stick_figures)  # consecutive runs share the figures
 
 
@@ -35,7 +33,6 @@ def _cifar(layout: Cifar) -> ArrayData:
         layout.title,
         layout.classes,
         augmentation="crop-flip-cutout",
-        model="resnet18",
         channels=3,
         side=32,
         read=partial(read_cifar, layout),
@@ -64,7 +61,6 @@ _ENTRIES: tuple[KnownData, ...] = (
         "Fashion-MNIST",
         10,
         augmentation="crop-flip",
-        model="resnet18",
         channels=1,
         side=28,
         read=fashion_mnist.read_fashion_mnist,

@@ -54,7 +54,7 @@ class Cifar:
         test: test file.
         mean: mean of the training pixels per channel.
         std: standard deviation of the training pixels per channel.
-        source: download of the binary files.
+        sha256: SHA-256 of the archive with the binary files.
     """
 
     name: str
@@ -68,10 +68,14 @@ class Cifar:
     test: CifarFile
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    source: Source
+    sha256: str
 
+    @property
+    def source(self) -> Source:
+        """Download of the binary files."""
+        url = f"https://www.cs.toronto.edu/~kriz/{self.title.lower()}-binary.tar.gz"
+        return Source(url, self.sha256, makes=self.binary)
 
-_SITE = "https://www.cs.toronto.edu/~kriz/"
 
 _PICKLES = (
     "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
@@ -104,11 +108,7 @@ CIFAR10 = Cifar(
     test=_TEST,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    source=Source(
-        _SITE + "cifar-10-binary.tar.gz",
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        "cifar-10-batches-bin",
-    ),
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
 CIFAR100 = Cifar(
     "cifar100",
@@ -134,11 +134,7 @@ CIFAR100 = Cifar(
     ),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
-    source=Source(
-        _SITE + "cifar-100-binary.tar.gz",
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        "cifar-100-binary",
-    ),
+    sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
 )
 
 

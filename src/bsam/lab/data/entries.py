@@ -111,6 +111,7 @@ class ArrayData(KnownData):
     side: int
     read: Callable[[Path], Dataset]
     validation: bool = False
+    model: str | None = "resnet18"
     provided: str = "comes with scikit-learn"
 
     def has_validation(self, folder: Path | None = None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.names import describe_error, find_function
 from .entries import ArrayData, DatasetEntry, ImageData, KnownData, PersonData
-from .examples import Dataset, Examples
+from .examples import Dataset
 from .images.folders import ImageFiles, LabelledFiles
 from .images.published import check_files
 from .pose.person_files import PersonFiles
@@ -55,16 +54,8 @@ def _entry(name: str, data: object) -> KnownData:
     if isinstance(data, Dataset):
         arrays = _checked_arrays(replace(data, name=name))
         channels, side = arrays.train.x.shape[1:3]
-        return ArrayData(
-            name,
-            name,
-            arrays.classes,
-            model="resnet18",
-            channels=channels,
-            side=side,
-            read=lambda _: arrays,
-            validation=arrays.validation is not None,
-        )
+        entry = ArrayData(name, name, arrays.classes, channels=channels, side=side, read=lambda _: arrays)
+        return replace(entry, validation=arrays.validation is not None)
     if isinstance(data, ImageFiles):
         files = _checked_files(data)
         return ImageData(name, name, len(files.class_names), files=lambda _: files, needs_folder=False)
@@ -78,15 +69,9 @@ def _entry(name: str, data: object) -> KnownData:
 
 
 def _checked_arrays(data: Dataset) -> Dataset:
-    def pair(examples: Examples) -> tuple[Any, Any]:
-        return examples.x, examples.y
-
-    checked = Dataset.from_arrays(
-        pair(data.train),
-        pair(data.test),
-        None if data.validation is None else pair(data.validation),
-        class_names=data.class_names or tuple(map(str, range(data.classes))),
-    )
+    parts = {"train": data.train, "test": data.test, "validation": data.validation}
+    pairs = {name: (part.x, part.y) for name, part in parts.items() if part is not None}
+    checked = Dataset.from_arrays(**pairs, class_names=data.class_names or tuple(map(str, range(data.classes))))
     if checked.classes != data.classes:
         raise BsamValueError(f"classes is {data.classes}, but there are {checked.classes} class_names")
     channels = checked.train.x.shape[1]
@@ -111,7 +96,7 @@ def _checked_files(files: ImageFiles) -> ImageFiles:
     if len(files.class_names) < 2:
         raise BsamValueError(f"class_names must have at least 2 entries, got {files.class_names!r}")
     folder = Path(files.folder)
-    _check_there(folder, [name for part in sets.values() for name in part.names])
+    check_files(folder, [name for part in sets.values() for name in part.names])
     names = tuple(map(str, files.class_names))
     return replace(files, folder=folder, class_names=names, **sets)  # type: ignore[arg-type]
 
@@ -131,7 +116,7 @@ def _checked_persons(persons: PersonFiles) -> PersonFiles:
     for name in ("train", "test"):
         arrays[name] = np.array(_indices(name, getattr(persons, name), n), np.int64)
     folder = Path(persons.folder)
-    _check_there(folder, persons.images)
+    check_files(folder, persons.images)
     return replace(persons, folder=folder, images=tuple(persons.images), **arrays)
 
 
@@ -143,7 +128,3 @@ def _indices(name: str, values: Any, count: int) -> tuple[int, ...]:
     if len(array) and not (array.min() >= 0 and array.max() < count):
         raise BsamValueError(f"{name} must be between 0 and {count - 1}, got {array.min()} to {array.max()}")
     return tuple(array.tolist())
-
-
-def _check_there(folder: Path, names: Sequence[str]) -> None:
-    check_files(folder, names, {name for name in set(names) if (folder / name).is_file()})

@@ -72,9 +72,12 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
             file = Path(temporary, PurePosixPath(source.url).name)
             _receive(source, file, target, progress)
-            ready = _unpack(source, file) if source.is_archive else file
+            if source.is_archive:
+                with tarfile.open(file, "r:gz") as tar:  # safe: its SHA-256 was compared
+                    tar.extractall(file.parent / "unpacked", filter="data")
+                file = file.parent / "unpacked" / source.makes
             if not target.exists():  # another process may have been faster, with the same content
-                os.replace(ready, target)
+                os.replace(file, target)
     except OSError as error:
         reason = error.strerror or error
         raise BsamRuntimeError(
@@ -98,12 +101,6 @@ def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
         ) from error
     finally:
         socket.setdefaulttimeout(timeout)
-
-
-def _unpack(source: Source, archive: Path) -> Path:
-    with tarfile.open(archive, "r:gz") as tar:  # safe: its SHA-256 was compared
-        tar.extractall(archive.parent / "unpacked", filter="data")
-    return archive.parent / "unpacked" / source.makes
 
 
 def sha256(content: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ...common.checks import check_count
@@ -15,10 +16,7 @@ Quantizer = Literal["lsq", "minmax"]
 QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
 QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not give any
-
-
-def _check_bits(name: str, value: object) -> None:
-    check_count(name, value, 2, 8)
+BITS = partial(check_count, low=2, high=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +38,13 @@ class ClassificationSettings(TaskSettings):
         None,
         "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
         "Quantization",
-        _check_bits,
+        BITS,
     )
     activation_bits: int | None = setting(
-        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", _check_bits
+        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", BITS
     )
     first_last_bits: int = setting(
-        8, "bits of the weights and inputs of the first and the last layer", "Quantization", _check_bits
+        8, "bits of the weights and inputs of the first and the last layer", "Quantization", BITS
     )
     quantizer: Quantizer = setting(
         "lsq",

@@ -141,8 +141,8 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     elif not in_bytes:
         config = replace(config, mean=data.mean, std=data.std)
     crop = 1.0 if data.digest is None else config.crop  # images in arrays are not cropped
-    size, scale = run.image_size or config.size, (config.mean, config.std)
-    return Inputs(side, size, channels, *scale, config.interpolation, crop, data.class_names, in_bytes)
+    size, names = run.image_size or config.size, data.class_names
+    return Inputs(side, size, channels, config.mean, config.std, config.interpolation, crop, names, in_bytes)
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:

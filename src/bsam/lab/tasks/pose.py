@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,19 +19,41 @@ from ..data.entries import DrawnPersonData, KnownData, PersonData
 from ..data.pose.affine import apply
 from ..data.pose.persons import Persons, PoseData, load_persons
 from ..data.pose.pose_augment import POSE_AUGMENTATIONS
-from ..models import build, model_entry
+from ..models import MODELS, build, model_entry
 from ..models.input_config import input_config
 from . import pose_metrics
 from .image_inputs import IMAGENET
 from .image_task import ImageTask, limited
 from .pose_inputs import PoseInputs
-from .pose_settings import PoseSettings, check_pose_settings
+from .settings import TaskSettings, check_positive, refuse_settings, setting
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
 GROUPS = tuple(pose_metrics.LSP.groups)
 EVALUATION_BATCH = 64
+POSE = {  # as SimCC's authors use for MPII, except for the schedule and the epochs: they train for 210
+    "base": "adam",
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "batch": 64,
+    "epochs": 140,
+    "label_smoothing": 0.0,
+}
+MAX_BINS = 16  # per pixel; the last layers grow with this number
 SHOWN = 8  # persons of the evaluation set in the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoseSettings(TaskSettings):
+    """The settings of pose estimation."""
+
+    simcc_k: float = setting(
+        2.0, f"number of SimCC bins per pixel, at most {MAX_BINS}", "Pose", partial(check_positive, high=MAX_BINS)
+    )
+    simcc_sigma: float = setting(6.0, "standard deviation of SimCC's labels, in bins", "Pose", check_positive)
+    flip_test: bool = setting(
+        False, "average the probabilities of each image and its mirror image in evaluation", "Pose"
+    )
 
 
 class Pose(ImageTask):
@@ -62,7 +84,7 @@ class Pose(ImageTask):
         if entry.task != "pose":
             names = ", ".join(known.name for known in DATASETS.values() if known.task == "pose")
             raise BsamValueError(f"{run.data} has no joints: use --task {entry.task}, or --data with one of {names}")
-        check_pose_settings(run)
+        _check_settings(run)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or (model_entry(run.model).images if data is None else data.side)
         with torch.device("meta"):
@@ -184,6 +206,18 @@ class Pose(ImageTask):
         for images, index in zip(self._read(persons.x, rows), rows, strict=True):
             where = index.to(self.device)
             yield self._augment(images, persons.y[where], persons.to_image[where])
+
+
+def _check_settings(run: PoseSettings) -> None:
+    """Raise if the network is not a pose network, or a setting has no meaning for pose."""
+    if model_entry(run.model).backbone is None:
+        names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
+        raise BsamValueError(f"{run.model} is not a pose network: set --model to one of {names}")
+    if run.eval_split == "validation":
+        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout")
+    if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
+        raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
+    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
 
 
 def joints_in_image(persons: Persons) -> Tensor:

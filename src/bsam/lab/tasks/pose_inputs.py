@@ -67,5 +67,5 @@ class PoseInputs:
         """
         logits = network(x) if logits is None else logits
         if flip_test:
-            logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.pairs, self.k)
+            logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.mirrored, self.k)
         return decode(logits, self.k)

@@ -17,8 +17,8 @@ from ..tasks import TASKS
 from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
 from ..tasks.classification_settings import QUANTIZED as QUANTIZED
 from ..tasks.classification_settings import ClassificationSettings
-from ..tasks.pose_settings import POSE as POSE
-from ..tasks.pose_settings import PoseSettings
+from ..tasks.pose import POSE as POSE
+from ..tasks.pose import PoseSettings
 from ..tasks.settings import GROUPS, NOT_NEGATIVE, check_positive, one_of, setting
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, base_title, check_base_arguments, find_base, parameters_of

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -46,11 +45,7 @@ class RunWriter(RunDir):
     """
 
     def __init__(
-        self,
-        path: str | Path | None,
-        run: Run,
-        context: DistributedContext,
-        checkpoint_every: float = CHECKPOINT_EVERY,
+        self, path: str | Path | None, run: Run, context: DistributedContext, checkpoint_every: float = CHECKPOINT_EVERY
     ) -> None:
         super().__init__(path or "")
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
@@ -71,9 +66,7 @@ class RunWriter(RunDir):
         self._context.barrier()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def has_checkpoint(self) -> bool:
@@ -240,14 +233,10 @@ class Events:
 
     def finish(self, files: Mapping[str, bytes]) -> None:
         """Add the PNG files, and mark the run as finished."""
-        for name, content in files.items():
-            if name.endswith(".png"):
-                self._writer.add_image(Path(name).stem, _pixels(content), self._epoch, dataformats="HWC")
+        for name in (name for name in files if name.endswith(".png")):
+            from PIL import Image
+
+            pixels = np.asarray(Image.open(io.BytesIO(files[name])).convert("RGB"))
+            self._writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
         self._writer._get_file_writer().add_summary(self._end)
         self._writer.flush()
-
-
-def _pixels(png: bytes) -> Any:
-    from PIL import Image
-
-    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,9 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
         ) from error
 
 
-def check_files(folder: Path, names: Sequence[str], existing: Collection[str]) -> None:
-    """Raise if some names are not among those of the existing files."""
-    if missing := sorted({*names} - {*existing}):
+def check_files(folder: Path, names: Sequence[str]) -> None:
+    """Raise if some of the files are missing."""
+    if missing := sorted(name for name in set(names) if not (folder / name).is_file()):
         raise BsamRuntimeError(
             f"{len(missing)} of {len(names)} images are missing, such as {folder / missing[0]}: get the data set again"
         )
@@ -117,5 +117,5 @@ def check_files(folder: Path, names: Sequence[str], existing: Collection[str]) -
 
 def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
     """Return the files and their labels, which are the class numbers minus 1; raise if a file is missing."""
-    check_files(folder, names, [name for name in names if (folder / name).is_file()])
+    check_files(folder, names)
     return LabelledFiles(tuple(names), tuple(int(number) - 1 for number in numbers))

@@ -81,7 +81,7 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     folder = Path(folder)
     joints = np.asarray(read_mat(required(folder, "joints.mat"), "joints"), np.float64).transpose(2, 0, 1)
     names = [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)]
-    _check_images(folder, names)
+    check_files(folder, names)
     rows, left_out = [], []
     for person, name in enumerate(names):
         labelled = joints[person, joints[person, :, 2] > 0, :2]
@@ -94,9 +94,7 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     images = tuple(names[person] for person in rows)
     boxes = joint_boxes(joints[rows], LSPET_MARGIN)
     train, test, split = _split_by_image(images)
-    return PersonFiles(
-        "lspet", folder, images, boxes, joints[rows], None, LSP, train, test, split, left_out=tuple(left_out)
-    )
+    return PersonFiles("lspet", folder, images, boxes, joints[rows], None, LSP, train, test, split, tuple(left_out))
 
 
 def read_mpii(folder: str | Path) -> PersonFiles:
@@ -139,21 +137,12 @@ def read_mpii(folder: str | Path) -> PersonFiles:
             joints.append(table)
             left, top, right, bottom = map(float, rectangle)
             head_sizes.append(HEAD * math.hypot(right - left, bottom - top))
-    _check_images(folder, images)
+    check_files(folder, images)
     train, test, split = _split_by_image(images)
-    return PersonFiles(
-        "mpii",
-        folder,
-        tuple(images),
-        np.array(boxes).reshape(-1, 4),
-        np.array(joints).reshape(-1, 16, 3),
-        np.array(head_sizes),
-        MPII,
-        train,
-        test,
-        split,
-        left_out=tuple(left_out),
-    )
+    areas = np.array(boxes).reshape(-1, 4)
+    tables = np.array(joints).reshape(-1, len(MPII.joints), 3)
+    sizes = np.array(head_sizes)
+    return PersonFiles("mpii", folder, tuple(images), areas, tables, sizes, MPII, train, test, split, tuple(left_out))
 
 
 def joint_boxes(joints: Floats, margin: float) -> Floats:
@@ -177,12 +166,6 @@ def _items(holder: Any, field: str | None = None) -> list[Any]:
     """Return the structures in a field of a MATLAB file; the field may be missing, empty, a structure or an array."""
     value = holder if field is None else getattr(holder, field, ())
     return list(np.atleast_1d(np.asarray(value, dtype=object)).ravel()) if np.size(value) else []
-
-
-def _check_images(folder: Path, names: Sequence[str]) -> None:
-    """Raise if a file is not in ``images``."""
-    directory = folder / "images"
-    check_files(folder, names, {f"images/{path.name}" for path in directory.iterdir()} if directory.is_dir() else set())
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
