@@ -69,5 +69,5 @@ def test_digits_become_the_inputs_bit_for_bit():
     raw = torch.tensor(load_digits().images, dtype=torch.float32)[:, None]
     module = Preprocessing(task)
     assert {x.numpy().tobytes() for x in inputs} <= {x.numpy().tobytes() for x in module(raw)}
-    assert torch.allclose(task.pixels.restored(module(raw)), raw, atol=1e-5)
+    assert torch.allclose(task.pixels.restore(module(raw)), raw, atol=1e-5)
     assert (task.pixel_range(), float(raw.min()), float(raw.max())) == ((0.0, 16.0), 0.0, 16.0)

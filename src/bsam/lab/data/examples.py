@@ -78,7 +78,7 @@ class Pixels:
     mean: float
     std: float
 
-    def restored(self, x: Tensor) -> Tensor:
+    def restore(self, x: Tensor) -> Tensor:
         """Return standardised images as pixels, up to rounding."""
         return x * self.std + self.mean
 

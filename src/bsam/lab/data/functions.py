@@ -52,15 +52,15 @@ def _call(name: str, folder: Path | None) -> KnownData:
 def _entry(name: str, data: object) -> KnownData:
     """Check the result of a function, and return its entry."""
     if isinstance(data, Dataset):
-        arrays = _checked_arrays(replace(data, name=name))
+        arrays = _check_arrays(replace(data, name=name))
         channels, side = arrays.train.x.shape[1:3]
         entry = ArrayData(name, name, arrays.classes, channels=channels, side=side, read=lambda _: arrays)
         return replace(entry, validation=arrays.validation is not None)
     if isinstance(data, ImageFiles):
-        files = _checked_files(data)
+        files = _check_images(data)
         return ImageData(name, name, len(files.class_names), files=lambda _: files, needs_folder=False)
     if isinstance(data, PersonFiles):
-        persons = _checked_persons(data)
+        persons = _check_persons(data)
         return PersonData(name, name, len(data.skeleton.joints), persons=lambda _: persons, needs_folder=False)
     raise BsamTypeError(
         "the function must return a Dataset (for example from Dataset.from_arrays), ImageFiles or PersonFiles from "
@@ -68,7 +68,7 @@ def _entry(name: str, data: object) -> KnownData:
     )
 
 
-def _checked_arrays(data: Dataset) -> Dataset:
+def _check_arrays(data: Dataset) -> Dataset:
     parts = {"train": data.train, "test": data.test, "validation": data.validation}
     pairs = {name: (part.x, part.y) for name, part in parts.items() if part is not None}
     checked = Dataset.from_arrays(**pairs, class_names=data.class_names or tuple(map(str, range(data.classes))))
@@ -81,7 +81,7 @@ def _checked_arrays(data: Dataset) -> Dataset:
     return replace(data, class_names=checked.class_names, **sets)  # type: ignore[arg-type]
 
 
-def _checked_files(files: ImageFiles) -> ImageFiles:
+def _check_images(files: ImageFiles) -> ImageFiles:
     sets = {}
     for name, part in {"train": files.train, "validation": files.validation, "test": files.test}.items():
         if part is None:
@@ -101,7 +101,7 @@ def _checked_files(files: ImageFiles) -> ImageFiles:
     return replace(files, folder=folder, class_names=names, **sets)  # type: ignore[arg-type]
 
 
-def _checked_persons(persons: PersonFiles) -> PersonFiles:
+def _check_persons(persons: PersonFiles) -> PersonFiles:
     n, joints = len(persons.images), len(persons.skeleton.joints)
     shapes: dict[str, tuple[int, ...]] = {"boxes": (n, 4), "joints": (n, joints, 3), "head_sizes": (n,)}
     arrays: dict[str, Any] = {}

@@ -131,7 +131,7 @@ def _batches(task: Classification, images: int, takes_pixels: bool) -> Iterator[
     """Yield the inputs of the run's network, those of the file's network, and the true classes."""
     for x, y in task.eval_images(images):
         inputs = task.inputs(x)
-        pixels = x if task.pixels is None else task.pixels.restored(x)
+        pixels = x if task.pixels is None else task.pixels.restore(x)
         yield inputs, pixels if takes_pixels else inputs, y
 
 
@@ -177,7 +177,7 @@ class Preprocessing(nn.Module):
         super().__init__()
         inputs = task.inputs
         self._pixels = task.pixels
-        self._resize = inputs.resized
+        self._resize = inputs.resize
         unit = 255.0 if inputs.in_bytes else 1.0
         self._is_identity = not any(inputs.mean) and {*inputs.std} == {unit} == {1.0}
         # constants rounded as in training, so that the inputs are the same bit for bit
@@ -213,10 +213,10 @@ def metadata(task: Classification, in_file: bool) -> dict[str, str]:
         in_file: whether :class:`Preprocessing` is part of the file's network.
     """
     inputs, (low, high) = task.inputs, task.pixel_range()
-    unit, before = 255.0 if inputs.in_bytes else 1.0, task.pixels
+    unit, pixels = 255.0 if inputs.in_bytes else 1.0, task.pixels
     mean, std = [unit * value for value in inputs.mean], [unit * value for value in inputs.std]
-    if before is not None:
-        mean, std = [before.mean + before.std * value for value in mean], [before.std * value for value in std]
+    if pixels is not None:
+        mean, std = [pixels.mean + pixels.std * value for value in mean], [pixels.std * value for value in std]
     side = inputs.side if in_file else inputs.size
     dtype = "uint8" if inputs.in_bytes and in_file else "float32"
     kind = "RGB pixels" if inputs.takes_files and inputs.channels == 3 else "pixels"

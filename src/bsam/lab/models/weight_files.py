@@ -60,14 +60,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         content = load(path)
     except Exception as error:  # damaged files raise many different types
         raise _unreadable(path, error) from error
-    return unwrapped(content, path)
+    return unwrap(content, path)
 
 
-def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def unwrap(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the named tensors inside a checkpoint.
 
     Example:
-        >>> unwrapped(
+        >>> unwrap(
         ...     {"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, Path("a.pt")
         ... )
         {'fc.bias': tensor([0., 0.])}

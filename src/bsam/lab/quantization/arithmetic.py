@@ -50,7 +50,7 @@ def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: in
         tensor([-8., 0., 2., 3.])
     """
     with torch.no_grad():
-        codes = torch.div(*_promoted(x, scale)).round_()
+        codes = torch.div(*_promote(x, scale)).round_()
         return (codes if zero_point is None else codes.add_(zero_point)).clamp_(qmin, qmax)
 
 
@@ -120,7 +120,7 @@ class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, zero_point = ctx.saved_tensors
-        v = torch.div(*_promoted(x, scale))
+        v = torch.div(*_promote(x, scale))
         z = 0 if zero_point is None else zero_point
         codes = v.round() + z
         q = codes.clamp(ctx.qmin, ctx.qmax)
@@ -134,7 +134,7 @@ class _FakeQuantize(torch.autograd.Function):
         return grad_x, grad_scale, None, None, None, None
 
 
-def _promoted(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _promote(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return both tensors in float32, or in float64 if either of them is."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, scale.dtype), torch.float32)
     return x.to(dtype), scale.to(dtype)

@@ -50,7 +50,7 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor, *, metadata: Mapp
     is_fake_quantized = any(isinstance(module, QuantLayer) for module in model.modules())
     model = (convert(model) if is_fake_quantized else copy.deepcopy(model).eval()).cpu()
     new: dict[nn.Module, nn.Module] = {m: _OnnxLayer(m) for m in model.modules() if isinstance(m, IntLayer)}
-    content = _traced(replace(model, new), x, metadata or {})
+    content = _trace(replace(model, new), x, metadata or {})
     return write_file(Path(path), content)
 
 
@@ -82,8 +82,8 @@ class OnnxNetwork(nn.Module):
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise BsamValueError(f"onnxruntime cannot read {path} ({first_line(error)})") from error
-        both = self._session.get_inputs(), self._session.get_outputs()
-        inputs, outputs = ([value.name for value in values] for values in both)
+        inputs = [value.name for value in self._session.get_inputs()]
+        outputs = [value.name for value in self._session.get_outputs()]
         if len(inputs) != 1 or len(outputs) != 1:
             raise BsamValueError(
                 f"the network in {path} must have one input and one output; it has the inputs {', '.join(inputs)} and "
@@ -150,7 +150,7 @@ def _node(op: str, x: Tensor, *scale: Tensor, dtype: str = "FLOAT", weight_type:
     return symbolic(op, (x, *scale), {**axis}, dtype=TYPES[dtype], shape=x.shape, version=OPSET, metadata_props=note)
 
 
-def _traced(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
+def _trace(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return the content of the ONNX file."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass

@@ -12,19 +12,8 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from .arithmetic import Codes, integer_output, product, quantize_codes
-from .quantizers import (
-    InputQuantizer,
-    LearnedInputQuantizer,
-    LearnedWeightQuantizer,
-    MinMaxInputQuantizer,
-    MinMaxWeightQuantizer,
-    WeightQuantizer,
-)
+from .quantizers import SCHEMES, InputQuantizer, WeightQuantizer
 
-SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
-    "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
-    "minmax": (MinMaxWeightQuantizer, MinMaxInputQuantizer),
-}
 GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 

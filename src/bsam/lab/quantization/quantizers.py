@@ -298,3 +298,9 @@ def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Ten
 
 def _largest(weight: Tensor, qmax: int) -> Tensor:
     return weight.abs().amax(tuple(range(1, weight.dim())), keepdim=True) / qmax
+
+
+SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
+    "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
+    "minmax": (MinMaxWeightQuantizer, MinMaxInputQuantizer),
+}

@@ -24,9 +24,9 @@ from ..data.label_noise import flip_labels
 from ..models import model_entry
 from ..quantization import calibrate
 from .classification_settings import ClassificationSettings
-from .classifiers import build_float_network, build_network, class_predictions, quantized
+from .classifiers import build_float_network, build_network, class_predictions, quantize_network
 from .image_inputs import Inputs, inputs_of, load_data
-from .image_task import ImageTask, limited
+from .image_task import ImageTask, limit_samples
 from .settings import refuse_settings
 from .task import Measure, TaskBatch, holdout_mask
 
@@ -81,7 +81,7 @@ class Classification(ImageTask):
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
         self.image_size = self.inputs.size
         self._split, self._digest = data.split, data.digest
-        train = limited(data.train, "limit_train", run.limit_train)
+        train = limit_samples(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed, run.noise_labels)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         labelled, self._true_holdout = Examples(train.x, noisy), None
@@ -102,7 +102,7 @@ class Classification(ImageTask):
         self._original_splits = train, eval_split
         self._train, self._labels = labelled.to(self._host), labelled.y.to(device)
         self._x = self._train.x
-        self._eval_split = limited(eval_split, "limit_test", run.limit_test).to(self._host)
+        self._eval_split = limit_samples(eval_split, "limit_test", run.limit_test).to(self._host)
         if self._true_holdout is not None and run.limit_test is not None:
             self._true_holdout = self._true_holdout.at(eval_split.balanced_indices(run.limit_test))
         self.eval_samples = len(self._eval_split)
@@ -128,7 +128,7 @@ class Classification(ImageTask):
             return super().initialise(network, init)
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
         messages = super().initialise(latent, init)
-        network.load_state_dict(quantized(latent, self.run).state_dict())
+        network.load_state_dict(quantize_network(latent, self.run).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
         return messages
 
@@ -149,7 +149,7 @@ class Classification(ImageTask):
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices."""
-        augmented = self.inputs.resized(self._augment(x, self._draws[index]))
+        augmented = self.inputs.resize(self._augment(x, self._draws[index]))
         return augmented, self._labels[index], index
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:

@@ -20,7 +20,7 @@ MISTAKES = 16  # mistakes that are kept
 def build_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
     """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
     network = build_float_network(run, inputs, classes)
-    return network if run.weight_bits is None else quantized(network, run)
+    return network if run.weight_bits is None else quantize_network(network, run)
 
 
 def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
@@ -40,12 +40,12 @@ def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: in
     return network
 
 
-def quantized(network: nn.Module, run: ClassificationSettings) -> nn.Module:
+def quantize_network(network: nn.Module, run: ClassificationSettings) -> nn.Module:
     """Return a quantized copy of a network, with the settings of a run.
 
     Example:
         >>> run = ClassificationSettings(weight_bits=4)
-        >>> [type(layer).__name__ for layer in quantized(build("digits_net"), run)][::3]
+        >>> [type(layer).__name__ for layer in quantize_network(build("digits_net"), run)][::3]
         ['QuantConv2d', 'QuantConv2d', 'Flatten']
     """
     assert run.weight_bits is not None

@@ -72,9 +72,9 @@ class Inputs:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""
-        return self.resized(normalise(x, self.mean, self.std))
+        return self.resize(normalise(x, self.mean, self.std))
 
-    def resized(self, x: Tensor) -> Tensor:
+    def resize(self, x: Tensor) -> Tensor:
         """Return normalised images at the network's input size."""
         if self.size == self.side:
             return x

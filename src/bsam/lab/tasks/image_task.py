@@ -106,7 +106,7 @@ class ImageTask(Task):
         return {} if self._weights is None else {"weights": asdict(self._weights)}
 
 
-def limited(samples: SamplesT, name: str, n: int | None) -> SamplesT:
+def limit_samples(samples: SamplesT, name: str, n: int | None) -> SamplesT:
     """Return ``n`` of the samples, or all of them; ``name`` is the setting's, for the error message."""
     if n is not None and n > len(samples):
         raise BsamValueError(f"{name} must be at most {len(samples)}, the size of the set; got {n}")

@@ -23,7 +23,7 @@ from ..models import MODELS, build, model_entry
 from ..models.input_config import input_config
 from . import pose_metrics
 from .image_inputs import IMAGENET
-from .image_task import ImageTask, limited
+from .image_task import ImageTask, limit_samples
 from .pose_inputs import PoseInputs
 from .settings import TaskSettings, check_positive, refuse_settings, setting
 from .simcc_loss import simcc_losses
@@ -96,11 +96,11 @@ class Pose(ImageTask):
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
         self.classes, self.image_size = len(data.skeleton.joints), data.side
         self._split, self._digest = data.split, data.digest
-        self._train, test = limited(data.train, "limit_train", run.limit_train), data.test
+        self._train, test = limit_samples(data.train, "limit_train", run.limit_train), data.test
         if run.eval_split == "holdout":
             end = len(self._train) - holdout_size(len(self._train))
             self._train, test = self._train.part(slice(0, end)), self._train.part(slice(end, None))
-        self._test = limited(test, "limit_test", run.limit_test)
+        self._test = limit_samples(test, "limit_test", run.limit_test)
         self._stored_train = self._train.to(self._host, device)
         self._stored_test = self._test.to(self._host, device)
         self._x = self._stored_train.x
@@ -138,7 +138,7 @@ class Pose(ImageTask):
         """Return the loss, the mean PCK, and the PCK of each group of joints."""
         split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
         joints = []
-        for x, y, to_image in self._centred(self._stored_test):
+        for x, y, to_image in self._plain_batches(self._stored_test):
             logits = network(x)
             total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
             joints.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
@@ -162,7 +162,7 @@ class Pose(ImageTask):
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with their joints, not augmented; evenly spaced ones if limited."""
-        return [(x, y) for x, y, _ in self._centred(self._stored_train, limit)]
+        return [(x, y) for x, y, _ in self._plain_batches(self._stored_train, limit)]
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""
@@ -189,7 +189,7 @@ class Pose(ImageTask):
             ``pixels`` (n, side, side, 3), the inputs as bytes; ``found`` (n, J, 2), the predicted joints; and ``truth``
             (n, J, 3), the labelled ones. Both are in pixels of the inputs.
         """
-        ((x, y, _),) = self._centred(self._stored_test, SHOWN)
+        ((x, y, _),) = self._plain_batches(self._stored_test, SHOWN)
         mean, std = (
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
@@ -197,7 +197,7 @@ class Pose(ImageTask):
         arrays = {"pixels": pixels, "found": self.inputs.joints(network, x, self.run.flip_test), "truth": y}
         return {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
 
-    def _centred(self, persons: Persons, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _plain_batches(self, persons: Persons, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield inputs that are not augmented, their joints, and the maps to pixels of the images, in batches; those of
         evenly spaced persons if limited.
         """

@@ -120,9 +120,9 @@ def fit(
 
 def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:
     """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
-    kept = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
+    checkpoint = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
     loss = name.replace("train_", "training_").replace("_", " ")
-    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"
+    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
 
 
 def _top_eigenvalue(trainer: Trainer) -> float | None:

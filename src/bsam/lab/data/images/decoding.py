@@ -174,7 +174,7 @@ def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> ND
                 ImageOps.exif_transpose(image, in_place=True)
             pixels = _rgb(image)
         if isinstance(decoding, Resize):
-            pixels = _resized(pixels, decoding)
+            pixels = _resize(pixels, decoding)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise many types of errors for damaged files
@@ -199,7 +199,7 @@ def _rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def _resized(image: Image, resize: Resize) -> Image:
+def _resize(image: Image, resize: Resize) -> Image:
     from PIL import Image as Pillow
 
     width, height = image.size
