@@ -94,7 +94,8 @@ _RECORDS = (
     "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 )
 _NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-*_TRAIN, _TEST = (CifarFile(*row) for row in zip(_NAMES, (10_000,) * 6, _PICKLES, _RECORDS, strict=True))
+_SUMS = zip(_NAMES, _PICKLES, _RECORDS, strict=True)
+_FILES = [CifarFile(name, 10_000, pickle_sha256, records_sha256) for name, pickle_sha256, records_sha256 in _SUMS]
 
 CIFAR10 = Cifar(
     "cifar10",
@@ -104,8 +105,8 @@ CIFAR10 = Cifar(
     label_key="labels",
     binary="cifar-10-batches-bin",
     python="cifar-10-batches-py",
-    train=tuple(_TRAIN),
-    test=_TEST,
+    train=tuple(_FILES[:5]),
+    test=_FILES[5],
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",

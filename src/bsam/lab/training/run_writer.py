@@ -119,9 +119,8 @@ class RunWriter(RunDir):
         (self.path / run_dir.DIVERGED).unlink(missing_ok=True)
         self._events: Events | None = None
         if find_spec("tensorboard") is not None:
-            self._events = self._stack.enter_context(
-                contextlib.closing(Events(self.path / "tensorboard", self.settings))
-            )
+            self._events = Events(self.path / "tensorboard", self.settings)
+            self._stack.callback(self._events.close)
             for metrics in epochs:  # again, because the events of a killed process may be truncated
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)
