@@ -27,13 +27,13 @@ from bsam.lab.data.images.cache import load_images
 from bsam.lab.data.images.decoding import Resize
 from bsam.lab.data.pose.persons import PoseData, load_persons
 from bsam.lab.models import model_entry
-from bsam.lab.models.preprocessing import input_config
+from bsam.lab.models.input_config import input_config
 from bsam.lab.tasks import Task
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
+from bsam.lab.training.captured_steps import side_stream
 from bsam.lab.training.config import FINE_TUNING, POSE, Run
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.steps import side_stream
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 

@@ -23,9 +23,9 @@ import machine
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.models import MODELS
 from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.steps import CapturedSteps, side_stream
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 

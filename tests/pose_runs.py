@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write_predictions(folder: Path, persons: int = 3, side: int = SIDE) -> None:
     """Write what a run keeps for the report, at random; a joint of the second person is not labelled."""
     random = np.random.default_rng(len(folder.name))
     inputs = PoseInputs(side, 2.0, (0.5, 0.5, 0.5), (1.0, 1.0, 1.0), LSP)
-    (folder / "pose.json").write_text(json.dumps(inputs.to_json()))
+    (folder / "pose.json").write_text(json.dumps(asdict(inputs)))
     truth = np.concatenate([random.uniform(0, side, (persons, 14, 2)), np.ones((persons, 14, 1))], axis=2)
     truth[1:2, 13] = 0
     np.savez_compressed(

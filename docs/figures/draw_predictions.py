@@ -9,7 +9,7 @@ import runpy
 import tempfile
 from pathlib import Path
 
-from bsam.lab.inference.prediction import predict
+from bsam.lab.inference.class_prediction import predict
 from bsam.lab.report.predictions import draw_grid
 from bsam.lab.training import Run, fit
 

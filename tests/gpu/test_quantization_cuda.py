@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.lab.quantization import calibrate, convert, parameter_groups, quantize
-from bsam.lab.quantization.modules import SCHEMES, QuantConv2d
+from bsam.lab.quantization.quant_layers import QuantConv2d
+from bsam.lab.quantization.quantizers import SCHEMES
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from bsam.lab.models import build
-from bsam.lab.models.preprocessing import input_config
+from bsam.lab.models.input_config import input_config
 from bsam.lab.models.weight_files import model_of_file
 from bsam.lab.models.weight_loading import load_weights
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from bsam.common import extras
 from bsam.lab import cli
+from bsam.lab.inference import run_export
 from bsam.lab.models import build
 from bsam.lab.quantization import convert, load_quantized, quantize
 from bsam.lab.tasks import TASKS
@@ -117,8 +118,8 @@ def test_a_file_that_computes_something_else_is_seen(quantized_run, tmp_path, mo
         def forward(self, x):
             return torch.eye(10)[torch.zeros(len(x), dtype=torch.long)]
 
-    monkeypatch.setattr("bsam.lab.inference.export.export_onnx", lambda model, path, x, **_: path.write_text("file"))
-    monkeypatch.setattr("bsam.lab.inference.export.OnnxNetwork", Zero)
+    monkeypatch.setattr(run_export, "export_onnx", lambda model, path, x, **_: path.write_text("file"))
+    monkeypatch.setattr(run_export, "OnnxNetwork", Zero)
     assert export(quantized_run, "--out", tmp_path / "net.onnx") == 0
     _, network, file, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
     assert float(file) == 10
@@ -133,8 +134,8 @@ def test_an_export_that_fails_keeps_the_old_file(quantized_run, tmp_path, monkey
 
     path = tmp_path / "net.onnx"
     path.write_text("old")
-    monkeypatch.setattr("bsam.lab.inference.export.export_onnx", lambda model, path, x, **_: path.write_text("new"))
-    monkeypatch.setattr("bsam.lab.inference.export.OnnxNetwork", Unreadable)
+    monkeypatch.setattr(run_export, "export_onnx", lambda model, path, x, **_: path.write_text("new"))
+    monkeypatch.setattr(run_export, "OnnxNetwork", Unreadable)
     assert "cannot be read" in error_of("export", quantized_run, "--out", path)
     find_spec = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))

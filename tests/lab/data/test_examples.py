@@ -8,8 +8,8 @@ from bsam.lab.data import DATASETS, dataset_entry
 from bsam.lab.data.augment import AUGMENTATIONS
 from bsam.lab.data.entries import ArrayData, DrawnPersonData, ImageData, PersonData
 from bsam.lab.data.examples import Examples
-from bsam.lab.data.pose.augment import POSE_AUGMENTATIONS
 from bsam.lab.data.pose.joints import LSP, MPII
+from bsam.lab.data.pose.pose_augment import POSE_AUGMENTATIONS
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.models import model_entry
 

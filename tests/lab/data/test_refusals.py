@@ -12,15 +12,15 @@ from PIL import Image
 from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError, BsamValueError
-from bsam.lab.data import DATASETS, load
-from bsam.lab.data.cifar import cifar10
+from bsam.lab.data import DATASETS, dataset_entry
+from bsam.lab.data.cifar import CIFAR10, read_cifar
 from bsam.lab.data.digits import digits
 from bsam.lab.data.examples import Examples
-from bsam.lab.data.fashion_mnist import fashion_mnist
+from bsam.lab.data.fashion_mnist import read_fashion_mnist
 from bsam.lab.data.images.decoding import Resize, check_box, decode_bytes
 from bsam.lab.data.images.folders import read_folder
-from bsam.lab.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
-from bsam.lab.data.pose.layouts import read_lspet, read_mpii
+from bsam.lab.data.images.published import read_flowers102, read_oxford_pet, read_stanford_cars
+from bsam.lab.data.pose.person_files import read_lspet, read_mpii
 from bsam.lab.data.pose.persons import stored_side
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.data.sources import Source, fetch
@@ -44,9 +44,8 @@ IDX = "train-images-idx3-ubyte"
 ONE_PET = {"images/pug_1.jpg": b"", "annotations/trainval.txt": b"pug_2 1 2 1", "annotations/test.txt": b"pug_1 1 2 1"}
 ROWS = {
     # files in the current folder; the call; the class of the error, and a word
-    "name": ({}, lambda: load("cifar"), BsamValueError, "'cifar'"),
-    "files": ({}, lambda: load("flowers102", "data"), BsamValueError, "Flowers-102"),
-    "no data folder": ({}, lambda: load("cifar10"), BsamRuntimeError, "--data-dir"),
+    "name": ({}, lambda: dataset_entry("cifar"), BsamValueError, "'cifar'"),
+    "no data folder": ({}, DATASETS["cifar10"].load, BsamRuntimeError, "--data-dir"),
     "no image folder": ({}, DATASETS["flowers102"].image_files, BsamRuntimeError, "--data-dir"),
     "no person folder": ({}, DATASETS["lspet"].person_files, BsamRuntimeError, "--data-dir"),
     "other classes": (
@@ -59,18 +58,18 @@ ROWS = {
     "no examples": ({}, lambda: Examples(torch.zeros(3, 1, 1, 1), torch.arange(3)).some(0), BsamValueError, "0"),
     "side": ({}, lambda: stored_side(0), BsamValueError, "side"),
     "figures": ({}, lambda: stick_figures(3), BsamValueError, "3"),
-    "cifar": ({"data_batch_1.bin": b""}, lambda: cifar10(FOLDER), BsamRuntimeError, "test_batch.bin"),
+    "cifar": ({"data_batch_1.bin": b""}, lambda: read_cifar(CIFAR10, FOLDER), BsamRuntimeError, "test_batch.bin"),
     "short cifar": (
         {f"{name}.bin": b"x" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")},
-        lambda: cifar10(FOLDER),
+        lambda: read_cifar(CIFAR10, FOLDER),
         BsamRuntimeError,
         "data_batch_1.bin must have 30,730,000 bytes",
     ),
-    "short idx": ({IDX: b"x", IDX.replace("images-idx3", "labels-idx1"): b"x"}, lambda: fashion_mnist("."),
+    "short idx": ({IDX: b"x", IDX.replace("images-idx3", "labels-idx1"): b"x"}, lambda: read_fashion_mnist("."),
                   BsamRuntimeError, IDX),
     "cut gz": ({f"{IDX}.gz": gzip.compress(bytes(99))[:-9], IDX.replace("images-idx3", "labels-idx1"): b"x"},
-               lambda: fashion_mnist("."), BsamRuntimeError, f"{IDX}.gz cannot be read"),
-    "no labels": ({IDX: b"x"}, lambda: fashion_mnist("."), BsamRuntimeError, "train-labels-idx1-ubyte"),
+               lambda: read_fashion_mnist("."), BsamRuntimeError, f"{IDX}.gz cannot be read"),
+    "no labels": ({IDX: b"x"}, lambda: read_fashion_mnist("."), BsamRuntimeError, "train-labels-idx1-ubyte"),
     "unwritable": ({"file": b""}, lambda: fetch(Source("http://127.0.0.1:1/a.gz", "", "a.gz"), Path("file")),
                    BsamRuntimeError, "file/a.gz"),
     "nowhere": ({}, lambda: read_folder("nowhere"), BsamValueError, "nowhere"),

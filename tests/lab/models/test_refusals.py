@@ -5,8 +5,8 @@ from torch import nn
 
 from bsam.common.errors import BsamValueError
 from bsam.lab.models import build
+from bsam.lab.models.input_config import input_config
 from bsam.lab.models.parts import head, layer_ids
-from bsam.lab.models.preprocessing import input_config
 from bsam.lab.models.pyramidnet import PyramidNet
 from bsam.lab.models.weight_loading import load_weights
 from bsam.lab.models.wide_resnet import WideResNet

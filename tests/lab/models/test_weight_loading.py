@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+from dataclasses import asdict
 
 import huggingface_hub
 import pytest
@@ -70,7 +71,7 @@ def test_backbone_is_loaded_and_head_kept(form, network, pretrained, tmp_path):
     assert after["conv1.0.weight"].dtype == torch.float32
     width = pretrained["fc.weight"].shape[1]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert json.loads(json.dumps(report.to_json())) == {
+    assert json.loads(json.dumps(asdict(report))) == {
         "source": "weights",
         "sha256": digest,
         "loaded": len(kept),

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bsam.lab.quantization.arithmetic import EXACT, Codes, integer_output, sum_dtype
-from bsam.lab.quantization.modules import QuantConv2d, QuantLinear
+from bsam.lab.quantization.quant_layers import QuantConv2d, QuantLinear
 
 
 @pytest.mark.parametrize(("weight_bits", "activation_bits"), [(2, 2), (4, 4), (4, 8), (8, 8)])

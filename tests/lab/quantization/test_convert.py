@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bsam.lab.models import build
 from bsam.lab.quantization import calibrate, convert, quantize
-from bsam.lab.quantization.int_modules import IntConv2d, IntLayer, IntLinear
+from bsam.lab.quantization.quant_layers import IntConv2d, IntLayer, IntLinear
 from helpers import alike
 
 

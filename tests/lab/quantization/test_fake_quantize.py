@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.lab.quantization.fake_quantize import EPS, code_range, fake_quantize, quantize_codes
+from bsam.lab.quantization.arithmetic import EPS, code_range, fake_quantize, quantize_codes
 
 BITS = [2, 4, 8]
 

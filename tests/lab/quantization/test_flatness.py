@@ -14,7 +14,7 @@ from bsam import Vector
 from bsam.common.errors import BsamRuntimeError
 from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.lab.quantization import calibrate, convert, freeze_scales, quantize
-from bsam.lab.quantization.modules import SCHEMES
+from bsam.lab.quantization.quantizers import SCHEMES
 from helpers import detached, flat
 
 

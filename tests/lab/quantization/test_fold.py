@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bsam.lab.models import build
-from bsam.lab.quantization.fold import fold_batch_norm
+from bsam.lab.quantization.quantize import fold_norms
 
 
 def used(model, *shape):
@@ -33,7 +33,7 @@ def test_outputs_in_eval_mode_are_unchanged(name, left):
     x = torch.randn(4, 3, 16, 16)
     expected = model(x).detach()
     norms = count(model, nn.BatchNorm2d)
-    fold_batch_norm(model)
+    fold_norms(model)
     torch.testing.assert_close(model(x), expected, atol=2e-5, rtol=1e-4)
     assert count(model, nn.BatchNorm2d) == left < norms
     assert not any(m.training for m in model.modules())
@@ -44,7 +44,7 @@ def test_without_affine_parameters_and_with_a_bias():
     model = used(nn.Sequential(nn.Conv2d(2, 3, 3, groups=1), nn.BatchNorm2d(3, affine=False)), 2, 5, 5)
     x = torch.randn(4, 2, 5, 5)
     expected = model(x).detach()
-    fold_batch_norm(model)
+    fold_norms(model)
     torch.testing.assert_close(model(x), expected)
 
 
@@ -68,7 +68,7 @@ def test_only_pairs_are_folded():
     model = used(Branches(), 2, 4, 4)
     x = torch.randn(4, 2, 4, 4)
     expected = model(x).detach()
-    fold_batch_norm(model)
+    fold_norms(model)
     torch.testing.assert_close(model(x), expected)
     kinds = [type(getattr(model, f"norm_{name}")) for name in "abcd"]
     assert kinds == [nn.BatchNorm2d] * 3 + [nn.Identity]

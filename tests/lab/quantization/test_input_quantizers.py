@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bsam.common.errors import BsamRuntimeError
-from bsam.lab.quantization.fake_quantize import EPS
-from bsam.lab.quantization.input_quantizers import LearnedInputQuantizer, MinMaxInputQuantizer
+from bsam.lab.quantization.arithmetic import EPS
+from bsam.lab.quantization.quantizers import LearnedInputQuantizer, MinMaxInputQuantizer
 
 CPU = {"dtype": torch.float32, "device": torch.device("cpu")}
 INPUT_QUANTIZERS = [LearnedInputQuantizer, MinMaxInputQuantizer]

@@ -25,8 +25,7 @@ from bsam.lab.quantization import (
     quantize,
     run_onnx,
 )
-from bsam.lab.quantization.int_modules import IntLayer
-from bsam.lab.quantization.modules import QuantLayer
+from bsam.lab.quantization.quant_layers import IntLayer, QuantLayer
 
 pytestmark = pytest.mark.usefixtures("operators_once")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from bsam.lab.models import build
 from bsam.lab.quantization import calibrate, parameter_groups, quantize
-from bsam.lab.quantization.modules import QuantConv2d, QuantLayer, QuantLinear
+from bsam.lab.quantization.quant_layers import QuantConv2d, QuantLayer, QuantLinear
 from helpers import same
 
 

@@ -24,7 +24,7 @@ from bsam.lab.quantization import (
     run_onnx,
     save_quantized,
 )
-from bsam.lab.quantization.fake_quantize import code_range
+from bsam.lab.quantization.arithmetic import code_range
 
 
 class Subclass(nn.Conv2d):
@@ -161,7 +161,7 @@ def test_exports_that_fail_keep_the_old_file(tmp_path, monkeypatch):
     for name in ("none", "net.onnx"):
         with pytest.raises(BsamValueError, match=name):
             OnnxNetwork(tmp_path / name)
-    monkeypatch.setattr("bsam.lab.quantization.onnx_files._traced", lambda model, x, metadata: b"new")
+    monkeypatch.setattr("bsam.lab.quantization.onnx_files._trace", lambda model, x, metadata: b"new")
     with pytest.raises(BsamValueError, match="nowhere"):
         export_onnx(model, tmp_path / "nowhere" / "net.onnx", x)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.lab.quantization import calibrate, parameter_groups, quantize
-from bsam.lab.quantization.fake_quantize import fake_quantize
-from bsam.lab.quantization.modules import SCHEMES
+from bsam.lab.quantization.arithmetic import fake_quantize
+from bsam.lab.quantization.quantizers import SCHEMES
 from helpers import alike, assert_close, detached, flat, same
 
 KEYS = ("scale", "zero_point", "low", "high")

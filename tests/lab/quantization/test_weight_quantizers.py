@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.lab.quantization.fake_quantize import EPS
-from bsam.lab.quantization.weight_quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer
+from bsam.lab.quantization.arithmetic import EPS
+from bsam.lab.quantization.quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer
 
 
 def weight(seed=0):

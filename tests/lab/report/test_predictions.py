@@ -7,8 +7,8 @@ from PIL import Image
 import bsam
 from bsam.lab.data.images.decoding import Resize
 from bsam.lab.data.pose.joints import Skeleton
+from bsam.lab.inference.class_prediction import Prediction
 from bsam.lab.inference.pose_prediction import FoundJoints
-from bsam.lab.inference.prediction import Prediction
 from bsam.lab.report import predictions
 
 SKELETON = Skeleton(("head top", "right hand", "left hand"), ((1, 2),), ((0, 1), (0, 2)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bsam.lab.data import cifar
-from bsam.lab.data.cifar import CIFAR10, CIFAR100, CifarFile
+from bsam.lab.data import DATASETS
+from bsam.lab.data.cifar import CIFAR10, CIFAR100, CifarFile, read_cifar
 
 SMALL10 = replace(
     CIFAR10,
@@ -26,7 +27,8 @@ def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     random, folder = np.random.default_rng(5), tmp_path / "cifar"
     for kind in (SMALL10, SMALL100):
-        monkeypatch.setattr(cifar, kind.name.upper(), kind)
+        entry = replace(DATASETS[kind.name], read=partial(read_cifar, kind))
+        monkeypatch.setitem(DATASETS, kind.name, entry)
         (folder / kind.binary).mkdir(parents=True)
         for batch in (*kind.train, kind.test):
             labels = random.permutation(np.arange(batch.records) % kind.classes).astype(np.uint8)

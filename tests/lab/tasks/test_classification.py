@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bsam.lab.data import load
+from bsam.lab.data import DATASETS
 from bsam.lab.data.augment import Augment
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
@@ -16,8 +16,8 @@ from bsam.lab.tasks import classification
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-from bsam.lab.training.optimizers import build_train_step
 from bsam.lab.training.run_dir import RunDir
+from bsam.lab.training.run_step import build_run_step
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}
@@ -57,7 +57,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
         "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=2, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
     )
     result = fit(run, data_dir=small_cifar, device="cpu")
-    data = load("cifar10", small_cifar)
+    data = DATASETS["cifar10"].load(small_cifar)
     noisy, _ = flip_labels(data.train.y, 0.2, 10, 7)
     model = build("resnet8", 10, 3, seed=7)
     velocity = [torch.zeros_like(p) for p in model.parameters()]
@@ -102,7 +102,7 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
     run = Run(method, model="resnet8", data=data, label_smoothing=0.1)
     task = Classification(run, CPU, small_cifar)
     network = task.network()
-    step = build_train_step(run, task, network, 10)
+    step = build_run_step(run, task, network, 10)
     torch.manual_seed(0)
     x, y, index = task.batch(torch.arange(12))
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(
     run = Run("sgd", epochs=4, label_noise=0.4, limit_train=256, seed=3, augment="crop-flip", **ON_DIGITS)
     found = fit(run, tmp_path, device="cpu").last.metrics["memorised"]
     network = RunDir(tmp_path).load_into(build("digits_net")).eval()
-    train = load("digits").train.some(256)
+    train = DATASETS["digits"].load().train.some(256)
     noisy, _ = flip_labels(train.y, 0.4, 10, 3)
     flipped = [i for i in range(256) if noisy[i] != train.y[i]]
     assert len(flipped) == 92

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bsam.lab.data import load
+from bsam.lab.data import DATASETS
 from bsam.lab.data.examples import Examples
 from bsam.lab.data.label_noise import flip_labels
 from bsam.lab.data.pose.stick_figures import stick_figures
@@ -36,7 +36,7 @@ class Constant(nn.Module):
 @pytest.mark.parametrize("limit", [None, 200])
 def test_held_out_images_are_not_trained_on_and_keep_their_flipped_labels(limit):
     run = Run("sgd", label_noise=0.4, seed=3, limit_train=limit, **SHARED)
-    task, data = Classification(run, CPU), load("digits").train
+    task, data = Classification(run, CPU), DATASETS["digits"].load().train
     data = data if limit is None else data.some(limit)
     noisy, _ = flip_labels(data.y, 0.4, 10, seed=3)
     held_out = holdout_mask(len(data), seed=3)
@@ -66,7 +66,7 @@ def test_how_many_samples_are_held_out():
 
 def test_a_limit_holds_for_both_scores():
     run = Run("sgd", label_noise=0.4, limit_test=10, **SHARED)
-    task, data = Classification(run, CPU), load("digits").train
+    task, data = Classification(run, CPU), DATASETS["digits"].load().train
     noisy, _ = flip_labels(data.y, 0.4, 10, seed=0)
     found = task.evaluate(Constant(data.x, noisy))
     assert found["holdout_accuracy"] == 1.0

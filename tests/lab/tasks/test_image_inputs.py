@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ def test_sizes_and_scales(of, expected):
     found = inputs_of(ClassificationSettings(model=model, image_size=size), arrays(channels))
     assert (found.size, found.mean, found.std) == expected
     assert (found.side, found.channels) == (16, channels)
-    assert Inputs.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert Inputs.from_json(json.loads(json.dumps(asdict(found)))) == found
 
 
 FILES = {

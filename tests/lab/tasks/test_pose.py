@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.data.pose.layouts import read_lspet
+from bsam.lab.data.pose.person_files import read_lspet
 from bsam.lab.data.pose.persons import Persons, PoseData, load_persons
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.tasks.pose import Pose

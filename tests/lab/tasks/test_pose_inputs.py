@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.models.preprocessing import RESNET50
-from bsam.lab.tasks.pose import Pose
+from bsam.lab.models.input_config import RESNET50
+from bsam.lab.tasks.pose import Pose, PoseSettings
 from bsam.lab.tasks.pose_inputs import PoseInputs
-from bsam.lab.tasks.pose_settings import PoseSettings
 
 INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), MPII)
 RUN = PoseSettings(model="simcc_resnet8", data="stick_figures")
@@ -19,7 +18,7 @@ RUN = PoseSettings(model="simcc_resnet8", data="stick_figures")
 @pytest.mark.parametrize("skeleton", [LSP, MPII])
 def test_json_holds_all(skeleton):
     inputs = replace(INPUTS, skeleton=skeleton)
-    written = json.loads(json.dumps(inputs.to_json()))
+    written = json.loads(json.dumps(asdict(inputs)))
     assert PoseInputs.from_json(written) == inputs
     assert hash(PoseInputs.from_json(written).skeleton) == hash(skeleton)  # it is looked up
 

@@ -96,13 +96,17 @@ def test_half_precision_is_cast_to_float32(dtype):
     logits, y = random_batch(torch.float32)
     half = logits.to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found, places, merged = simcc_losses(half, y, K, SIGMA), decode(half, K), flip_merge(half, half, [(0, 1)], K)
+        found, places, merged = (
+            simcc_losses(half, y, K, SIGMA),
+            decode(half, K),
+            flip_merge(half, half, [1, 0, *range(2, half.shape[1])], K),
+        )
         found.sum().backward()
     exact = half.detach().float()
     assert found.dtype == places.dtype == merged.dtype == torch.float32
     assert found.equal(simcc_losses(exact, y, K, SIGMA))
     assert places.equal(decode(exact, K))
-    assert merged.equal(flip_merge(exact, exact, [(0, 1)], K))
+    assert merged.equal(flip_merge(exact, exact, [1, 0, *range(2, exact.shape[1])], K))
     assert half.grad.dtype == dtype
     assert half.grad.isfinite().all()
 
@@ -141,6 +145,7 @@ def test_decoding_of_borders_ties_and_certain_bins():
 
 
 PAIRS = [(0, 3), (4, 1)]
+MIRRORED = [3, 4, 2, 0, 1]
 
 
 def flip_loop(logits, flipped, pairs, k):
@@ -162,7 +167,7 @@ def flip_loop(logits, flipped, pairs, k):
 def test_the_flip_test_is_that_of_a_loop(k):
     logits, flipped = random_batch()[0][:2], random_batch(seed=1)[0][:2]
     expected = flip_loop(logits, flipped, PAIRS, round(k))
-    torch.testing.assert_close(flip_merge(logits, flipped, PAIRS, k).exp(), expected)
+    torch.testing.assert_close(flip_merge(logits, flipped, MIRRORED, k).exp(), expected)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -171,10 +176,10 @@ def test_the_flip_test_of_a_mirrored_image_changes_no_coordinate(k):
     swapped = points[:, [3, 4, 2, 0, 1]]
     mirrored = torch.stack((31 - swapped[..., 0], swapped[..., 1]), -1)
     logits, flipped = (simcc_labels(each, 32, k, 2.0).log() for each in (points, mirrored))
-    torch.testing.assert_close(decode(flip_merge(logits, flipped, PAIRS, k), k), points, rtol=0, atol=1e-9)
+    torch.testing.assert_close(decode(flip_merge(logits, flipped, MIRRORED, k), k), points, rtol=0, atol=1e-9)
 
 
 def test_nothing_is_read_back_and_no_shape_depends_on_values():
     logits, y = (each.to("meta") for each in random_batch())  # where both are errors
     assert simcc_losses(logits, y, K, SIGMA).shape == (4,)
-    assert decode(flip_merge(logits, logits, PAIRS)).shape == (4, 5, 2)
+    assert decode(flip_merge(logits, logits, MIRRORED)).shape == (4, 5, 2)

@@ -15,7 +15,7 @@ from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import loop
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-from bsam.lab.training.optimizers import build_train_step
+from bsam.lab.training.run_step import build_run_step
 from bsam.methods import METHODS
 
 CPU = torch.device("cpu")
@@ -166,7 +166,7 @@ def test_the_optimizer_gets_every_setting():
     model, task = DigitsNet(), Classification(Run("sgd"), CPU)
     settings = {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.01}
     run = Run("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, nesterov=True, **settings)
-    optimizer = build_train_step(run, task, model, 100).optimizer
+    optimizer = build_run_step(run, task, model, 100).optimizer
     assert isinstance(optimizer, bsam.BSAM)
     assert isinstance(optimizer.base, torch.optim.SGD)
     assert optimizer.passes == 2
@@ -175,8 +175,8 @@ def test_the_optimizer_gets_every_setting():
     assert {**settings, "rho_max": 0.2, "rho_min": 0.1, "nesterov": True}.items() <= group.items()
     assert len(group["params"]) == len(list(model.parameters()))
     for base, cls in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        wrapped = build_train_step(Run("sam", base=base, **settings), task, model, 100).optimizer.base
-        alone = build_train_step(Run("base", base=base, **settings), task, model, 100).optimizer
+        wrapped = build_run_step(Run("sam", base=base, **settings), task, model, 100).optimizer.base
+        alone = build_run_step(Run("base", base=base, **settings), task, model, 100).optimizer
         for optimizer in (wrapped, alone):
             assert type(optimizer) is cls
             group = optimizer.param_groups[0]

@@ -14,9 +14,8 @@ from bsam.lab.recipes.subjects import load_run
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import loop
 from bsam.lab.training.config import Run
-from bsam.lab.training.initial_run import initial_network
 from bsam.lab.training.loop import fit
-from bsam.lab.training.run_dir import NETWORK, RunDir
+from bsam.lab.training.run_dir import NETWORK, RunDir, initial_network
 from helpers import draw_images
 
 CPU = torch.device("cpu")

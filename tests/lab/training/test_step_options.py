@@ -15,9 +15,9 @@ from torch import nn
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.bases import BASES
 from bsam.lab.training.config import Run
-from bsam.lab.training.ema import WeightAverage
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
+from bsam.lab.training.trainer import WeightAverage
 
 SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.0, "epochs": 1, "limit_train": 64, "limit_test": 20, "seed": 4}
 SAME |= {"schedule": "constant"}

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bsam.lab.training.train_step import build_optimizer
+from bsam.lab.training.train_step import build_train_step
 
 KNOWN = {"seed": 7, "total_steps": 40, "samples": 24, "classes": 3}
 
@@ -31,7 +31,7 @@ def batch(start=8, size=8):
 
 def build(method, **arguments):
     model = Recording()
-    return build_optimizer(
+    return build_train_step(
         method, arguments, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, **KNOWN
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_packages
+from ..common.names import find_name
 from ..recipes.choices import base_choice, choices_of, with_tuned_base, with_tuned_settings
 from ..recipes.compare import COMPARE, DEFAULT_METHODS, compare_recipe, compared_runs, tuning_split
 from ..recipes.experiments import MAX_SEEDS, Recipe
@@ -19,9 +20,7 @@ from ..report.compare import ComparisonResult, compare_states
 from ..running.runner import RunsFailed
 from ..tasks.image_inputs import check_weights
 from ..training.config import Run
-from ..training.initial_run import initial_network
-from ..training.names import find_name
-from ..training.run_dir import RunState, subject_name
+from ..training.run_dir import RunState, initial_network, subject_name
 from ..training.run_writer import CHECKPOINT_EVERY
 from .run import NEEDS, add_running_flags, refuse_torchrun, run_recipe
 from .run_flags import add_run_flags, settings_of

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 def _export(arguments: argparse.Namespace) -> None:
     from ..common.progress import ProgressLine
-    from ..inference.export import export_run
+    from ..inference.run_export import export_run
 
     with ProgressLine() as line:
         exported = export_run(

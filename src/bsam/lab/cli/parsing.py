@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from ...common.errors import BsamValueError
 from ...methods import METHODS
+from ..common.names import find_name
 from ..training.config import arguments_of
-from ..training.names import find_name
 
 
 class Parser(argparse.ArgumentParser):

@@ -97,7 +97,7 @@ def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason:
 
 
 def _classes(arguments: argparse.Namespace) -> None:
-    from ..inference.prediction import predict
+    from ..inference.class_prediction import predict
     from ..report.predictions import draw_grid, prediction_lines, write_predictions
 
     top = TOP if arguments.top is None else arguments.top
@@ -110,8 +110,8 @@ def _classes(arguments: argparse.Namespace) -> None:
 
 
 def _joints(arguments: argparse.Namespace) -> None:
+    from ..inference.class_prediction import image_paths
     from ..inference.pose_prediction import find_joints
-    from ..inference.prediction import image_paths
     from ..report.predictions import draw_joints, draw_joints_grid, joint_lines, picture_paths, write_joints
     from ..training.files import usable
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
+from ..common.names import find_name
 from ..data import DATASETS, FOLDER, dataset_entry
 from ..data.entries import ImageData
 from ..models import MODELS
@@ -19,7 +20,6 @@ from ..models.weight_loading import PRETRAINED
 from ..recipes.variants import variants
 from ..tasks.image_inputs import find_weights
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, grouped_settings
-from ..training.names import find_name
 from ..training.run_dir import CONFIG, RunDir
 from ..training.run_writer import CHECKPOINT_EVERY
 
@@ -159,7 +159,7 @@ def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
     elif init.is_dir():
         run = RunDir(init).finished_run()
     else:
-        return {}  # :func:`~bsam.lab.training.initial_run.initial_network` raises
+        return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 

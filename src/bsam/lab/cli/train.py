@@ -17,9 +17,8 @@ from ..tasks.image_inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
 from ..training.files import LOCK
-from ..training.initial_run import initial_network
 from ..training.loop import fit
-from ..training.run_dir import RunDir, run_dir_name
+from ..training.run_dir import RunDir, initial_network, run_dir_name
 from .downloads import download_to
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
 from .signals import terminable

@@ -7,8 +7,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ...common.errors import BsamValueError
-from . import cifar, digits, fashion_mnist
-from .cifar import CIFAR10, CIFAR100, has_cifar
+from . import digits, fashion_mnist
+from .cifar import CIFAR10, CIFAR100, Cifar, has_cifar, read_cifar
 from .entries import ArrayData, DatasetEntry, DrawnPersonData, ImageData, KnownData, PersonData
 from .examples import Dataset as Dataset
 from .examples import Examples as Examples
@@ -16,79 +16,83 @@ from .functions import FunctionData
 from .images.folders import ImageFiles as ImageFiles
 from .images.folders import LabelledFiles as LabelledFiles
 from .images.folders import read_folder
-from .images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
-from .pose.layouts import PersonFiles as PersonFiles
-from .pose.layouts import read_lspet, read_mpii
+from .images.published import read_flowers102, read_oxford_pet, read_stanford_cars
+from .pose.person_files import PersonFiles as PersonFiles
+from .pose.person_files import read_lspet, read_mpii
 from .pose.stick_figures import stick_figures
 from .sources import fetch
 
 FOLDER = "folder:"  # names a folder of the user's image files: folder:PATH
 NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
+_draw_figures = lru_cache(maxsize=1)(stick_figures)  # consecutive runs share the figures
 
 
-_drawn = lru_cache(maxsize=1)(stick_figures)  # consecutive runs share the figures
-_LIKE_CIFAR = ("crop-flip-cutout", "resnet18", 3, 32)
-_LIKE_MNIST = ("crop-flip", "resnet18", 1, 28)
-_FILES = ("none", None)
-_PERSONS = ("scale-rotate-flip", "simcc_resnet50")
-_CIFAR10 = (cifar.cifar10, partial(has_cifar, CIFAR10), (CIFAR10.source,))
-_CIFAR100 = (cifar.cifar100, partial(has_cifar, CIFAR100), (CIFAR100.source,))
-_FASHION = (fashion_mnist.fashion_mnist, fashion_mnist.has_fashion_mnist, fashion_mnist.SOURCES)
-
-DATASETS: dict[str, KnownData] = {
-    entry.name: entry
-    for entry in (
-        ArrayData("digits", "Digits", 10, "none", "digits_net", 1, 8, lambda _: digits.digits(), validation=True),
-        ArrayData("cifar10", "CIFAR-10", 10, *_LIKE_CIFAR, *_CIFAR10),
-        ArrayData("cifar100", "CIFAR-100", 100, *_LIKE_CIFAR, *_CIFAR100),
-        ArrayData("fashion_mnist", "Fashion-MNIST", 10, *_LIKE_MNIST, *_FASHION),
-        ImageData("flowers102", "Flowers-102", 102, *_FILES, read_flowers102),
-        ImageData("stanford_cars", "Stanford Cars", 196, *_FILES, read_stanford_cars),
-        ImageData("oxford_pet", "Oxford-IIIT Pet", 37, *_FILES, read_oxford_pet),
-        PersonData("lspet", "LSP Extended", 14, *_PERSONS, read_lspet),
-        PersonData("mpii", "MPII Human Pose", 16, *_PERSONS, read_mpii),
-        DrawnPersonData(
-            # no flips: the colours of left and right would be exchanged
-            *("stick_figures", "Stick figures", 14, "scale-rotate", "simcc_resnet8"),
-            lambda side: _drawn(NUM_FIGURES, side=side),
-        ),
+def _cifar(layout: Cifar) -> ArrayData:
+    return ArrayData(
+        layout.name,
+        layout.title,
+        layout.classes,
+        augmentation="crop-flip-cutout",
+        channels=3,
+        side=32,
+        read=partial(read_cifar, layout),
+        is_in=partial(has_cifar, layout),
+        sources=(layout.source,),
+        needs_folder=True,
     )
-}
 
 
-def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """Read a data set that stores its images in arrays.
-
-    Args:
-        name: one of :data:`DATASETS`, or ``module:function``.
-        folder: the folder with its files; the digits need none.
-
-    Example:
-        >>> load("digits").train.x.shape
-        torch.Size([640, 1, 8, 8])
-        >>> load("cifar10")
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamRuntimeError: CIFAR-10 is read from files: give their folder with --data-dir...
-    """
-    directory = None if folder is None else Path(folder)
-    entry = dataset_entry(name).resolve(directory)
-    if not isinstance(entry, ArrayData):
-        raise BsamValueError(
-            f"{entry.title} is not stored in arrays: use bsam.lab.data.images.cache.load_images or "
-            "bsam.lab.data.pose.persons.load_persons"
-        )
-    return entry.load(directory)
+_ENTRIES: tuple[KnownData, ...] = (
+    ArrayData(
+        "digits",
+        "Digits",
+        10,
+        model="digits_net",
+        channels=1,
+        side=8,
+        read=lambda _: digits.digits(),
+        validation=True,
+        origin="scikit-learn",
+    ),
+    _cifar(CIFAR10),
+    _cifar(CIFAR100),
+    ArrayData(
+        "fashion_mnist",
+        "Fashion-MNIST",
+        10,
+        augmentation="crop-flip",
+        channels=1,
+        side=28,
+        read=fashion_mnist.read_fashion_mnist,
+        is_in=fashion_mnist.has_fashion_mnist,
+        sources=fashion_mnist.SOURCES,
+        needs_folder=True,
+    ),
+    ImageData("flowers102", "Flowers-102", 102, files=read_flowers102),
+    ImageData("stanford_cars", "Stanford Cars", 196, files=read_stanford_cars),
+    ImageData("oxford_pet", "Oxford-IIIT Pet", 37, files=read_oxford_pet),
+    PersonData("lspet", "LSP Extended", 14, persons=read_lspet),
+    PersonData("mpii", "MPII Human Pose", 16, persons=read_mpii),
+    DrawnPersonData(
+        "stick_figures",
+        "Stick figures",
+        14,
+        augmentation="scale-rotate",  # no flips: the colours of left and right would be exchanged
+        model="simcc_resnet8",
+        draw=lambda side: _draw_figures(NUM_FIGURES, side=side),
+    ),
+)
+DATASETS: dict[str, KnownData] = {entry.name: entry for entry in _ENTRIES}
 
 
 def download(name: str, folder: str | Path, progress: bool = False) -> None:
-    """Download the files of a data set from its authors' site, unless :func:`load` would already find them.
+    """Download the files of a data set from its authors' site, unless they are already there.
 
     Raise a BsamValueError if there is nothing to download.
 
     Args:
         name: one of :data:`DATASETS`.
-        folder: where :func:`load` then finds them; existing files are kept.
+        folder: where runs then find them; existing files are kept.
         progress: whether to show a progress bar on the error stream.
     """
     entry = dataset_entry(name)
@@ -126,7 +130,7 @@ def dataset_entry(name: str) -> DatasetEntry:
     """
     if name.startswith(FOLDER):
         path = Path(name.removeprefix(FOLDER))  # relative to the data folder, if there is one
-        return ImageData(name, path.name, None, *_FILES, lambda folder: read_folder(folder / path), in_data_dir=False)
+        return ImageData(name, path.name, None, files=lambda folder: read_folder(folder / path), needs_folder=False)
     if name in DATASETS:
         return DATASETS[name]
     if ":" in name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...common.errors import BsamValueError
-from .examples import Dataset
 
 _STREAM = 0xA46  # makes these random numbers independent of others that are drawn from (seed, epoch)
 
@@ -76,7 +76,7 @@ class Augment:
         begin, step, corner = draws[:, :, None].split(2, dim=1)
         pixels = torch.arange(x.shape[-1], device=x.device)
         if self.pad or self.flip:
-            x = self._cropped(x, torch.addcmul(begin, step, pixels))
+            x = self._crop(x, torch.addcmul(begin, step, pixels))
         x = normalise(x, self.mean, self.std)
         if self.cutout:
             depth = pixels - corner
@@ -84,7 +84,7 @@ class Augment:
             x.masked_fill_((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
         return x
 
-    def _cropped(self, x: Tensor, source: Tensor) -> Tensor:
+    def _crop(self, x: Tensor, source: Tensor) -> Tensor:
         image = torch.arange(len(x), device=x.device)[:, None, None]
         channels_last = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
         return channels_last[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
@@ -108,20 +108,16 @@ def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Ten
         tensor([2., 2.])
     """
     unit = 1.0 if x.is_floating_point() else 255.0
-    shift = _constants(tuple(unit * m for m in mean), x.device)
-    scale = _constants(tuple(1 / (unit * s) for s in std), x.device)
+    shift = on_device(tuple(unit * m for m in mean), torch.float32, x.device).view(-1, 1, 1)
+    scale = on_device(tuple(1 / (unit * s) for s in std), torch.float32, x.device).view(-1, 1, 1)
     return (x.contiguous(memory_format=torch.channels_last) - shift).mul_(scale)
 
 
-_ON_DEVICE: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
-
-
-def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return one number per channel on the device, copied only once: a copy per batch could not be captured."""
-    if (values, device) not in _ON_DEVICE:
-        with torch.inference_mode(False):
-            _ON_DEVICE[values, device] = torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
-    return _ON_DEVICE[values, device]
+@cache
+def on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return constants as a tensor, copied to the device only once: a copy per batch could not be captured."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 AUGMENTATIONS: dict[str, Augment] = {
@@ -131,15 +127,15 @@ AUGMENTATIONS: dict[str, Augment] = {
 }
 
 
-def augmentation(name: str, data: Dataset) -> Augment:
-    """Return one of :data:`AUGMENTATIONS` with the mean and the standard deviation of a data set.
+def augmentation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Augment:
+    """Return one of :data:`AUGMENTATIONS` with this normalisation.
 
     Example:
-        >>> augmentation("flip-crop", None)
+        >>> augmentation("flip-crop", mean=(0.0,), std=(1.0,))
         Traceback (most recent call last):
         ...
         bsam.common.errors.BsamValueError: augmentation must be one of none, crop-flip, ...; got 'flip-crop'
     """
     if name not in AUGMENTATIONS:
         raise BsamValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}; got {name!r}")
-    return replace(AUGMENTATIONS[name], mean=data.mean, std=data.std)
+    return replace(AUGMENTATIONS[name], mean=mean, std=std)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ...common.errors import BsamRuntimeError
 from .examples import Dataset, Examples
-from .raw_files import read_exactly, read_file
-from .sources import Source
+from .sources import Source, read_exactly, read_file, sha256
 
 SIDE, PIXELS = 32, 3 * 32 * 32
 
@@ -55,7 +54,7 @@ class Cifar:
         test: test file.
         mean: mean of the training pixels per channel.
         std: standard deviation of the training pixels per channel.
-        source: download of the binary files.
+        sha256: SHA-256 of the archive with the binary files.
     """
 
     name: str
@@ -69,10 +68,14 @@ class Cifar:
     test: CifarFile
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    source: Source
+    sha256: str
 
+    @property
+    def source(self) -> Source:
+        """Download of the binary files."""
+        url = f"https://www.cs.toronto.edu/~kriz/{self.title.lower()}-binary.tar.gz"
+        return Source(url, self.sha256, makes=self.binary)
 
-_SITE = "https://www.cs.toronto.edu/~kriz/"
 
 _PICKLES = (
     "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
@@ -91,7 +94,8 @@ _RECORDS = (
     "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 )
 _NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-*_TRAIN, _TEST = (CifarFile(*row) for row in zip(_NAMES, (10_000,) * 6, _PICKLES, _RECORDS, strict=True))
+_SUMS = zip(_NAMES, _PICKLES, _RECORDS, strict=True)
+_FILES = [CifarFile(name, 10_000, pickle_sha256, records_sha256) for name, pickle_sha256, records_sha256 in _SUMS]
 
 CIFAR10 = Cifar(
     "cifar10",
@@ -101,15 +105,11 @@ CIFAR10 = Cifar(
     label_key="labels",
     binary="cifar-10-batches-bin",
     python="cifar-10-batches-py",
-    train=tuple(_TRAIN),
-    test=_TEST,
+    train=tuple(_FILES[:5]),
+    test=_FILES[5],
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
-    source=Source(
-        _SITE + "cifar-10-binary.tar.gz",
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        "cifar-10-batches-bin",
-    ),
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
 CIFAR100 = Cifar(
     "cifar100",
@@ -135,46 +135,27 @@ CIFAR100 = Cifar(
     ),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
-    source=Source(
-        _SITE + "cifar-100-binary.tar.gz",
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        "cifar-100-binary",
-    ),
+    sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
 )
 
 
-def cifar10(folder: str | Path) -> Dataset:
-    """Read CIFAR-10: 50,000 training and 10,000 test images in ten classes.
+def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
+    """Read CIFAR-10, CIFAR-100 or a data set in their layout, preferably from binary files.
 
-    Binary files must hold the published records. A pickle must be the published file; other pickles are not loaded.
+    Binary files must hold the published records; in CIFAR-100 their order and coarse labels may differ, as in files
+    that were converted from other formats. A pickle must be the published file; other pickles are not loaded.
 
     Args:
-        folder: holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or is one of the two.
+        layout: :data:`CIFAR10` (ten classes) or :data:`CIFAR100` (a hundred classes, the fine labels).
+        folder: holds the directory of the binary files or of the pickles, or is one of the two.
 
     Example:
-        >>> cifar10("/nowhere")  # doctest: +ELLIPSIS
+        >>> read_cifar(CIFAR10, "/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         bsam.common.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: data_batch_1.bin, ... missing in
         /nowhere/cifar-10-batches-bin; unpack ...
     """
-    return read_cifar(CIFAR10, folder)
-
-
-def cifar100(folder: str | Path) -> Dataset:
-    """Read CIFAR-100: 50,000 training and 10,000 test images in a hundred classes (the fine labels).
-
-    Binary files must hold the published records. Their order and coarse labels may differ, as in files that were
-    converted from other formats. A pickle must be the published file; other pickles are not loaded.
-
-    Args:
-        folder: holds ``cifar-100-binary`` or ``cifar-100-python``, or is one of the two.
-    """
-    return read_cifar(CIFAR100, folder)
-
-
-def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
-    """Read CIFAR-10, CIFAR-100 or a data set in their layout, preferably from binary files."""
     directory, is_binary = _find(layout, Path(folder))
     sets = []
     for files in (layout.train, (layout.test,)):
@@ -216,9 +197,9 @@ def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.
     path, length = directory / f"{file.name}.bin", layout.label_bytes + PIXELS
     content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
     records = np.frombuffer(content, np.uint8).reshape(file.records, length)[:, layout.label_bytes - 1 :]
-    in_order = _sha256(records.tobytes()) if file.records_sha256 else None
+    in_order = sha256(records.tobytes()) if file.records_sha256 else None
     digests = sorted(hashlib.sha256(record.tobytes()).digest() for record in records) if file.sorted_sha256 else []
-    in_any_order = _sha256(b"".join(digests)) if file.sorted_sha256 else None
+    in_any_order = sha256(b"".join(digests)) if file.sorted_sha256 else None
     if (in_order, in_any_order) != (file.records_sha256, file.sorted_sha256):
         raise BsamRuntimeError(
             f"{path} does not hold the labels and pixels of {layout.title}; unpack {layout.source.url} again"
@@ -229,14 +210,10 @@ def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.
 def _read_pickle(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
     path = directory / file.name
     content = read_file(path)
-    if _sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
+    if sha256(content) != file.pickle_sha256:  # a pickle may run code when it is loaded
         raise BsamRuntimeError(
             f"{path} is not the published file of {layout.title} (its SHA-256 differs), and other pickles are not "
             f"loaded; unpack {layout.source.url} instead"
         )
     entries = pickle.loads(content, encoding="latin1")
     return np.concatenate([np.array(entries[layout.label_key], np.uint8)[:, None], entries["data"]], axis=1)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -12,11 +12,9 @@ from typing import ClassVar
 from ...common.errors import BsamRuntimeError, BsamValueError
 from .examples import Dataset
 from .images.folders import ImageFiles
-from .pose.layouts import PersonFiles
+from .pose.person_files import PersonFiles
 from .pose.persons import PoseData
 from .sources import Source
-
-NO_DOWNLOAD = "cannot be downloaded (put its files into --data-dir)"
 
 
 @dataclass(frozen=True)
@@ -27,31 +25,23 @@ class DatasetEntry(ABC):
         name: its name on the command line.
         title: its name in tables.
         classes: number of classes, or of joints; None if it is not known before the data is read.
+        provided: why there is nothing to download; follows the name, as in "digits comes with scikit-learn".
+        needs_folder: whether the user must say in which folder its files are.
+        sources: files to download; none if the data comes with a package or the user must get it.
+        is_in: returns whether the files to download are in a folder.
     """
 
     name: str
     title: str
     classes: int | None
-    #: why there is nothing to download; follows the name, as in "digits comes with scikit-learn"
-    provided: ClassVar[str] = NO_DOWNLOAD
+    provided: str = field(default="cannot be downloaded (put its files into --data-dir)", kw_only=True)
+    needs_folder: bool = field(default=False, kw_only=True)
+    sources: tuple[Source, ...] = field(default=(), kw_only=True)
+    is_in: Callable[[Path], bool] = field(default=lambda folder: True, kw_only=True)
 
     @abstractmethod
     def resolve(self, folder: Path | None = None) -> KnownData:
         """Return an entry of a known kind. For a user's function, this calls the function."""
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """Files to download; none if the data comes with a package or the user must get it."""
-        return ()
-
-    def is_in(self, folder: Path, /) -> bool:
-        """Return whether the files to download are in a folder."""
-        return True
-
-    @property
-    def needs_folder(self) -> bool:
-        """Whether the user must say in which folder its files are."""
-        return bool(self.sources)
 
     def check(self, folder: Path | None = None) -> None:
         """Raise if the data set is read from files and they are not in the folder."""
@@ -75,22 +65,21 @@ class DatasetEntry(ABC):
         return directory / self.name if (directory / self.name).is_dir() else directory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KnownData(DatasetEntry):
     """A data set of a known kind: arrays, image files, or persons.
 
     Args:
-        name: its name on the command line.
-        title: its name in tables.
-        classes: number of classes, or of joints; None means one class per folder.
         augmentation: default augmentation, one of :data:`bsam.lab.data.augment.AUGMENTATIONS`, or for persons one of
-            :data:`bsam.lab.data.pose.augment.POSE_AUGMENTATIONS`.
+            :data:`bsam.lab.data.pose.pose_augment.POSE_AUGMENTATIONS`.
         model: default network, one of :data:`bsam.lab.models.MODELS`; None means that ``--model`` or a file of weights
             must name it.
+        origin: where the images come from, for lists.
     """
 
-    augmentation: str
-    model: str | None
+    augmentation: str = "none"
+    model: str | None = None
+    origin: str = "--data-dir FOLDER"
     task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.lab.tasks.TASKS`
 
     def resolve(self, folder: Path | None = None) -> KnownData:
@@ -106,13 +95,8 @@ class KnownData(DatasetEntry):
         """A description of the images, for lists."""
         return "files"
 
-    @property
-    def origin(self) -> str:
-        """Where the images come from, for lists."""
-        return "--data-dir FOLDER"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArrayData(KnownData):
     """Images in arrays.
 
@@ -120,18 +104,15 @@ class ArrayData(KnownData):
         channels: channels of an image.
         side: side of an image, in pixels.
         read: returns the data set in a folder; data from a package ignores the folder.
-        is_in: returns whether the files to download are in a folder.
-        sources: files to download; none if it comes with a package.
         validation: whether it has a validation set.
     """
 
     channels: int
     side: int
     read: Callable[[Path], Dataset]
-    is_in: Callable[[Path], bool] = lambda folder: True
-    sources: tuple[Source, ...] = ()
     validation: bool = False
-    provided: ClassVar[str] = "comes with scikit-learn"
+    model: str | None = "resnet18"
+    provided: str = "comes with scikit-learn"
 
     def has_validation(self, folder: Path | None = None) -> bool:
         """Return whether it has a validation set."""
@@ -146,36 +127,16 @@ class ArrayData(KnownData):
         """The shape of an image."""
         return f"{self.channels} x {self.side} x {self.side}"
 
-    @property
-    def origin(self) -> str:
-        """A folder or a package."""
-        return super().origin if self.needs_folder else "scikit-learn"
 
-
-@dataclass(frozen=True)
-class FileData(KnownData):
-    """Images in files.
-
-    Args:
-        in_data_dir: whether the files are in the folder ``--data-dir``, which is then required.
-    """
-
-    in_data_dir: bool = field(default=True, kw_only=True)
-
-    @property
-    def needs_folder(self) -> bool:
-        """Whether the user must say in which folder its files are."""
-        return self.in_data_dir
-
-
-@dataclass(frozen=True)
-class ImageData(FileData):
+@dataclass(frozen=True, kw_only=True)
+class ImageData(KnownData):
     """Images in files, which are resized to the input size of the network.
 
     Args:
         files: lists the files in a folder.
     """
 
+    needs_folder: bool = True
     files: Callable[[Path], ImageFiles]
 
     def has_validation(self, folder: Path | None = None) -> bool:
@@ -193,14 +154,17 @@ class ImageData(FileData):
         return files
 
 
-@dataclass(frozen=True)
-class PersonData(FileData):
+@dataclass(frozen=True, kw_only=True)
+class PersonData(KnownData):
     """Persons in image files, with their joints.
 
     Args:
         persons: lists the persons in a folder.
     """
 
+    augmentation: str = "scale-rotate-flip"
+    model: str | None = "simcc_resnet50"
+    needs_folder: bool = True
     persons: Callable[[Path], PersonFiles]
     task: ClassVar[str] = "pose"
 
@@ -209,7 +173,7 @@ class PersonData(FileData):
         return self.persons(self._subfolder(folder))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DrawnPersonData(KnownData):
     """Drawn persons, with their joints.
 
@@ -218,15 +182,11 @@ class DrawnPersonData(KnownData):
     """
 
     draw: Callable[[int], PoseData]
+    origin: str = "bsam"
+    provided: str = "is drawn"
     task: ClassVar[str] = "pose"
-    provided: ClassVar[str] = "is drawn"
 
     @property
     def images(self) -> str:
         """A description of the images, for lists."""
         return "drawn"
-
-    @property
-    def origin(self) -> str:
-        """This package."""
-        return "bsam"

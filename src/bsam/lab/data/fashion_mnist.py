@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ...common.errors import BsamRuntimeError
 from .examples import Dataset, Examples
-from .raw_files import read_exactly
-from .sources import Source
+from .sources import Source, read_exactly
 
 SIDE, CLASSES = 28, 10
 TRAIN, TEST = 60_000, 10_000
@@ -28,25 +27,22 @@ _SHA256 = (
 SOURCES = tuple(Source(f"{_SITE}{name}.gz", sha256, f"{name}.gz") for name, sha256 in _SHA256)
 
 
-def fashion_mnist(folder: str | Path) -> Dataset:
+def read_fashion_mnist(folder: str | Path, train: int = TRAIN, test: int = TEST) -> Dataset:
     """Read Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels in ten classes.
 
     Args:
         folder: holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and
             ``t10k-labels-idx1-ubyte``, each with or without ``.gz``.
+        train: number of training images.
+        test: number of test images.
 
     Example:
-        >>> fashion_mnist("/nowhere")  # doctest: +ELLIPSIS
+        >>> read_fashion_mnist("/nowhere")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         bsam.common.errors.BsamRuntimeError: no Fashion-MNIST in /nowhere: train-images-idx3-ubyte or
         train-images-idx3-ubyte.gz is missing; ...
     """
-    return read_fashion_mnist(folder, TRAIN, TEST)
-
-
-def read_fashion_mnist(folder: str | Path, train: int, test: int) -> Dataset:
-    """Read files in the layout of Fashion-MNIST with these numbers of training and test images."""
     sets = []
     for part, n in (("train", train), ("t10k", test)):
         images, labels = (_find(Path(folder), f"{part}-{kind}") for kind in (_IMAGES, _LABELS))
@@ -56,7 +52,7 @@ def read_fashion_mnist(folder: str | Path, train: int, test: int) -> Dataset:
 
 
 def has_fashion_mnist(folder: Path) -> bool:
-    """Return whether :func:`fashion_mnist` finds all four files, without reading them."""
+    """Return whether :func:`read_fashion_mnist` finds all four files, without reading them."""
     return all(_files(folder, name) for name, _ in _SHA256)
 
 

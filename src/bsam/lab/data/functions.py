@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
-from ..common.user_modules import describe_error, find_function
+from ..common.names import describe_error, find_function
 from .entries import ArrayData, DatasetEntry, ImageData, KnownData, PersonData
-from .examples import Dataset, Examples
+from .examples import Dataset
 from .images.folders import ImageFiles, LabelledFiles
-from .images.layouts import check_files
-from .pose.layouts import PersonFiles
+from .images.published import check_files
+from .pose.person_files import PersonFiles
 
 ROLE = "data set"
 
@@ -25,7 +24,7 @@ ROLE = "data set"
 class FunctionData(DatasetEntry):
     """A data set that a user's function returns; see the guide "Your own data set"."""
 
-    provided: ClassVar[str] = "is read by your function"
+    provided: str = field(default="is read by your function", kw_only=True)
 
     def resolve(self, folder: Path | None = None) -> KnownData:
         """Call the function, and return the entry for its result; consecutive calls share the data."""
@@ -53,33 +52,26 @@ def _call(name: str, folder: Path | None) -> KnownData:
 def _entry(name: str, data: object) -> KnownData:
     """Check the result of a function, and return its entry."""
     if isinstance(data, Dataset):
-        arrays = _checked_arrays(replace(data, name=name))
+        arrays = _check_arrays(replace(data, name=name))
         channels, side = arrays.train.x.shape[1:3]
-        given: dict[str, Any] = {"read": lambda _: arrays, "validation": arrays.validation is not None}
-        return ArrayData(name, name, arrays.classes, "none", "resnet18", channels, side, **given)
+        entry = ArrayData(name, name, arrays.classes, channels=channels, side=side, read=lambda _: arrays)
+        return replace(entry, validation=arrays.validation is not None)
     if isinstance(data, ImageFiles):
-        files = _checked_files(data)
-        return ImageData(name, name, len(files.class_names), "none", None, lambda _: files, in_data_dir=False)
+        files = _check_images(data)
+        return ImageData(name, name, len(files.class_names), files=lambda _: files, needs_folder=False)
     if isinstance(data, PersonFiles):
-        persons, joints = _checked_persons(data), len(data.skeleton.joints)
-        augmented = ("scale-rotate-flip", "simcc_resnet50")
-        return PersonData(name, name, joints, *augmented, lambda _: persons, in_data_dir=False)
+        persons = _check_persons(data)
+        return PersonData(name, name, len(data.skeleton.joints), persons=lambda _: persons, needs_folder=False)
     raise BsamTypeError(
         "the function must return a Dataset (for example from Dataset.from_arrays), ImageFiles or PersonFiles from "
         f"bsam.lab.data, but returned {type(data).__name__}"
     )
 
 
-def _checked_arrays(data: Dataset) -> Dataset:
-    def pair(examples: Examples) -> tuple[Any, Any]:
-        return examples.x, examples.y
-
-    checked = Dataset.from_arrays(
-        pair(data.train),
-        pair(data.test),
-        None if data.validation is None else pair(data.validation),
-        class_names=data.class_names or tuple(map(str, range(data.classes))),
-    )
+def _check_arrays(data: Dataset) -> Dataset:
+    parts = {"train": data.train, "test": data.test, "validation": data.validation}
+    pairs = {name: (part.x, part.y) for name, part in parts.items() if part is not None}
+    checked = Dataset.from_arrays(**pairs, class_names=data.class_names or tuple(map(str, range(data.classes))))
     if checked.classes != data.classes:
         raise BsamValueError(f"classes is {data.classes}, but there are {checked.classes} class_names")
     channels = checked.train.x.shape[1]
@@ -89,7 +81,7 @@ def _checked_arrays(data: Dataset) -> Dataset:
     return replace(data, class_names=checked.class_names, **sets)  # type: ignore[arg-type]
 
 
-def _checked_files(files: ImageFiles) -> ImageFiles:
+def _check_images(files: ImageFiles) -> ImageFiles:
     sets = {}
     for name, part in {"train": files.train, "validation": files.validation, "test": files.test}.items():
         if part is None:
@@ -104,12 +96,12 @@ def _checked_files(files: ImageFiles) -> ImageFiles:
     if len(files.class_names) < 2:
         raise BsamValueError(f"class_names must have at least 2 entries, got {files.class_names!r}")
     folder = Path(files.folder)
-    _check_there(folder, [name for part in sets.values() for name in part.names])
+    check_files(folder, [name for part in sets.values() for name in part.names])
     names = tuple(map(str, files.class_names))
     return replace(files, folder=folder, class_names=names, **sets)  # type: ignore[arg-type]
 
 
-def _checked_persons(persons: PersonFiles) -> PersonFiles:
+def _check_persons(persons: PersonFiles) -> PersonFiles:
     n, joints = len(persons.images), len(persons.skeleton.joints)
     shapes: dict[str, tuple[int, ...]] = {"boxes": (n, 4), "joints": (n, joints, 3), "head_sizes": (n,)}
     arrays: dict[str, Any] = {}
@@ -124,7 +116,7 @@ def _checked_persons(persons: PersonFiles) -> PersonFiles:
     for name in ("train", "test"):
         arrays[name] = np.array(_indices(name, getattr(persons, name), n), np.int64)
     folder = Path(persons.folder)
-    _check_there(folder, persons.images)
+    check_files(folder, persons.images)
     return replace(persons, folder=folder, images=tuple(persons.images), **arrays)
 
 
@@ -136,7 +128,3 @@ def _indices(name: str, values: Any, count: int) -> tuple[int, ...]:
     if len(array) and not (array.min() >= 0 and array.max() < count):
         raise BsamValueError(f"{name} must be between 0 and {count - 1}, got {array.min()} to {array.max()}")
     return tuple(array.tolist())
-
-
-def _check_there(folder: Path, names: Sequence[str]) -> None:
-    check_files(folder, names, {name for name in set(names) if (folder / name).is_file()})

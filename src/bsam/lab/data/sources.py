@@ -1,13 +1,16 @@
-"""Download data sets from their authors' sites; SHA-256 digests are compared before anything is unpacked."""
+"""Download the files of data sets, whose SHA-256 digests are compared before anything is unpacked, and read them."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import http.client
 import os
 import socket
 import tarfile
 import tempfile
 import urllib.error
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -69,9 +72,12 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
             file = Path(temporary, PurePosixPath(source.url).name)
             _receive(source, file, target, progress)
-            ready = _unpack(source, file) if source.is_archive else file
+            if source.is_archive:
+                with tarfile.open(file, "r:gz") as tar:  # safe: its SHA-256 was compared
+                    tar.extractall(file.parent / "unpacked", filter="data")
+                file = file.parent / "unpacked" / source.makes
             if not target.exists():  # another process may have been faster, with the same content
-                os.replace(ready, target)
+                os.replace(file, target)
     except OSError as error:
         reason = error.strerror or error
         raise BsamRuntimeError(
@@ -97,7 +103,31 @@ def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
         socket.setdefaulttimeout(timeout)
 
 
-def _unpack(source: Source, archive: Path) -> Path:
-    with tarfile.open(archive, "r:gz") as tar:  # safe: its SHA-256 was compared
-        tar.extractall(archive.parent / "unpacked", filter="data")
-    return archive.parent / "unpacked" / source.makes
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of the content, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file, unpacked if its name ends in ``.gz``.
+
+    Example:
+        >>> read_file(Path("nowhere/train.bin"))
+        Traceback (most recent call last):
+        ...
+        bsam.common.errors.BsamRuntimeError: nowhere/train.bin cannot be read: No such file or directory; get it again
+    """
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BsamRuntimeError(f"{path} cannot be read: {reason}; get it again") from error
+
+
+def read_exactly(path: Path, size: int, layout: str) -> bytes:
+    """Return the content of a file that must have ``size`` bytes; ``layout`` describes them in the error message."""
+    content = read_file(path)
+    if len(content) != size:
+        raise BsamRuntimeError(f"{path} must have {size:,} bytes, {layout}, and has {len(content):,}; get it again")
+    return content

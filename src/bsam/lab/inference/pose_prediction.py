@@ -20,7 +20,7 @@ from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device
 from ..training.run_dir import RunDir
-from .prediction import decoded_batches, image_paths
+from .class_prediction import decoded_batches, image_paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +91,8 @@ def find_joints(
             boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
             x, to_image = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2), inverse(torch.cat(maps))
             unknown = torch.zeros(len(batch), len(inputs.skeleton.joints), 3, device=torch_device)
-            seen, _, seen_to_image = augment(x.to(torch_device), unknown, to_image.to(torch_device))
-            joints = apply(seen_to_image, inputs.joints(network, seen, flip).double()).cpu().numpy()
+            x, _, to_image = augment(x.to(torch_device), unknown, to_image.to(torch_device))
+            joints = apply(to_image, inputs.joints(network, x, flip).double()).cpu().numpy()
             for (path, _), positions, cut_box in zip(batch, joints, boxes, strict=True):
                 poses.append(FoundJoints(path, positions, cut_box, inputs.skeleton))
     return poses
@@ -102,7 +102,8 @@ def _cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.ui
     """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to pixels of the crop."""
     content = read_image(path)
     height, width, _ = decode_bytes(content, path).shape
-    left, top, right, bottom = person_box = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    person_box = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    left, top, right, bottom = person_box
     if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
         raise BsamValueError(f"the box {rounded(person_box)} lies outside of the {width} x {height} pixels of {path}")
     (crop,), to_crop = person_crops(torch.tensor([person_box], dtype=torch.float64), side)

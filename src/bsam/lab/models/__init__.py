@@ -54,7 +54,7 @@ _PYRAMID = "Han et al., CVPR 2017"
 _MOBILE = "Howard et al., 2017"
 _SIMCC = "Li et al., ECCV 2022"
 _FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
-_SMALL_MOBILE = (8, (16, 32, 32, 64), (1, 2, 1, 2))  # stem width, block widths, block strides
+_SMALL_MOBILE = partial(MobileNetV1, stem=8, widths=(16, 32, 32, 64), strides=(1, 2, 1, 2))
 
 MODELS: dict[str, ModelEntry] = {
     entry.name: entry
@@ -69,9 +69,7 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
         ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
         ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
-        ModelEntry(
-            "mobilenet_v1_small", partial(MobileNetV1, *_SMALL_MOBILE), "MobileNetV1, small", 5_850, 32, _MOBILE
-        ),
+        ModelEntry("mobilenet_v1_small", _SMALL_MOBILE, "MobileNetV1, small", 5_850, 32, _MOBILE),
         ModelEntry("mobilenet_v1", MobileNetV1, "MobileNetV1", 3_217_226, 32, _MOBILE),
         ModelEntry("simcc_resnet8", simcc_resnet8, "SimCC, ResNet-8", 143_834, 64, _SIMCC, backbone="resnet8"),
         ModelEntry("simcc_resnet50", simcc_resnet50, "SimCC, ResNet-50", 23_595_082, 256, _SIMCC, backbone="resnet50"),
@@ -83,7 +81,7 @@ def model_entry(name: str) -> ModelEntry:
     """Return the entry of a network: one from :data:`MODELS`, or a new one for a timm network called ``timm:NAME``.
 
     Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
-    :func:`~bsam.lab.models.preprocessing.input_config` returns the image size.
+    :func:`~bsam.lab.models.input_config.input_config` returns the image size.
 
     Example:
         >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title

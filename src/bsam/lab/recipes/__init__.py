@@ -6,7 +6,7 @@ Example:
 """
 
 from ...common.errors import BsamValueError
-from ..common.user_modules import find_object
+from ..common.names import find_object
 from .cells import TableCell
 from .cifar import (
     CIFAR_RECIPES,

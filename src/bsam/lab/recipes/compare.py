@@ -8,11 +8,11 @@ from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ..common.names import find_name
 from ..data import dataset_entry
 from ..models import model_entry
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
-from ..training.names import find_name
 from .experiments import MAX_SEEDS, Recipe
 from .scales import Scale
 from .tuning import base_tuning, radius_tuning

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...common.errors import BsamValueError
+from ..common.names import find_name
 from ..training.config import BASE, Run, arguments_of
-from ..training.names import find_name
 from .cells import TableCell
 from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
 from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ...common.errors import BsamValueError
+from ..common.names import find_name
 from ..training.config import Run
-from ..training.names import find_name
 from ..training.run_dir import run_dir_name
 from .variants import variant_of
 

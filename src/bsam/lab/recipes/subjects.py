@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches, LossFunction
-from ..common.user_modules import find_function
+from ..common.names import find_function
 from ..quantization import freeze_scales
 from ..tasks import TASKS
 from ..training.run_dir import NETWORK, RunDir, run_dir_name

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ...common.errors import BsamValueError
 from ..data.images.decoding import Box, Crop
 from ..data.pose.persons import MARGIN
+from ..inference.class_prediction import Prediction
 from ..inference.pose_prediction import FoundJoints
-from ..inference.prediction import Prediction
 from ..training.files import usable, write, write_json
 from .panels import COLOURS, DPI, MAX_COLUMNS, figure, panel_title, printable, save
 from .skeletons import draw_skeleton, show_picture, side_legend

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,14 +21,12 @@ from ..data import dataset_entry
 from ..data.augment import augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
-from ..data.streaming import stream
 from ..models import model_entry
 from ..quantization import calibrate
-from .class_networks import build_float_network, build_network, quantized
-from .class_predictions import class_predictions
 from .classification_settings import ClassificationSettings
+from .classifiers import build_float_network, build_network, class_predictions, quantize_network
 from .image_inputs import Inputs, inputs_of, load_data
-from .pretrained import PretrainedTask
+from .image_task import ImageTask, limit_samples
 from .settings import refuse_settings
 from .task import Measure, TaskBatch, holdout_mask
 
@@ -39,7 +37,7 @@ CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
-class Classification(PretrainedTask):
+class Classification(ImageTask):
     """Classification of images with cross-entropy and label smoothing, measured by accuracy.
 
     Args:
@@ -83,7 +81,7 @@ class Classification(PretrainedTask):
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
         self.image_size = self.inputs.size
         self._split, self._digest = data.split, data.digest
-        train = _limited(data.train, "limit_train", run.limit_train)
+        train = limit_samples(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed, run.noise_labels)
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         labelled, self._true_holdout = Examples(train.x, noisy), None
@@ -104,14 +102,13 @@ class Classification(PretrainedTask):
         self._original_splits = train, eval_split
         self._train, self._labels = labelled.to(self._host), labelled.y.to(device)
         self._x = self._train.x
-        self._eval_split = _limited(eval_split, "limit_test", run.limit_test).to(self._host)
+        self._eval_split = limit_samples(eval_split, "limit_test", run.limit_test).to(self._host)
         if self._true_holdout is not None and run.limit_test is not None:
             self._true_holdout = self._true_holdout.at(eval_split.balanced_indices(run.limit_test))
         self.eval_samples = len(self._eval_split)
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
-        chosen = augmentation(run.augment or entry.augmentation, data)
-        self._augment = replace(chosen, mean=self.inputs.mean, std=self.inputs.std)
+        self._augment = augmentation(run.augment or entry.augmentation, self.inputs.mean, self.inputs.std)
         self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
         large = self.inputs.size > LARGE_IMAGE
         self._eval_batch_size = LARGE_IMAGE_BATCH if large else EVALUATION_BATCH[device.type]
@@ -131,7 +128,7 @@ class Classification(PretrainedTask):
             return super().initialise(network, init)
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
         messages = super().initialise(latent, init)
-        network.load_state_dict(quantized(latent, self.run).state_dict())
+        network.load_state_dict(quantize_network(latent, self.run).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
         return messages
 
@@ -152,7 +149,7 @@ class Classification(PretrainedTask):
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices."""
-        augmented = self.inputs.resized(self._augment(x, self._draws[index]))
+        augmented = self.inputs.resize(self._augment(x, self._draws[index]))
         return augmented, self._labels[index], index
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
@@ -187,13 +184,11 @@ class Classification(PretrainedTask):
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training, wrong ones included; balanced if limited."""
-        chosen = self._train if limit is None else self._train.some(min(limit, self.samples))
-        return list(self._inputs_of(chosen))
+        return list(self._inputs_of(self._train if limit is None else self._train.some(min(limit, self.samples))))
 
     def eval_examples(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the images and labels that the network is evaluated on, in batches; balanced if limited."""
-        for x, y in self.eval_images(limit):
-            yield self.inputs(x), y
+        return ((self.inputs(x), y) for x, y in self.eval_images(limit))
 
     def eval_images(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the stored images of :meth:`eval_examples` instead of the network's inputs."""
@@ -209,25 +204,22 @@ class Classification(PretrainedTask):
 
     def _inputs_of(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         """Return inputs of the network and labels, in batches, on the device."""
-        for x, y in self._stored(examples):
-            yield self.inputs(x), y
+        return ((self.inputs(x), y) for x, y in self._stored(examples))
 
     def _stored(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
         """Return stored images and labels, in batches, on the device."""
-        batches = examples.batches(self._eval_batch_size)
-        if self._host == self.device:
-            images: Iterator[Tensor] = (x for x, _ in batches)
-        else:
-            images = stream(examples.x, torch.arange(len(examples)).split(self._eval_batch_size), self.device)
-        for x, (_, y) in zip(images, batches, strict=True):
-            yield x, y.to(self.device)
+        size = self._eval_batch_size
+        images: Iterable[Tensor] = examples.x.split(size)
+        if self._host != self.device:
+            images = self._read(examples.x, torch.arange(len(examples)).split(size))
+        return zip(images, (y.to(self.device) for y in examples.y.split(size)), strict=True)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""
         return F.cross_entropy(outputs, y)
 
     def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
-        """Return :func:`~bsam.lab.tasks.class_predictions.class_predictions` of the evaluation set, with ``pixels``
+        """Return :func:`~bsam.lab.tasks.classifiers.class_predictions` of the evaluation set, with ``pixels``
         (n, side, side, channels) as bytes instead of inputs, and ``class_names``, which may be numbers.
         """
         predicted = class_predictions(network, self.eval_examples(), self.classes)
@@ -264,7 +256,7 @@ class Classification(PretrainedTask):
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
             notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
         if self.inputs.class_names:
-            notes["inputs"] = self.inputs.to_json()
+            notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
 
 
@@ -277,9 +269,3 @@ def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
         0.1
     """
     return prob_others * num_classes / (num_classes - 1)
-
-
-def _limited(examples: Examples, name: str, n: int | None) -> Examples:
-    if n is not None and n > len(examples):
-        raise BsamValueError(f"{name} must be at most {len(examples)}, the size of the set; got {n}")
-    return examples if n is None else examples.some(n)

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from ...common.checks import check_count, check_number
+from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..data import dataset_entry
 from ..data.label_noise import NoiseLabels, wrong_share
-from .settings import TaskSettings, check_flag, one_of, setting
+from .settings import SHARE, TaskSettings, one_of, setting
 
 Quantizer = Literal["lsq", "minmax"]
 QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # the paper's, for ResNet-50
 QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}  # rates as in FINE_TUNING: the paper does not give any
-
-
-def _check_bits(name: str, value: object) -> None:
-    check_count(name, value, 2, 8)
+BITS = partial(check_count, low=2, high=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,54 +24,36 @@ class ClassificationSettings(TaskSettings):
     """The settings of classification."""
 
     label_smoothing: float = setting(
-        0.1,
-        "label smoothing: the total probability of the other classes",
-        partial(check_number, low=0, high=1),
-        "Optimization",
+        0.1, "label smoothing: the total probability of the other classes", "Optimization", SHARE
     )
-    label_noise: float = setting(
-        0.0, "the fraction of the training labels to draw at random", partial(check_number, low=0, high=1), "Data"
-    )
+    label_noise: float = setting(0.0, "the fraction of the training labels to draw at random", "Data", SHARE)
     noise_labels: NoiseLabels = setting(
         "all",
         "with --label-noise: draw from all classes, so that some labels stay right (with ten classes, 0.8 makes 72 % "
         "of the labels wrong), or only from the other classes (0.8 makes 80 % wrong)",
-        one_of(NoiseLabels),
         "Data",
+        one_of(NoiseLabels),
     )
     weight_bits: int | None = setting(
         None,
         "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
-        _check_bits,
         "Quantization",
+        BITS,
     )
     activation_bits: int | None = setting(
-        None,
-        "bits of the layer inputs, 2 to 8; default: the same as for weights",
-        _check_bits,
-        "Quantization",
+        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", BITS
     )
     first_last_bits: int = setting(
-        8,
-        "bits of the weights and inputs of the first and the last layer",
-        _check_bits,
-        "Quantization",
+        8, "bits of the weights and inputs of the first and the last layer", "Quantization", BITS
     )
     quantizer: Quantizer = setting(
         "lsq",
         "lsq learns the scales, minmax computes them from the smallest and the largest values",
+        "Quantization",
         one_of(Quantizer),
-        "Quantization",
     )
-    fold_batch_norm: bool = setting(
-        False, "first fold batch norm into the convolution before it", check_flag, "Quantization"
-    )
-    perturb_scales: bool = setting(
-        False,
-        "let a sharpness-aware step perturb the learned scales, too",
-        check_flag,
-        "Quantization",
-    )
+    fold_batch_norm: bool = setting(False, "first fold batch norm into the convolution before it", "Quantization")
+    perturb_scales: bool = setting(False, "let a sharpness-aware step perturb the learned scales, too", "Quantization")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..data.examples import Dataset
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
 from ..models import model_entry
-from ..models.preprocessing import InputConfig, input_config
+from ..models.input_config import InputConfig, input_config
 from ..models.weight_loading import PRETRAINED, check_download, check_model
 from .settings import TaskSettings
 
@@ -64,21 +64,17 @@ class Inputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
-        """Return the inputs that :meth:`to_json` described."""
+        """Return the inputs from JSON values of ``dataclasses.asdict``."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**fields)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""
-        return self.resized(normalise(x, self.mean, self.std))
+        return self.resize(normalise(x, self.mean, self.std))
 
-    def resized(self, x: Tensor) -> Tensor:
+    def resize(self, x: Tensor) -> Tensor:
         """Return normalised images at the network's input size."""
         if self.size == self.side:
             return x
@@ -145,8 +141,8 @@ def inputs_of(run: TaskSettings, data: Dataset) -> Inputs:
     elif not in_bytes:
         config = replace(config, mean=data.mean, std=data.std)
     crop = 1.0 if data.digest is None else config.crop  # images in arrays are not cropped
-    size, scale = run.image_size or config.size, (config.mean, config.std)
-    return Inputs(side, size, channels, *scale, config.interpolation, crop, data.class_names, in_bytes)
+    size, names = run.image_size or config.size, data.class_names
+    return Inputs(side, size, channels, config.mean, config.std, config.interpolation, crop, names, in_bytes)
 
 
 def check_weights(run: TaskSettings, data_dir: Path | None) -> None:

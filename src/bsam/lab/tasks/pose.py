@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,24 +17,46 @@ from ..common.progress import ProgressLine
 from ..data import DATASETS, dataset_entry
 from ..data.entries import DrawnPersonData, KnownData, PersonData
 from ..data.pose.affine import apply
-from ..data.pose.augment import POSE_AUGMENTATIONS
 from ..data.pose.persons import Persons, PoseData, load_persons
-from ..models import build, model_entry
-from ..models.preprocessing import input_config
+from ..data.pose.pose_augment import POSE_AUGMENTATIONS
+from ..models import MODELS, build, model_entry
+from ..models.input_config import input_config
 from . import pose_metrics
 from .image_inputs import IMAGENET
+from .image_task import ImageTask, limit_samples
 from .pose_inputs import PoseInputs
-from .pose_settings import PoseSettings, check_pose_settings
-from .pretrained import PretrainedTask
+from .settings import TaskSettings, check_positive, refuse_settings, setting
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
 GROUPS = tuple(pose_metrics.LSP.groups)
 EVALUATION_BATCH = 64
+POSE = {  # as SimCC's authors use for MPII, except for the schedule and the epochs: they train for 210
+    "base": "adam",
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "batch": 64,
+    "epochs": 140,
+    "label_smoothing": 0.0,
+}
+MAX_BINS = 16  # per pixel; the last layers grow with this number
 SHOWN = 8  # persons of the evaluation set in the report
 
 
-class Pose(PretrainedTask):
+@dataclass(frozen=True, kw_only=True)
+class PoseSettings(TaskSettings):
+    """The settings of pose estimation."""
+
+    simcc_k: float = setting(
+        2.0, f"number of SimCC bins per pixel, at most {MAX_BINS}", "Pose", partial(check_positive, high=MAX_BINS)
+    )
+    simcc_sigma: float = setting(6.0, "standard deviation of SimCC's labels, in bins", "Pose", check_positive)
+    flip_test: bool = setting(
+        False, "average the probabilities of each image and its mirror image in evaluation", "Pose"
+    )
+
+
+class Pose(ImageTask):
     """Pose estimation with SimCC's loss, measured by PCK for each group of joints and on average.
 
     Args:
@@ -61,7 +84,7 @@ class Pose(PretrainedTask):
         if entry.task != "pose":
             names = ", ".join(known.name for known in DATASETS.values() if known.task == "pose")
             raise BsamValueError(f"{run.data} has no joints: use --task {entry.task}, or --data with one of {names}")
-        check_pose_settings(run)
+        _check_settings(run)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or (model_entry(run.model).images if data is None else data.side)
         with torch.device("meta"):
@@ -73,19 +96,19 @@ class Pose(PretrainedTask):
         self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
         self.classes, self.image_size = len(data.skeleton.joints), data.side
         self._split, self._digest = data.split, data.digest
-        self._train, test = _limited(data.train, "limit_train", run.limit_train), data.test
+        self._train, test = limit_samples(data.train, "limit_train", run.limit_train), data.test
         if run.eval_split == "holdout":
-            kept = len(self._train) - holdout_size(len(self._train))
-            self._train, test = self._train.part(slice(0, kept)), self._train.part(slice(kept, None))
-        self._test = _limited(test, "limit_test", run.limit_test)
-        self._x, self._y, self._to_image = _on(self._train, self._host, device)
-        self._test_x, self._test_y, self._test_to_image = _on(self._test, self._host, device)
+            end = len(self._train) - holdout_size(len(self._train))
+            self._train, test = self._train.part(slice(0, end)), self._train.part(slice(end, None))
+        self._test = limit_samples(test, "limit_test", run.limit_test)
+        self._stored_train = self._train.to(self._host, device)
+        self._stored_test = self._test.to(self._host, device)
+        self._x = self._stored_train.x
         self.samples, self.eval_samples = len(self._train), len(self._test)
         self._truth = joints_in_image(self._test)
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
         self.baseline()  # raises before training if there is nothing to score
-        chosen = POSE_AUGMENTATIONS[run.augment or entry.augmentation]
-        self._augment = self.inputs.augment(**chosen)
+        self._augment = self.inputs.augment(**POSE_AUGMENTATIONS[run.augment or entry.augmentation])
         self.begin_epoch(0)
 
     def network(self) -> nn.Module:
@@ -98,7 +121,8 @@ class Pose(PretrainedTask):
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, joints and indices."""
-        images, y, _ = self._augment(x, self._y[index], self._to_image[index], self._draws[index])
+        persons = self._stored_train
+        images, y, _ = self._augment(x, persons.y[index], persons.to_image[index], self._draws[index])
         return images, y, index
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
@@ -114,7 +138,7 @@ class Pose(PretrainedTask):
         """Return the loss, the mean PCK, and the PCK of each group of joints."""
         split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
         joints = []
-        for x, y, to_image in self._test_batches():
+        for x, y, to_image in self._plain_batches(self._stored_test):
             logits = network(x)
             total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
             joints.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
@@ -138,13 +162,7 @@ class Pose(PretrainedTask):
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with their joints, not augmented; evenly spaced ones if limited."""
-        chosen = torch.arange(self.samples, device=self._host)[:: _step(self.samples, limit)][:limit]
-        rows = chosen.split(EVALUATION_BATCH)
-        batches = []
-        for images, index in zip(self._read(self._x, rows), rows, strict=True):
-            where = index.to(self.device)
-            batches.append(self._augment(images, self._y[where], self._to_image[where])[:2])
-        return batches
+        return [(x, y) for x, y, _ in self._plain_batches(self._stored_train, limit)]
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""
@@ -158,7 +176,7 @@ class Pose(PretrainedTask):
         scored = f"{int((self._sizes > 0).sum())} persons of known size are scored"
         return {
             "data": {"split": f"{self._split}; {scored}", "images": sizes, "left_out": self.left_out},
-            "pose": self.inputs.to_json(),
+            "pose": asdict(self.inputs),
             "baseline": {"title": "mean pose, no network", "scores": self.baseline()},
             **super().notes(),
         }
@@ -171,21 +189,35 @@ class Pose(PretrainedTask):
             ``pixels`` (n, side, side, 3), the inputs as bytes; ``found`` (n, J, 2), the predicted joints; and ``truth``
             (n, J, 3), the labelled ones. Both are in pixels of the inputs.
         """
-        rows = torch.arange(len(self._test))[:: _step(len(self._test), SHOWN)][:SHOWN]
-        where, inputs = rows.to(self.device), self.inputs
-        crops = self._test_x[rows.to(self._host)].to(self.device)
-        x, y, _ = self._augment(crops, self._test_y[where], self._test_to_image[where])
-        scale = [torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (inputs.std, inputs.mean)]
-        pixels = (255 * (x * scale[0] + scale[1])).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
-        predicted = inputs.joints(network, x, self.run.flip_test)
-        return {name: t.cpu().numpy() for name, t in (("pixels", pixels), ("found", predicted), ("truth", y))}
+        ((x, y, _),) = self._plain_batches(self._stored_test, SHOWN)
+        mean, std = (
+            torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
+        )
+        pixels = (255 * (x * std + mean)).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
+        arrays = {"pixels": pixels, "found": self.inputs.joints(network, x, self.run.flip_test), "truth": y}
+        return {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
 
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield network inputs, the joints in pixels of the inputs, and the maps from there to pixels of the images."""
-        rows = torch.arange(len(self._test), device=self._host).split(EVALUATION_BATCH)
-        for images, index in zip(self._read(self._test_x, rows), rows, strict=True):
+    def _plain_batches(self, persons: Persons, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield inputs that are not augmented, their joints, and the maps to pixels of the images, in batches; those of
+        evenly spaced persons if limited.
+        """
+        step = 1 if limit is None else max(1, len(persons) // limit)
+        rows = torch.arange(len(persons), device=self._host)[::step][:limit].split(EVALUATION_BATCH)
+        for images, index in zip(self._read(persons.x, rows), rows, strict=True):
             where = index.to(self.device)
-            yield self._augment(images, self._test_y[where], self._test_to_image[where])
+            yield self._augment(images, persons.y[where], persons.to_image[where])
+
+
+def _check_settings(run: PoseSettings) -> None:
+    """Raise if the network is not a pose network, or a setting has no meaning for pose."""
+    if model_entry(run.model).backbone is None:
+        names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
+        raise BsamValueError(f"{run.model} is not a pose network: set --model to one of {names}")
+    if run.eval_split == "validation":
+        raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout")
+    if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
+        raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
+    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
 
 
 def joints_in_image(persons: Persons) -> Tensor:
@@ -218,19 +250,3 @@ def _load(
     with ProgressLine() as line:
         progress = partial(line.reach, f"Cutting out the persons of {files.name}")
         return load_persons(files, side, cache_dir=cache_dir, skip_corrupt=run.skip_corrupt, progress=progress)
-
-
-def _limited(persons: Persons, name: str, n: int | None) -> Persons:
-    """Return ``n`` evenly spaced persons, without copying their images."""
-    if n is not None and n > len(persons):
-        raise BsamValueError(f"{name} must be at most {len(persons)}, the size of the set; got {n}")
-    return persons if n is None else persons.part(slice(0, n * _step(len(persons), n), _step(len(persons), n)))
-
-
-def _step(size: int, n: int | None) -> int:
-    return 1 if n is None else max(1, size // n)
-
-
-def _on(persons: Persons, host: torch.device, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images on the host, and joints and maps on the device."""
-    return persons.x.to(host), persons.y.to(device), persons.to_image.to(device)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..data.pose.augment import PoseAugment
 from ..data.pose.joints import Skeleton
+from ..data.pose.pose_augment import PoseAugment
 from ..models import build
-from .pretrained import freeze_backbone
+from .image_task import freeze_backbone
 from .settings import TaskSettings
 from .simcc_loss import decode, flip_merge
 
@@ -36,17 +36,13 @@ class PoseInputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PoseInputs:
-        """Return the inputs that :meth:`to_json` described."""
+        """Return the inputs from JSON values of ``dataclasses.asdict``."""
         lists = values["skeleton"]
         pairs, edges = (
             tuple((int(first), int(second)) for first, second in lists[name]) for name in ("pairs", "edges")
         )
         skeleton = Skeleton(tuple(lists["joints"]), pairs, edges)
         return cls(values["side"], values["k"], tuple(values["mean"]), tuple(values["std"]), skeleton)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
     def augment(self, **settings: Any) -> PoseAugment:
         """Return the function that cuts inputs out of stored crops, with these settings of the augmentation."""
@@ -71,5 +67,5 @@ class PoseInputs:
         """
         logits = network(x) if logits is None else logits
         if flip_test:
-            logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.pairs, self.k)
+            logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.mirrored, self.k)
         return decode(logits, self.k)

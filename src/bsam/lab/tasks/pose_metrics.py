@@ -32,22 +32,23 @@ class PoseScore:
     mean: tuple[int, ...]
 
 
-#: PCKh@0.5 of MPII's 16 joints. A person's size is the head size (:class:`~bsam.lab.data.pose.layouts.PersonFiles`).
+def _groups(skeleton: Skeleton, head: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    pairs = {
+        name: tuple(joint for joint, title in enumerate(skeleton.joints) if title.endswith(f" {name}"))
+        for name in ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+    }
+    return {"head": head, **pairs}
+
+
+#: PCKh@0.5 of MPII's 16 joints. A person's size is the head size
+#: (:class:`~bsam.lab.data.pose.person_files.PersonFiles`).
 #: Pelvis (6) and thorax (7) are left out of the mean; upper neck (8) is in no group. The group head is only its top
 #: (9), as in the validation scores published with SimpleBaseline, HRNet and SimCC; MPII's test server takes the mean of
 #: upper neck and top.
 MPII = PoseScore(
     "PCKh@0.5",
     0.5,
-    {
-        "head": (9,),
-        "shoulder": (12, 13),
-        "elbow": (11, 14),
-        "wrist": (10, 15),
-        "hip": (2, 3),
-        "knee": (1, 4),
-        "ankle": (0, 5),
-    },
+    _groups(skeletons.MPII, head=(9,)),
     tuple(joint for joint in range(16) if joint not in (6, 7)),
 )
 #: PCK@0.2 of LSP's 14 joints. The size of a person is the torso size (:func:`torso_sizes`). The group head is neck and
@@ -55,15 +56,7 @@ MPII = PoseScore(
 LSP = PoseScore(
     "PCK@0.2",
     0.2,
-    {
-        "head": (12, 13),
-        "shoulder": (8, 9),
-        "elbow": (7, 10),
-        "wrist": (6, 11),
-        "hip": (2, 3),
-        "knee": (1, 4),
-        "ankle": (0, 5),
-    },
+    _groups(skeletons.LSP, head=(12, 13)),
     tuple(range(14)),
 )
 SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}

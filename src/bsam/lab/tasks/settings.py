@@ -13,7 +13,7 @@ import numpy as np
 from ...common.checks import check_count, check_number, is_number
 from ...common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
-from ..data.pose.augment import POSE_AUGMENTATIONS
+from ..data.pose.pose_augment import POSE_AUGMENTATIONS
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
@@ -24,16 +24,22 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_SEED = 2**63 - 1  # seeds are stored as 64-bit integers
 
 
-def setting(default: T, help: str, check: Check, group: Group) -> T:
+NOT_NEGATIVE: Check = partial(check_number, low=0)
+SHARE: Check = partial(check_number, low=0, high=1)
+
+
+def setting(default: T, help: str, group: Group, check: Check | None = None) -> T:
     """Declare a dataclass field.
 
     Args:
         default: its default; None is not checked.
         help: the help text of its flag.
-        check: called with the name and the value; raises if the value is wrong.
         group: the heading of its flag.
+        check: called with the name and the value; raises if the value is wrong. By default the value must be a name, a
+            count or a bool, as the default is.
     """
-    return field(default=default, metadata={"help": help, "check": check, "group": group})
+    checks: dict[type, Check] = {str: check_name, int: check_count, bool: check_flag}
+    return field(default=default, metadata={"help": help, "check": check or checks[type(default)], "group": group})
 
 
 def check_name(name: str, value: object) -> None:
@@ -97,92 +103,88 @@ class TaskSettings:
     Each field's metadata holds its help text. Values are checked, and copied as plain Python values.
     """
 
-    model: str = setting(
-        "digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", check_name, "Model"
-    )
+    model: str = setting("digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", "Model")
     weights: str | None = setting(
         None,
         "initial weights: a file (safetensors or a state dict), which may be in the data folder, or `pretrained`, "
         "which timm downloads. The last layers (the classification layer, or the pose head) always begin with random "
         "weights",
-        check_name,
         "Model",
+        check_name,
     )
     init: str | None = setting(
         None,
         "the folder of a finished run with the same network; training begins with its weights, including the last "
         "layers",
-        check_name,
         "Model",
+        check_name,
     )
     freeze_backbone: bool = setting(
-        False, "train only the last layers (see --weights); batch norm before them is in eval mode", check_flag, "Model"
+        False, "train only the last layers (see --weights); batch norm before them is in eval mode", "Model"
     )
     head_lr: float | None = setting(
         None,
         "the learning rate of the last layers at the start of the schedule; default: lr",
-        partial(check_number, low=0),
         "Optimization",
+        NOT_NEGATIVE,
     )
     layer_decay: float = setting(
         1.0,
         "each layer's learning rate is this factor times that of the next layer; 1 gives all layers the same rate; "
         "timm networks only",
-        partial(check_number, low=0, high=1),
         "Optimization",
+        SHARE,
     )
     data: str = setting(
         "digits",
         "a data set from `bsam list data`; folder:PATH for your own images, with one folder per class; or "
         "MODULE:FUNCTION for your own function that returns the data, in a module that is installed or in the current "
         "folder",
-        check_name,
         "Data",
     )
     image_size: int | None = setting(
         None,
         "the side to resize images to, in pixels; default: the size that the network was pretrained with, if any",
-        check_count,
         "Data",
+        check_count,
     )
     skip_corrupt: bool = setting(
         False,
         "leave out image files that cannot be decoded, and persons whose box is outside the image, and list them in "
         "data.json, instead of raising an error",
-        check_flag,
         "Data",
     )
     augment: str | None = setting(
         None,
         f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; default: that of the data set",
-        check_name,
         "Data",
+        check_name,
     )
     limit_train: int | None = setting(
         None,
         "train on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
-        check_count,
         "Data",
+        check_count,
     )
     limit_test: int | None = setting(
         None,
         "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
-        check_count,
         "Data",
+        check_count,
     )
     eval_split: Split = setting(
         "test",
         "the data to evaluate on. holdout is a fifth of the training samples, at least 200 but at most half of them, "
         "which are then not used for training; with --label-noise, some of their labels are wrong, too. Choose "
         "settings on validation or holdout, not on test",
-        one_of(Split),
         "Data",
+        one_of(Split),
     )
     seed: int = setting(
         0,
         "seed of the initial weights, the order of the samples, their augmentation and the label noise",
-        partial(check_count, low=0, high=MAX_SEED),
         "Optimization",
+        partial(check_count, low=0, high=MAX_SEED),
     )
 
     def __post_init__(self) -> None:

@@ -119,7 +119,7 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
     return (largest + torch.where(refined, (before - after) / (2 * curvature), 0))[..., 0] / k
 
 
-def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int, int]], k: float = 2.0) -> Tensor:
+def flip_merge(logits: Tensor, flipped_logits: Tensor, mirrored: Sequence[int], k: float = 2.0) -> Tensor:
     """Return the logarithm of the mean probabilities of images and of their mirror images.
 
     For a mirror image, left and right joints are swapped, and the bins of x are reversed and shifted by ``k - 1``: the
@@ -129,28 +129,26 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, pairs: Sequence[tuple[int
     Args:
         logits: (n, joints, 2, bins), of the images.
         flipped_logits: (n, joints, 2, bins), of the mirror images, as the network returned them.
-        pairs: indices of left and right joints.
+        mirrored: for each joint of a mirror image, the joint that it was before, as in
+            :class:`bsam.lab.data.pose.joints.Skeleton`.
         k: bins per pixel.
 
     Example:
         >>> one = simcc_labels(
         ...     torch.tensor([[[1.0, 3.0], [5.0, 3.0]]]), side=8, k=2, sigma=1
         ... ).log()
-        >>> mirrored = simcc_labels(
+        >>> flipped = simcc_labels(
         ...     torch.tensor([[[2.0, 3.0], [6.0, 3.0]]]), side=8, k=2, sigma=1
         ... ).log()
-        >>> decode(flip_merge(one, mirrored, pairs=[(0, 1)]))
+        >>> decode(flip_merge(one, flipped, mirrored=(1, 0)))
         tensor([[[1., 3.],
                  [5., 3.]]])
     """
-    order = list(range(logits.shape[1]))
-    for left, right in pairs:
-        order[left], order[right] = right, left
     logits, flipped_logits = _full_precision(logits), _full_precision(flipped_logits)
     # no index tensor: its copy to the device could not be captured in a CUDA graph
-    swapped = torch.stack([flipped_logits[:, joint] for joint in order], dim=1)
-    mirrored = torch.stack((swapped[:, :, 0].flip(-1).roll(1 - round(k), -1), swapped[:, :, 1]), dim=2)
-    return torch.logaddexp(F.log_softmax(logits, dim=-1), F.log_softmax(mirrored, dim=-1)) - math.log(2)
+    swapped = torch.stack([flipped_logits[:, joint] for joint in mirrored], dim=1)
+    reversed_x = torch.stack((swapped[:, :, 0].flip(-1).roll(1 - round(k), -1), swapped[:, :, 1]), dim=2)
+    return torch.logaddexp(F.log_softmax(logits, dim=-1), F.log_softmax(reversed_x, dim=-1)) - math.log(2)
 
 
 def _full_precision(logits: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ from .settings import TaskSettings
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
 # The split "holdout" takes a fifth of the training samples and at least 200, but never more than half of them. An
 # accuracy of 90 % on 200 samples has a standard error of 2 points.
-HOLDOUT, MIN_HOLDOUT, MAX_HOLDOUT = 0.2, 200, 0.5
+HOLDOUT = 0.2
+MIN_HOLDOUT = 200
+MAX_HOLDOUT = 0.5
 _HOLDOUT_STREAM = 0x401D  # makes this random choice independent of that of the label noise
 
 

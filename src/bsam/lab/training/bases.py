@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from ...common.errors import BsamValueError
-from .names import find_name
+from ..common.names import find_name
 
 _CLASSES: dict[str, type[Optimizer]] = {
     name.lower(): cls
@@ -66,44 +66,11 @@ def check_base_arguments(base: str, arguments: object) -> None:
             raise BsamValueError(f"base_arguments: {base} has no argument {name!r}: it takes {', '.join(known)}")
     if arguments:
         try:
-            BASES[base]([torch.zeros(1)], **_as_tuples(arguments))
+            BASES[base]([torch.zeros(1)], **as_tuples(arguments))
         except (TypeError, ValueError, IndexError) as error:
             raise BsamValueError(f"base_arguments {dict(arguments)} do not fit {base}: {error}") from error
 
 
-def create_base(
-    base: str,
-    groups: list[dict[str, Any]],
-    momentum: float,
-    nesterov: bool,
-    weight_decay: float,
-    arguments: Mapping[str, Any],
-    capturable: bool,
-) -> Optimizer:
-    """Return the base optimizer.
-
-    Args:
-        base: its name in :data:`BASES`.
-        groups: the parameter groups, with their learning rates.
-        momentum: the momentum, or the first of the ``betas``; not used by optimizers that have neither.
-        nesterov: use Nesterov momentum.
-        weight_decay: the weight decay.
-        arguments: further arguments, by name. ``betas`` take precedence over ``momentum``.
-        capturable: whether its steps will be captured in a CUDA graph.
-    """
-    accepted = parameters_of(base)
-    named: dict[str, Any] = {"weight_decay": weight_decay}
-    if "momentum" in accepted:
-        named["momentum"] = momentum
-    if "betas" in accepted:
-        named["betas"] = (momentum, accepted["betas"].default[1])
-    if nesterov:
-        named["nesterov"] = True
-    if capturable:
-        named["fused" if base == "sgd" else "capturable"] = True
-    return BASES[base](groups, **{**named, **_as_tuples(arguments)})
-
-
-def _as_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with tuples for lists, which is how JSON stores them."""
+def as_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with tuples in place of lists, as which JSON stores them."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}

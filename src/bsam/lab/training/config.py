@@ -6,23 +6,22 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ...common.checks import check_count, check_number, check_radius, is_number
+from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
+from ..common.names import find_name
 from ..tasks import TASKS
 from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
 from ..tasks.classification_settings import QUANTIZED as QUANTIZED
 from ..tasks.classification_settings import ClassificationSettings
-from ..tasks.pose_settings import POSE as POSE
-from ..tasks.pose_settings import PoseSettings
-from ..tasks.settings import GROUPS, check_flag, check_name, check_positive, one_of, setting
+from ..tasks.pose import POSE as POSE
+from ..tasks.pose import PoseSettings
+from ..tasks.settings import GROUPS, NOT_NEGATIVE, check_positive, one_of, setting
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, base_title, check_base_arguments, find_base, parameters_of
-from .names import find_name
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -81,12 +80,9 @@ class Run(ClassificationSettings, PoseSettings):
         },
     )
     _: KW_ONLY
-    task: str = setting("classification", f"the task, one of {', '.join(TASKS)}", check_name, "Model")
+    task: str = setting("classification", f"the task, one of {', '.join(TASKS)}", "Model")
     base: str = setting(
-        "sgd",
-        f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}",
-        check_name,
-        "Optimization",
+        "sgd", f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}", "Optimization"
     )
     base_arguments: Mapping[str, Any] = field(
         default_factory=dict,
@@ -98,65 +94,56 @@ class Run(ClassificationSettings, PoseSettings):
             "flag": "--base-set",
         },
     )
-    lr: float = setting(
-        0.05, "the learning rate at the start of the schedule", partial(check_number, low=0), "Optimization"
-    )
+    lr: float = setting(0.05, "the learning rate at the start of the schedule", "Optimization", NOT_NEGATIVE)
     schedule: Schedule = setting(
-        "cosine", "cosine lowers lr to 0, step by step; constant keeps it", one_of(Schedule), "Optimization"
+        "cosine", "cosine lowers lr to 0, step by step; constant keeps it", "Optimization", one_of(Schedule)
     )
     warmup: float = setting(
-        0.0,
-        "epochs over which the learning rate first rises linearly to lr",
-        partial(check_number, low=0),
-        "Optimization",
+        0.0, "epochs over which the learning rate first rises linearly to lr", "Optimization", NOT_NEGATIVE
     )
     momentum: float = setting(
         0.9,
         "momentum of SGD and RMSprop, or the first beta of Adam and its variants; the other optimizers have none",
-        partial(check_number, low=0),
         "Optimization",
+        NOT_NEGATIVE,
     )
-    nesterov: bool = setting(False, "use Nesterov momentum (SGD only)", check_flag, "Optimization")
-    weight_decay: float = setting(
-        1e-3, "weight decay of the base optimizer", partial(check_number, low=0), "Optimization"
-    )
-    epochs: int = setting(200, "the number of epochs", check_count, "Optimization")
+    nesterov: bool = setting(False, "use Nesterov momentum (SGD only)", "Optimization")
+    weight_decay: float = setting(1e-3, "weight decay of the base optimizer", "Optimization", NOT_NEGATIVE)
+    epochs: int = setting(200, "the number of epochs", "Optimization")
     batch: int = setting(
-        128, "samples per step, over all processes; an incomplete last batch is dropped", check_count, "Optimization"
+        128, "samples per step, over all processes; an incomplete last batch is dropped", "Optimization"
     )
     accumulate: int = setting(
         1,
         "split each batch into this many micro-batches, one after the other, to save memory. Every pass of a step runs "
         "over all of them, so the step is that of the whole batch, except for the statistics of batch norm",
-        check_count,
         "Optimization",
     )
     clip_norm: float | None = setting(
         None,
         "before each step, scale the method's direction down to this norm if it is longer; default: never",
-        check_positive,
         "Optimization",
+        check_positive,
     )
     ema: float | None = setting(
         None,
         "evaluate and save the average of the weights after all steps, in which each step counts this factor times as "
         "much as the next one, for example 0.999. Buffers, such as the statistics of batch norm, are averaged, too. "
         "Training itself does not change; default: evaluate and save the last weights",
-        _check_decay,
         "Optimization",
+        _check_decay,
     )
     precision: Precision = setting(
         "fp32",
         "bf16 and fp16 run the network under autocast; fp16, which is for GPUs and slow on a CPU, also scales the loss "
         "with torch's GradScaler",
-        one_of(Precision),
         "Precision and speed",
+        one_of(Precision),
     )
     compile: bool = setting(
         False,
         "compile the network with torch.compile, if that works. Compiled kernels round differently: after 20 steps in "
         "fp32, the weights differ from those of eager training by less than 2 % of the distance they have moved",
-        check_flag,
         "Precision and speed",
     )
     capture: bool = setting(
@@ -166,29 +153,28 @@ class Run(ClassificationSettings, PoseSettings):
         "differently: after 20 steps of a small classifier in fp32, the weights differ from those of eager training by "
         "less than 0.5 % of the distance they have moved, or 2 % with asam, gam, msam or Adam, which amplify rounding "
         "errors. For a small pose network with bsam and Adam, it is less than 15 % after 8 steps (7 % were measured)",
-        check_flag,
         "Precision and speed",
     )
     probe: int | None = setting(
         None,
         "record sharpness and gradient norms every N steps (bsam.flatness.Probe); default: never",
-        check_count,
         "Measurement",
+        check_count,
     )
     radius: float | None = setting(
         None,
         "measure the sharpness on the training set at this radius after every epoch; default: never",
-        check_radius,
         "Measurement",
+        check_radius,
     )
     curvature: bool = setting(
-        False, "compute the largest eigenvalue of the Hessian after the last epoch", check_flag, "Measurement"
+        False, "compute the largest eigenvalue of the Hessian after the last epoch", "Measurement"
     )
     surface: int | None = setting(
         None,
         "compute a loss surface with N points along each axis after the last epoch; default: none",
-        _check_surface,
         "Measurement",
+        _check_surface,
     )
 
     def __post_init__(self) -> None:

@@ -15,12 +15,12 @@ from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import landscape
 from ...flatness.spectrum import top_eigenvalues
 from ..tasks import Task, task_class
+from .captured_steps import side_stream
 from .config import Run
 from .distributed import distributed_context
-from .initial_run import initial_network
 from .result import LossSurface, Result, result_of
+from .run_dir import initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
-from .steps import side_stream
 from .trainer import Trainer
 
 CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive
@@ -120,9 +120,9 @@ def fit(
 
 def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:
     """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
-    kept = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
+    checkpoint = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
     loss = name.replace("train_", "training_").replace("_", " ")
-    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {kept}"
+    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
 
 
 def _top_eigenvalue(trainer: Trainer) -> float | None:

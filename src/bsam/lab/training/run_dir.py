@@ -22,8 +22,14 @@ from .config import BASE, Run, check_settings, stored_run
 from .files import read_json, read_json_lines, reading
 from .result import LossSurface
 
-CONFIG, METRICS, PROBE, MACHINES = "config.json", "metrics.jsonl", "probe.jsonl", "environment.json"
-CHECKPOINT, NETWORK, CURVATURE, DIVERGED = "checkpoint.pt", "model.safetensors", "curvature.json", "diverged.json"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+PROBE = "probe.jsonl"
+MACHINES = "environment.json"
+CHECKPOINT = "checkpoint.pt"
+NETWORK = "model.safetensors"
+CURVATURE = "curvature.json"
+DIVERGED = "diverged.json"
 PREDICTIONS = "predictions.npz"
 LOG = "log.txt"
 RERUN = "run the training command again, which restores it from the checkpoint"
@@ -42,7 +48,8 @@ def run_dir_name(run: Run) -> str:
     chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    noise = [f"noise{100 * run.label_noise:g}{'-all' * (run.noise_labels == 'all')}"] if run.label_noise else []
+    suffix = "-all" if run.noise_labels == "all" else ""
+    noise = [f"noise{100 * run.label_noise:g}{suffix}"] if run.label_noise else []
     method = run.base if run.method == BASE else run.method
     return "-".join([subject_name(run), method, *arguments, *noise, f"seed{run.seed}", digest])
 
@@ -169,7 +176,7 @@ class RunDir:
         return read_json_lines(self.path / PROBE, REPAIR)
 
     def note(self, name: str) -> dict[str, Any]:
-        """Return a note of the task by name (``"data"`` reads ``data.json``); an empty dict if there is none."""
+        """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
         file = self.path / f"{name}.json"
         return read_json(file, dict, REPAIR) if file.exists() else {}
 
@@ -192,19 +199,15 @@ class RunDir:
 
     def top_eigenvalue(self) -> float | None:
         """Return the largest eigenvalue of the Hessian after the last epoch; None if it was not computed."""
-        return self._curvature().get("top_eigenvalue")
+        return self.note("curvature").get("top_eigenvalue")
 
     def surface(self) -> LossSurface | None:
         """Return the loss surface after the last epoch; None if it was not computed."""
-        surface = self._curvature().get("surface")
+        surface = self.note("curvature").get("surface")
         if surface is None:
             return None
         rows = (tuple(math.nan if value is None else value for value in row) for row in surface["loss"])
         return LossSurface(tuple(surface["axis"]), tuple(rows))
-
-    def _curvature(self) -> dict[str, Any]:
-        file = self.path / CURVATURE
-        return read_json(file, dict, REPAIR) if file.exists() else {}
 
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors of the trained network, by name."""
@@ -224,3 +227,34 @@ class RunDir:
                 f"remove it, then {RERUN}"
             ) from error
         return network
+
+
+def initial_network(run: Run, directory: Path | None = None) -> Path | None:
+    """Return the file with the network that a run starts from, or None if ``run.init`` is None.
+
+    Raise a BsamError if the initial run is not finished or its network cannot be used for this run.
+
+    Args:
+        run: the settings.
+        directory: the directory of the initial run, if it is not at the path in ``run.init``.
+    """
+    if run.init is None:
+        return None
+    directory = directory or Path(run.init).expanduser()
+    if not directory.is_dir():
+        raise BsamValueError(f"there is no folder {directory}: --init must be a run directory of bsam train")
+    initial = RunDir(directory).finished_run()
+    if initial.model != run.model:
+        raise BsamValueError(
+            f"the run in {directory} trained {initial.model}, but this run trains {run.model}: set --model "
+            f"{initial.model}, or choose another run for --init"
+        )
+    theirs, ours = dataset_entry(initial.data).classes, dataset_entry(run.data).classes
+    if None not in (theirs, ours) and theirs != ours:
+        raise BsamValueError(
+            f"the run in {directory} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from "
+            "a run with the same number of classes, or use --weights"
+        )
+    if initial.weight_bits is not None:
+        raise BsamValueError(f"the run in {directory} trained a quantized network: start from a run of a float network")
+    return directory / NETWORK

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,24 +20,13 @@ from torch import nn
 from ...common.checks import check_number
 from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
+from ..tasks import TASKS
+from . import run_dir
 from .config import Run, check_settings
 from .distributed import DistributedContext
 from .environment import environment_info
-from .events import Events
 from .files import locked, read_json, reading, refuse_other_files, usable, write, write_json, write_json_lines
-from .run_dir import (
-    CHECKPOINT,
-    CONFIG,
-    CURVATURE,
-    DIVERGED,
-    LOG,
-    MACHINES,
-    METRICS,
-    NETWORK,
-    PREDICTIONS,
-    PROBE,
-    RunDir,
-)
+from .run_dir import RunDir
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
@@ -56,14 +45,10 @@ class RunWriter(RunDir):
     """
 
     def __init__(
-        self,
-        path: str | Path | None,
-        run: Run,
-        context: DistributedContext,
-        checkpoint_every: float = CHECKPOINT_EVERY,
+        self, path: str | Path | None, run: Run, context: DistributedContext, checkpoint_every: float = CHECKPOINT_EVERY
     ) -> None:
         super().__init__(path or "")
-        self._every, self._epochs = check_number("checkpoint_every", checkpoint_every, low=0), run.epochs
+        self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
         self.settings, self._context = run.settings(), context
         self._reads, self._writes = path is not None, path is not None and context.is_main
@@ -73,17 +58,15 @@ class RunWriter(RunDir):
         if self._writes:
             require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
-                if (self.path / CONFIG).exists():
+                if (self.path / run_dir.CONFIG).exists():
                     check_settings(self.path, self.run().settings(), self.settings)
                 elif self.path.exists():
-                    refuse_other_files(self.path, (LOG,))
+                    refuse_other_files(self.path, (run_dir.LOG,))
             self._stack.enter_context(locked(self.path, "training"))
         self._context.barrier()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def has_checkpoint(self) -> bool:
@@ -95,14 +78,14 @@ class RunWriter(RunDir):
         epochs, readings = [], []
         if self.has_checkpoint():
             hint = "remove it to train from the start, or choose another folder"
-            with reading(self.path / CHECKPOINT, hint):  # also fails for a checkpoint of another network
-                state = torch.load(self.path / CHECKPOINT, map_location=self._context.device, weights_only=True)
+            with reading(self.path / run_dir.CHECKPOINT, hint):  # also fails for a checkpoint of another network
+                state = torch.load(self.path / run_dir.CHECKPOINT, map_location=self._context.device, weights_only=True)
                 trainer.load_state_dict(state)
                 epochs, readings = state["epochs"], state["readings"]
-        elif self._reads and (self.path / NETWORK).exists():
+        elif self._reads and (self.path / run_dir.NETWORK).exists():
             raise BsamRuntimeError(
-                f"{self.path} has {NETWORK} but no {CHECKPOINT} to continue from: remove {NETWORK} to train from the "
-                "start, or choose another folder"
+                f"{self.path} has {run_dir.NETWORK} but no {run_dir.CHECKPOINT} to continue from: remove "
+                f"{run_dir.NETWORK} to train from the start, or choose another folder"
             )
         if self._writes:
             self._begin(trainer, epochs, readings)
@@ -116,7 +99,9 @@ class RunWriter(RunDir):
         or the data has changed.
         """
         task, file = trainer.task, self.path / IDENTITY
-        identity = {"task": f"{type(task).__module__}.{type(task).__qualname__}", "data": task.fingerprint()}
+        # our tasks were in bsam.tasks when the first runs were written, and those still continue
+        module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
+        identity = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
         if before["task"] != identity["task"]:
             check_settings(self.path, before, identity)
@@ -126,17 +111,16 @@ class RunWriter(RunDir):
             )
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
-        write_json(self.path / CONFIG, self.settings)
+        write_json(self.path / run_dir.CONFIG, self.settings)
         write_json(file, {**identity, "eval_samples": task.eval_samples})
-        write_json(self.path / MACHINES, [*self.machines(), machine])
+        write_json(self.path / run_dir.MACHINES, [*self.machines(), machine])
         for name, value in task.notes().items():
             write_json(self.path / f"{name}.json", value)
-        (self.path / DIVERGED).unlink(missing_ok=True)
+        (self.path / run_dir.DIVERGED).unlink(missing_ok=True)
         self._events: Events | None = None
         if find_spec("tensorboard") is not None:
-            self._events = self._stack.enter_context(
-                contextlib.closing(Events(self.path / "tensorboard", self.settings))
-            )
+            self._events = Events(self.path / "tensorboard", self.settings)
+            self._stack.callback(self._events.close)
             for metrics in epochs:  # again, because the events of a killed process may be truncated
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)
@@ -144,11 +128,11 @@ class RunWriter(RunDir):
     def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
         if self._writes:
-            due = len(epochs) == self._epochs or time.monotonic() - self._checkpoint_time >= self._every
+            due = len(epochs) == self.settings["epochs"] or time.monotonic() - self._checkpoint_time >= self._every
             if due:
                 buffer = io.BytesIO()
                 torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
-                write(self.path / CHECKPOINT, buffer.getbuffer())
+                write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
                 self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
             if self._events is not None:
                 self._events.add(epochs[-1])
@@ -156,16 +140,17 @@ class RunWriter(RunDir):
         self._context.barrier()
 
     def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
-        write_json_lines(self.path / METRICS, epochs, sync=sync)
+        write_json_lines(self.path / run_dir.METRICS, epochs, sync=sync)
         if readings:
-            write_json_lines(self.path / PROBE, readings, sync=sync)
+            write_json_lines(self.path / run_dir.PROBE, readings, sync=sync)
         else:
-            (self.path / PROBE).unlink(missing_ok=True)  # left by a process that was killed before its first checkpoint
+            # a process that was killed before its first checkpoint may have left it
+            (self.path / run_dir.PROBE).unlink(missing_ok=True)
 
     def record_divergence(self, reason: str) -> None:
         """Record that the run ended with a non-finite loss."""
         if self._writes:
-            write_json(self.path / DIVERGED, {"reason": reason})
+            write_json(self.path / run_dir.DIVERGED, {"reason": reason})
 
     def finish(
         self,
@@ -187,15 +172,70 @@ class RunWriter(RunDir):
         from safetensors.torch import save
 
         if curvature is not None:
-            write_json(self.path / CURVATURE, curvature)
+            write_json(self.path / run_dir.CURVATURE, curvature)
         if predictions:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
-            write(self.path / PREDICTIONS, buffer.getvalue())
+            write(self.path / run_dir.PREDICTIONS, buffer.getvalue())
         for name, data in (files or {}).items():
             write(self.path / name, data)
         if self._events is not None:
             self._events.finish(files or {})
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         # a single metadata entry, since several would be written in random order
-        write(self.path / NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
+        write(self.path / run_dir.NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
+
+
+class Events:
+    """Write the TensorBoard events of a run, after removing older ones from the folder.
+
+    Args:
+        folder: the folder for the events.
+        settings: the settings of the run, shown as hyperparameters with the task's measure as their metric.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = SummaryWriter(folder)
+        self._epoch = 0
+        nested = ("arguments", "base_arguments")
+        flat = {name: value for name, value in settings.items() if name not in nested}
+        flat |= {**settings["base_arguments"], **settings["arguments"]}
+        measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
+        shown = {
+            # protobuf rejects surrogates, which stand for undecodable bytes of a path
+            name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
+            for name, value in flat.items()
+            if value is not None
+        }
+        # add_hparams would write them to a second folder, which TensorBoard shows as another run
+        *start, self._end = hparams(shown, {measure: 0.0} if measure else {})
+        for summary in start:
+            self._writer._get_file_writer().add_summary(summary)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of an epoch, with the epoch as the step."""
+        self._epoch = metrics["epoch"]
+        for name, value in metrics.items():
+            if name != "epoch" and isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, self._epoch)
+        self._writer.flush()
+
+    def finish(self, files: Mapping[str, bytes]) -> None:
+        """Add the PNG files, and mark the run as finished."""
+        for name in (name for name in files if name.endswith(".png")):
+            from PIL import Image
+
+            pixels = np.asarray(Image.open(io.BytesIO(files[name])).convert("RGB"))
+            self._writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
+        self._writer._get_file_writer().add_summary(self._end)
+        self._writer.flush()

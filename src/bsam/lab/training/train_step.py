@@ -17,6 +17,7 @@ from ...core.optimizer import SharpnessAware
 from ...methods import METHODS
 from ...methods.distillation import Distillation
 from ..tasks.task import TaskBatch
+from .config import BASE
 
 Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
 
@@ -103,7 +104,7 @@ class TrainStep:
         return loss
 
 
-def build_optimizer(
+def build_train_step(
     method: str,
     arguments: Mapping[str, Any],
     base: Optimizer,
@@ -112,10 +113,10 @@ def build_optimizer(
     criterion: Criterion = cross_entropy,
     **known: Any,
 ) -> TrainStep:
-    """Build the training step for a method.
+    """Return the training step of a method.
 
     Args:
-        method: a name in METHODS, or ``"base"`` for the base optimizer alone.
+        method: a name in METHODS, or :data:`~bsam.lab.training.config.BASE` for the base optimizer alone.
         arguments: the method's arguments, by name.
         base: the base optimizer.
         model: the network, or its DDP or compiled wrapper.
@@ -125,12 +126,12 @@ def build_optimizer(
             ``classes``, ``label_smoothing``. ``arguments`` take precedence.
     """
     forward = forward or model
-    if method == "base":
+    if method == BASE:
         return TrainStep(forward, base, criterion)
     cls: Any = METHODS[method]
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
     accepted = {name: known[name] for name in inspect.signature(cls).parameters if name in known}
     optimizer_or_loss = cls(**{**accepted, **arguments})
-    if METHODS[method].is_loss:
+    if cls.is_loss:
         return TrainStep(forward, base, criterion, optimizer_or_loss.to(next(model.parameters()).device))
     return TrainStep(forward, optimizer_or_loss, criterion)

@@ -24,12 +24,11 @@ from ...methods import METHODS
 from ..quantization import freeze_scales
 from ..tasks.task import Task
 from .bases import CAPTURABLE
+from .captured_steps import CapturedSteps
 from .config import BASE, Run
 from .distributed import DistributedContext
-from .ema import WeightAverage
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
-from .optimizers import autocast, build_train_step, check_method
-from .steps import CapturedSteps
+from .run_step import autocast, build_run_step, check_method
 
 T = TypeVar("T")
 # Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are
@@ -71,26 +70,28 @@ class Trainer:
                 f"batch must be at most {task.samples}, the number of training samples; got {run.batch}"
             )
         check_method(run, task, context.size)
-        self.run, self.task, self.context = run, task, context
+        self.run = run
+        self.task = task
+        self.context = context
         self.network = task.network()
+        say = on_message if context.is_main else lambda sentence: None
         for sentence in task.initialise(self.network, init) if is_new else ():
-            if context.is_main:
-                on_message(sentence)
+            say(sentence)
         self.average = None if run.ema is None else WeightAverage(self.network, run.ema)
         capturable = run.method == BASE or METHODS[run.method].capturable
         capturable = capturable and run.base in CAPTURABLE and run.precision != "fp16"  # a scaler waits for the device
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None
         self.compiled = run.compile and failure is None
-        if failure is not None and context.is_main:
-            on_message(f"torch.compile does not work on this machine ({failure}): continuing without it.")
+        if failure is not None:
+            say(f"torch.compile does not work on this machine ({failure}): continuing without it.")
         self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
-        if self._emulated and context.is_main:
-            on_message("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
+        if self._emulated:
+            say("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network)
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
         total = self.steps * run.epochs
-        self.train_step = build_train_step(run, task, model, total, self.captured, context.size, self.network)
+        self.train_step = build_run_step(run, task, model, total, self.captured, context.size, self.network)
         self.optimizer = self.train_step.optimizer
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
@@ -203,22 +204,79 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on."""
-        loss, more = self.train_step.loss, {"scaler": self.train_step.scaler, "ema": self.average}
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "loss": None if loss is None else loss.state_dict(),
-            **{name: part.state_dict() for name, part in more.items() if part is not None},
+            "loss": None,
+            **{name: part.state_dict() for name, part in self._optional_parts().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from :meth:`state_dict`."""
         self.network.load_state_dict(state["network"])
-        kept = [{k: group[k] for k in _MACHINE_SETTINGS if k in group} for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        machine_settings = [{name: group[name] for name in _MACHINE_SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, settings in zip(self.optimizer.param_groups, kept, strict=True):
+        for group, settings in zip(self.optimizer.param_groups, machine_settings, strict=True):
             group.update(settings)
+        for name, part in self._optional_parts().items():
+            part.load_state_dict(state[name])
+
+    def _optional_parts(self) -> dict[str, Any]:
         parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
-        for name, part in parts.items():
-            if part is not None:
-                part.load_state_dict(state[name])
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+class WeightAverage:
+    r"""A copy of a network that holds the average of its weights after all steps so far.
+
+    After step :math:`t`, the average is :math:`\sum_i \beta^{t-i} w_i / \sum_i \beta^{t-i}` with :math:`i = 1 \dots t`,
+    so the initial weights have no part in it. Floating-point buffers, such as the statistics of batch norm, are
+    averaged in the same way; other buffers are copied.
+
+    Args:
+        network: the network that is trained.
+        decay: the factor :math:`\beta`, between 0 and 1.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> average = WeightAverage(layer, decay=0.5)
+        >>> for value in (3.0, 6.0):
+        ...     _ = nn.init.constant_(layer.weight, value)
+        ...     average.update()
+        >>> average.network.weight.item()  # (0.5 * 3 + 6) / 1.5
+        5.0
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.network = copy.deepcopy(network)
+        self._source = network
+        self._decay = decay
+        self._steps = 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Add the weights after a step. This does not wait for the device."""
+        self._steps += 1
+        pairs = list(zip(_tensors(self.network), _tensors(self._source), strict=True))
+        # the first step is copied: lerp gives NaN if a range still starts at infinity
+        averaged = [(mean, new) for mean, new in pairs if self._steps > 1 and new.dtype.is_floating_point]
+        copied = [(mean, new) for mean, new in pairs if self._steps == 1 or not new.dtype.is_floating_point]
+        if averaged:
+            weight = (1 - self._decay) / (1 - self._decay**self._steps)
+            torch._foreach_lerp_([mean for mean, _ in averaged], [new for _, new in averaged], weight)
+        for mean, new in copied:
+            mean.copy_(new)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average and the number of steps."""
+        return {"network": self.network.state_dict(), "steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state from :meth:`state_dict`."""
+        self.network.load_state_dict(state["network"])
+        self._steps = state["steps"]
+
+
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]

@@ -13,7 +13,7 @@ from bsam.lab.data.images import cache
 from bsam.lab.data.images.decoding import Crop, decode, decode_pixels
 from bsam.lab.data.pose.affine import apply
 from bsam.lab.data.pose.joints import Skeleton
-from bsam.lab.data.pose.layouts import PersonFiles
+from bsam.lab.data.pose.person_files import PersonFiles
 from bsam.lab.data.pose.persons import PoseData, load_persons
 
 SIDE = 16  # crops of 22 pixels are stored

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from torch import Tensor
 from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
 from ..examples import Dataset, Examples
+from ..sources import sha256
 from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, ignored_warnings, read_image
 from .folders import ImageFiles
 
@@ -46,7 +46,7 @@ def load_images(
     one decodes and the other waits.
 
     Args:
-        files: from :func:`bsam.lab.data.images.folders.read_folder` or ``bsam.lab.data.images.layouts``.
+        files: from :func:`bsam.lab.data.images.folders.read_folder` or ``bsam.lab.data.images.published``.
         resize: size of the images.
         mean: mean for normalisation; see :class:`~bsam.lab.data.examples.Dataset`.
         std: standard deviation for normalisation.
@@ -62,7 +62,7 @@ def load_images(
     images, corrupt, digest = decode_files(
         files.folder, names, resize, cache_dir=cache_dir, progress=progress, skip_corrupt=skip_corrupt
     )
-    sets, kept = {}, []
+    sets, rows_and_labels = {}, []
     begin = 0
     for title, part in files.sets.items():
         end = begin + len(part.names)
@@ -70,7 +70,7 @@ def load_images(
         labels = [part.labels[row - begin] for row in rows]
         x = images[begin:end] if len(rows) == end - begin else images[rows]
         sets[title] = Examples(x, torch.tensor(labels, dtype=torch.int64))
-        kept.append((rows, labels))
+        rows_and_labels.append((rows, labels))
         begin = end
     data = Dataset(
         files.name,
@@ -82,7 +82,7 @@ def load_images(
         std,
         files.class_names,
         files.split,
-        digest=sha256(json.dumps([*digest, kept]).encode()),
+        digest=sha256(json.dumps([*digest, rows_and_labels]).encode()),
     )
     return data, list(corrupt.values())
 
@@ -137,11 +137,6 @@ def decode_files(
     return torch.from_numpy(pixels).permute(0, 3, 1, 2), corrupt, (decodings[0].size, record["sha256"])
 
 
-def sha256(content: bytes) -> str:
-    """Return the SHA-256 of the content, in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def _key(folder: Path, names: Sequence[str], decoding: Resize | Sequence[Crop]) -> str:
     """Return a digest of everything that the pixels depend on."""
     from PIL import __version__
@@ -165,9 +160,11 @@ def _write(
     path: Path, folder: Path, names: Sequence[str], decodings: Sequence[Decoding], progress: Progress | None
 ) -> tuple[_Pixels, dict[str, Any]]:
     """Decode the images into a file in the format of ``numpy.save``, and record those that cannot be decoded."""
-    size, corrupt, digests = decodings[0].size, [], []
+    size = decodings[0].size
+    corrupt: list[tuple[int, str]] = []
+    digests: list[str] = []
 
-    def decoded(name: str, decoding: Decoding) -> tuple[NDArray[np.uint8], str | None]:
+    def read(name: str, decoding: Decoding) -> tuple[NDArray[np.uint8], str | None]:
         try:
             return decode_pixels(read_image(folder / name), name, decoding), None
         except BsamValueError as error:
@@ -179,7 +176,7 @@ def _write(
         with ignored_warnings(), draft.open("wb") as file:
             shape = (len(names), size, size, 3)
             np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            images = threads.map(decoded, names, decodings)
+            images = threads.map(read, names, decodings)
             for begin in range(0, len(names), BLOCK):
                 block = [next(images) for _ in names[begin : begin + BLOCK]]
                 pixels = b"".join(image.tobytes() for image, _ in block)

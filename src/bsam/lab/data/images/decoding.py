@@ -162,7 +162,7 @@ def ignored_warnings() -> Iterator[None]:
 def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> NDArray[np.uint8]:
     """Decode without ignoring warnings, for threads that share one block of :func:`ignored_warnings`."""
     require_package("PIL", "images")
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     limit = Image.MAX_IMAGE_PIXELS or math.inf
     try:
@@ -170,9 +170,11 @@ def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> ND
             if image.width * image.height > limit:
                 raise Image.DecompressionBombError
             image.load()
-            pixels = _rgb(_upright(image))
+            with contextlib.suppress(Exception):  # damaged metadata around good pixels
+                ImageOps.exif_transpose(image, in_place=True)
+            pixels = _rgb(image)
         if isinstance(decoding, Resize):
-            pixels = _resized(pixels, decoding)
+            pixels = _resize(pixels, decoding)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise many types of errors for damaged files
@@ -186,14 +188,6 @@ def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> ND
     return np.asarray(_cut(pixels, decoding, name) if isinstance(decoding, Crop) else pixels)
 
 
-def _upright(image: Image) -> Image:
-    from PIL import ImageOps
-
-    with contextlib.suppress(Exception):  # damaged metadata around good pixels
-        ImageOps.exif_transpose(image, in_place=True)
-    return image
-
-
 def _rgb(image: Image) -> Image:
     from PIL.Image import fromarray
 
@@ -205,7 +199,7 @@ def _rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def _resized(image: Image, resize: Resize) -> Image:
+def _resize(image: Image, resize: Resize) -> Image:
     from PIL import Image as Pillow
 
     width, height = image.size

@@ -104,7 +104,7 @@ def _given_split(folder: Path, sets: list[str]) -> ImageFiles:
                 f"{folder / lacking} has no class folder {class_name}, but {folder / having} has one: all sets must "
                 "have the same classes"
             )
-    train, *others = (_labelled(classes[name].values()) for name in sets)
+    train, *others = (_label_files(classes[name].values()) for name in sets)
     validation = others[0] if len(others) == 2 else None
     split = f"folders {', '.join(sets[:-1])} and {sets[-1]}"
     return ImageFiles(folder.resolve().name, folder, class_names, train, validation, others[-1], split)
@@ -124,7 +124,7 @@ def _random_split(folder: Path, classes: dict[str, list[str]], seed: int, test_f
     share = 100 * test_fraction
     split = f"{100 - share:g}/{share:g} of each class, seed {seed}"
     name = folder.resolve().name
-    return ImageFiles(name, folder, tuple(classes), _labelled(train), None, _labelled(test), split)
+    return ImageFiles(name, folder, tuple(classes), _label_files(train), None, _label_files(test), split)
 
 
 def _class_files(folder: Path, directory: Path) -> dict[str, list[str]]:
@@ -154,6 +154,6 @@ def _files(folder: Path, directory: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in paths]
 
 
-def _labelled(classes: Iterable[list[str]]) -> LabelledFiles:
+def _label_files(classes: Iterable[list[str]]) -> LabelledFiles:
     pairs = [(name, label) for label, names in enumerate(classes) for name in names]
     return LabelledFiles(tuple(name for name, _ in pairs), tuple(label for _, label in pairs))

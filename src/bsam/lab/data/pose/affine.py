@@ -58,8 +58,9 @@ def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored:
         ... )  # from the top to the right
         tensor([[[7.0000, 3.5000]]])
     """
-    scale, angle, side = scale.double(), angle.double(), 1 - 2 * mirrored.double()
+    scale, angle = scale.double(), angle.double()
     cos, sin = scale * angle.cos(), scale * angle.sin()
+    side = 1 - 2 * mirrored.double()
     linear = torch.stack([side * cos, -side * sin, sin, cos], dim=1).view(-1, 2, 2)
     offset = (target - 1) / 2 - linear.sum(dim=2, keepdim=True) * ((source - 1) / 2)
     return torch.cat([linear, offset], dim=2)
@@ -104,11 +105,13 @@ def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
     pixels = torch.arange(side, device=images.device, dtype=torch.float32)
 
     def source(row: Tensor, length: int) -> Tensor:  # no matmul: autocast and TF32 would round it
-        dx, dy, offset = row[:, 0] * (2 / length), row[:, 1] * (2 / length), (2 * row[:, 2] + 1) / length - 1
+        dx = row[:, 0] * (2 / length)
+        dy = row[:, 1] * (2 / length)
+        offset = (2 * row[:, 2] + 1) / length - 1
         dx, dy, offset = (column.float()[:, None, None] for column in (dx, dy, offset))
         return dx * pixels + (dy * pixels[:, None] + offset)
 
-    across, down = inverse(maps).unbind(dim=1)
-    grid = torch.stack([source(across, images.shape[3]), source(down, images.shape[2])], dim=3)
+    x_row, y_row = inverse(maps).unbind(dim=1)
+    grid = torch.stack([source(x_row, images.shape[3]), source(y_row, images.shape[2])], dim=3)
     images = images.to(torch.float32, memory_format=torch.contiguous_format)  # faster here than channels_last
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ....common.checks import check_count
-from ..images.cache import Progress, decode_files, sha256
+from ..images.cache import Progress, decode_files
 from ..images.decoding import Crop
+from ..sources import sha256
 from .affine import apply, crop_map, inverse
 from .joints import Skeleton
-from .layouts import PersonFiles
+from .person_files import PersonFiles
 
 MARGIN = 1.25  # extent of a network's input, relative to the longer side of the person's box
 SURROUND = 1.375  # extent of a stored crop, relative to that of the input: a square turned by 30 degrees needs 1.366
@@ -78,12 +78,22 @@ class Persons:
         return len(self.y)
 
     def part(self, rows: slice | list[int]) -> Persons:
-        """Return the persons at these rows; a slice does not copy the images."""
+        """Return the persons at these rows; a slice, or consecutive rows, does not copy the images."""
+        if isinstance(rows, list) and len(rows) == rows[-1] + 1 - rows[0]:
+            rows = slice(rows[0], rows[-1] + 1)
         heads = None if self.head_sizes is None else self.head_sizes[rows]
-        images = (
-            self.images[rows] if isinstance(rows, slice) else tuple(self.images[row] for row in rows if self.images)
-        )
+        chosen = range(len(self))[rows] if isinstance(rows, slice) else rows
+        images = tuple(self.images[row] for row in chosen) if self.images else ()
         return Persons(self.x[rows], self.y[rows], self.to_image[rows], heads, images)
+
+    def to(self, host: torch.device, device: torch.device) -> Persons:
+        """Return the persons with their images on the host, and their joints and maps on the device."""
+        return replace(self, x=self.x.to(host), y=self.y.to(device), to_image=self.to_image.to(device))
+
+    def some(self, n: int) -> Persons:
+        """Return ``n`` evenly spaced persons, without copying their images."""
+        step = len(self) // n
+        return self.part(slice(0, n * step, step))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +130,7 @@ def load_persons(
     """Cut the persons of a data set out of their images; the crops are kept in the cache of decoded images.
 
     Args:
-        files: for example from :func:`~bsam.lab.data.pose.layouts.read_lspet`.
+        files: for example from :func:`~bsam.lab.data.pose.person_files.read_lspet`.
         side: side of the network's inputs, in pixels; crops of 1.375 times this side are stored.
         cache_dir: see :func:`bsam.lab.data.images.cache.load_images`.
         progress: see :func:`bsam.lab.data.images.cache.load_images`.
@@ -144,7 +154,7 @@ def load_persons(
     persons = Persons(x, y, inverse(maps), heads, tuple(names))
     ends = len(files.train), len(order)
     rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
-    train, test = (_some(persons, kept) for kept in rows)
+    train, test = map(persons.part, rows)
     labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
     digest = sha256(json.dumps([*pixels, rows, labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
@@ -153,9 +163,3 @@ def load_persons(
 
 def _digest(*tensors: Tensor | None) -> str:
     return sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors if tensor is not None))
-
-
-def _some(persons: Persons, rows: Sequence[int]) -> Persons:
-    """Return the persons at these rows, without copying the images if the rows are consecutive."""
-    is_consecutive = len(rows) == rows[-1] + 1 - rows[0]
-    return persons.part(slice(rows[0], rows[-1] + 1) if is_consecutive else list(rows))

@@ -9,14 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from ....common.checks import check_count
-from ..images.cache import sha256
-from .affine import apply, crop_map, inverse
+from ..sources import sha256
+from .affine import apply, inverse
 from .joints import LSP
-from .layouts import joint_boxes
-from .persons import MARGIN, SURROUND, Persons, PoseData, stored_side
+from .person_files import joint_boxes
+from .persons import Persons, PoseData, person_crops
 
 _STREAM = 0x571C  # makes these random numbers independent of others that are drawn from a seed
-_RIGHT, _LEFT = (2, 1, 0, 6, 7, 8), (3, 4, 5, 11, 10, 9)  # hip, knee, ankle, wrist, elbow, shoulder of LSP
+_RIGHT = (2, 1, 0, 6, 7, 8)  # hip, knee, ankle, wrist, elbow, shoulder of LSP
+_LEFT = (3, 4, 5, 11, 10, 9)
 _HEAD = 13
 COLOURS, GREY = {"right": (220, 60, 40), "left": (50, 90, 230)}, (190, 190, 190)
 
@@ -39,16 +40,18 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
         (torch.Size([8, 3, 88, 88]), torch.Size([2, 14, 3]))
     """
     check_count("n", n, 4)
-    total, size = n + n // 4, stored_side(side)
+    total = n + n // 4
     random = np.random.default_rng((seed, _STREAM))
     joints = np.stack([_pose(random) for _ in range(total)])
     boxes = joint_boxes(joints, margin=0.05)
     extent = (boxes[:, 2:] - boxes[:, :2]).max(axis=1, keepdims=True)
     boxes += np.tile(extent * random.uniform(-0.05, 0.05, (total, 2)), 2)
-    maps = crop_map(torch.from_numpy(boxes), MARGIN * SURROUND, size)
+    crops, maps = person_crops(torch.from_numpy(boxes), side)
     y = torch.from_numpy(joints)
     y[:, :, :2] = apply(maps, y[:, :, :2])
-    x = torch.from_numpy(np.stack([_drawing(places[:, :2], size, random) for places in y.numpy()])).permute(0, 3, 1, 2)
+    x = torch.from_numpy(np.stack([_drawing(places[:, :2], crops[0].size, random) for places in y.numpy()])).permute(
+        0, 3, 1, 2
+    )
     digest = sha256(x.numpy().tobytes() + y.numpy().tobytes())
     persons = Persons(x, y.float(), inverse(maps))
     train, test = persons.part(slice(n)), persons.part(slice(n, total))
@@ -66,9 +69,9 @@ def _pose(random: np.random.Generator) -> NDArray[np.float64]:
     joints[:, 2] = 1
     joints[_HEAD, :2] = step(math.pi + lean + random.normal(0, 0.2), 0.35)
     for sign, (hip, knee, ankle, wrist, elbow, shoulder) in ((-1, _RIGHT), (1, _LEFT)):
-        across = sign * step(lean + math.pi / 2, 1)
-        joints[shoulder, :2] = 0.22 * across + step(lean, 0.08)
-        joints[hip, :2] = 0.14 * across + step(lean, 0.75)
+        outwards = sign * step(lean + math.pi / 2, 1)
+        joints[shoulder, :2] = 0.22 * outwards + step(lean, 0.08)
+        joints[hip, :2] = 0.14 * outwards + step(lean, 0.75)
         arm, leg = lean + sign * random.uniform(0.1, 2.6), lean + sign * random.uniform(0, 0.8)
         joints[elbow, :2] = joints[shoulder, :2] + step(arm, 0.38)
         joints[wrist, :2] = joints[elbow, :2] + step(arm + sign * random.uniform(-0.3, 1.2), 0.34)

@@ -1,7 +1,9 @@
-"""Layers whose weight and input are fake-quantized."""
+"""Layers of quantized networks: fake-quantized for training, and with integer weights for inference."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,15 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
-from .arithmetic import Codes, integer_output, product
-from .fake_quantize import quantize_codes
-from .input_quantizers import InputQuantizer, LearnedInputQuantizer, MinMaxInputQuantizer
-from .weight_quantizers import LearnedWeightQuantizer, MinMaxWeightQuantizer, WeightQuantizer
+from .arithmetic import Codes, integer_output, product, quantize_codes
+from .quantizers import SCHEMES, InputQuantizer, WeightQuantizer
 
-SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
-    "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
-    "minmax": (MinMaxWeightQuantizer, MinMaxInputQuantizer),
-}
 GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 
@@ -87,7 +83,7 @@ class QuantLayer(nn.Module):
 
 
 class QuantConv2d(QuantLayer, nn.Conv2d):
-    """A quantized convolution, see :class:`~bsam.lab.quantization.modules.QuantLayer`.
+    """A quantized convolution, see :class:`~bsam.lab.quantization.quant_layers.QuantLayer`.
 
     Example:
         >>> import torch
@@ -100,7 +96,7 @@ class QuantConv2d(QuantLayer, nn.Conv2d):
 
 
 class QuantLinear(QuantLayer, nn.Linear):
-    """A quantized linear layer, see :class:`~bsam.lab.quantization.modules.QuantLayer`.
+    """A quantized linear layer, see :class:`~bsam.lab.quantization.quant_layers.QuantLayer`.
 
     Example:
         >>> import torch
@@ -136,3 +132,81 @@ def replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
             if child is not None and child in new:
                 setattr(parent, name, new[child])
     return new.get(model, model)
+
+
+class IntLayer(nn.Module):
+    """A layer with integer weights; codes and scales are buffers.
+
+    Args:
+        layer: a layer with the same shape.
+        codes: the weights and scales.
+    """
+
+    weight: Tensor
+    bias: Any  # nn.Conv2d and nn.Linear declare it differently
+    weight_scale: Tensor
+    input_scale: Tensor
+    input_zero_point: Tensor
+
+    def __init__(self, layer: nn.Module, codes: Codes) -> None:
+        init_like(self, layer, bias=codes.bias is not None)
+        del self.weight, self.bias
+        for name in ("weight", "weight_scale", "input_scale", "input_zero_point", "bias"):
+            self.register_buffer(name, getattr(codes, name))
+        self.weight_bits, self.activation_bits = codes.weight_bits, codes.activation_bits
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the layer with integers. The result has the dtype of ``x``."""
+        codes = Codes(
+            self.weight, self.weight_scale, self.input_scale, self.input_zero_point, self.bias,
+            self.weight_bits, self.activation_bits,
+        )  # fmt: skip
+        return integer_output(self, codes, x)
+
+    def extra_repr(self) -> str:
+        """Return the settings that ``print`` shows."""
+        return f"{super().extra_repr()}, weight_bits={self.weight_bits}, activation_bits={self.activation_bits}"
+
+
+class IntConv2d(IntLayer, nn.Conv2d):
+    """A convolution with integer weights."""
+
+
+class IntLinear(IntLayer, nn.Linear):
+    """A linear layer with integer weights."""
+
+
+def int_layer(layer: nn.Module, codes: Codes) -> IntLayer:
+    """Return an integer layer in place of a convolution or linear layer."""
+    return IntConv2d(layer, codes) if isinstance(layer, nn.Conv2d) else IntLinear(layer, codes)
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """Return a copy of a quantized network with integer weights, in eval mode, for inference.
+
+    The outputs equal those of the quantized network in eval mode bit for bit: both sum products of integers, see
+    :func:`bsam.lab.quantization.arithmetic.integer_output`. Parts that are not quantized, such as batch norm, are kept.
+
+    Args:
+        model: a network from :func:`~bsam.lab.quantization.quantize`, trained or calibrated. It is not changed.
+
+    Example:
+        >>> from bsam.lab.quantization import calibrate, quantize
+        >>> model, x = (
+        ...     quantize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))),
+        ...     torch.rand(32, 4),
+        ... )
+        >>> calibrate(model, x)
+        >>> converted = convert(model)
+        >>> converted[0].weight.dtype
+        torch.int8
+        >>> torch.equal(converted(x), model.eval()(x))
+        True
+    """
+    model = copy.deepcopy(model).eval()
+    new: dict[nn.Module, nn.Module] = {}
+    for layer in quant_layers(model):
+        codes = layer.codes()
+        new[layer] = int_layer(layer, dataclasses.replace(codes, weight=codes.weight.to(torch.int8)))
+    return replace(model, new)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..augment import normalise
+from ..augment import normalise, on_device
 from .affine import apply, centre_map, compose, inverse, warp
 
 _STREAM = 0x905E  # makes these random numbers independent of others that are drawn from (seed, epoch)
@@ -93,7 +92,7 @@ class PoseAugment:
         unit = 1.0 if x.is_floating_point() else 255.0
         mean, std = (tuple(unit * value for value in values) for values in (self.mean, self.std))
         pixels = normalise(warp(x, maps, self.side), mean, std)
-        exchanged = y.index_select(1, _index(self.mirrored, y.device))
+        exchanged = y.index_select(1, on_device(self.mirrored, torch.int64, y.device))
         y = torch.where(mirrored[:, None, None] > 0, exchanged, y)
         positions = apply(maps, y[:, :, :2])
         inside = ((positions >= -0.5) & (positions < self.side - 0.5)).all(dim=2, keepdim=True)
@@ -106,10 +105,3 @@ POSE_AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
     "scale-rotate": {"flip": False},
     "scale-rotate-flip": {},
 }
-
-
-@functools.lru_cache(maxsize=16)
-def _index(order: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return indices on the device, copied only once: a copy per batch could not be captured."""
-    with torch.inference_mode(False):
-        return torch.tensor(order, device=device)

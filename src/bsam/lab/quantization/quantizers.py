@@ -1,9 +1,9 @@
-"""Quantizers for layer inputs: where scales and zero points come from, and when they change."""
+"""Quantizers of weights and of layer inputs: where scales and zero points come from, and when they change."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,97 @@ from torch._compile import _disable_dynamo
 from ...common.errors import BsamRuntimeError
 from ...core.ranks import several_ranks
 from ...core.tensors import sharding
-from .fake_quantize import EPS, code_range, fake_quantize, positive
+from .arithmetic import EPS, code_range, fake_quantize, positive
 
 
-class InputQuantizer(nn.Module):
+class Quantizer(nn.Module):
+    """Base class for fake quantization: the range of the codes, and the factor for the gradient of the scale.
+
+    Args:
+        bits: number of bits of the codes, 2 to 8.
+    """
+
+    signed: ClassVar[bool]  #: whether codes may be negative
+    learned: ClassVar[bool] = False  #: whether the scale is a parameter
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+        self.qmin, self.qmax = code_range(bits, signed=self.signed)
+
+    def _grad_scale(self, x: Tensor) -> float:
+        return (x.shape[1:].numel() * self.qmax) ** -0.5 if self.learned else 1.0
+
+    def extra_repr(self) -> str:
+        """Return the settings that ``print`` shows."""
+        return f"bits={self.bits}"
+
+
+class WeightQuantizer(Quantizer):
+    """Base class for the symmetric fake quantization of a weight, with one scale per output channel (dimension 0).
+
+    The codes are signed, from :math:`-2^{b-1}` to :math:`2^{b-1} - 1`; the zero point is 0.
+
+    Args:
+        weight: the latent floating-point weight.
+        bits: number of bits of the codes, 2 to 8.
+    """
+
+    signed = True
+
+    def __init__(self, weight: Tensor, bits: int) -> None:
+        super().__init__(bits)
+
+    @abstractmethod
+    def current_scale(self, weight: Tensor) -> Tensor:
+        """Return the positive scales, with shape ``(C, 1, ...)``."""
+
+    def reset(self, weight: Tensor) -> None:
+        """Initialize the scales from a weight."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight that the codes represent."""
+        return fake_quantize(
+            weight, self.current_scale(weight), None, self.qmin, self.qmax, grad_scale=self._grad_scale(weight)
+        )
+
+
+class MinMaxWeightQuantizer(WeightQuantizer):
+    r"""Takes the scale of each channel from its largest weight, in each pass: :math:`s = \max |w| / q_{\max}`."""
+
+    def current_scale(self, weight: Tensor) -> Tensor:
+        """Return the positive scales, with shape ``(C, 1, ...)`` and without gradient."""
+        return _largest(weight.detach(), self.qmax).clamp(min=EPS)
+
+
+class LearnedWeightQuantizer(WeightQuantizer):
+    r"""Learns the scale of each channel as a parameter (LSQ).
+
+    The gradient scale is :math:`1 / \sqrt{n\, q_{\max}}` for ``n`` weights per channel. The initial scale is
+    :math:`2\, \mathrm{mean}|w| / \sqrt{q_{\max}}`, as in the paper, or :math:`\max |w| / q_{\max}` if that is smaller:
+    with 8 bits the paper's value would leave most codes unused. The absolute value of the scale is used.
+    """
+
+    learned = True
+
+    def __init__(self, weight: Tensor, bits: int) -> None:
+        super().__init__(weight, bits)
+        self.scale = nn.Parameter(torch.empty(len(weight), dtype=weight.dtype, device=weight.device))
+        self.reset(weight)
+
+    @torch.no_grad()
+    def reset(self, weight: Tensor) -> None:
+        """Initialize the scales from a weight."""
+        mean = weight.abs().mean(tuple(range(1, weight.dim())))
+        largest = _largest(weight, self.qmax).flatten()
+        self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, largest).clamp(min=EPS))
+
+    def current_scale(self, weight: Tensor) -> Tensor:
+        """Return the positive scales, with shape ``(C, 1, ...)``."""
+        return positive(self.scale).view(-1, *(1,) * (weight.dim() - 1))
+
+
+class InputQuantizer(Quantizer):
     """Base class for the affine fake quantization of a layer's input, with one scale and zero point per tensor.
 
     The codes are unsigned, from 0 to :math:`2^b - 1`. They represent the value 0, and therefore zero padding, exactly;
@@ -30,10 +117,10 @@ class InputQuantizer(nn.Module):
         dtype, device: dtype and device of the scale.
     """
 
+    signed = False
+
     def __init__(self, bits: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.bits = bits
-        self.qmin, self.qmax = code_range(bits, signed=False)
+        super().__init__(bits)
         self._checked = False  # caches `initialized`, which reads tensors and so waits for the GPU
 
     @property
@@ -70,9 +157,6 @@ class InputQuantizer(nn.Module):
         scale, zero_point = self.current_scale()
         return fake_quantize(x, scale, zero_point, self.qmin, self.qmax, grad_scale=self._grad_scale(x))
 
-    def _grad_scale(self, x: Tensor) -> float:
-        return 1.0
-
     @_disable_dynamo  # torch.compiler.disable would import torch._dynamo here, which takes seconds
     def _check(self, x: Tensor | None = None) -> None:
         if not self.initialized:
@@ -95,10 +179,6 @@ class InputQuantizer(nn.Module):
         readable = not any(t.is_meta or sharding(t) is not None for t in tensors)  # otherwise checked in the first pass
         self._checked = readable and self.initialized  # a check in a compiled pass would break the graph
 
-    def extra_repr(self) -> str:
-        """Return the settings that ``print`` shows."""
-        return f"bits={self.bits}"
-
 
 class MinMaxInputQuantizer(InputQuantizer):
     """Takes scale and zero point from moving averages of the smallest and the largest input of a batch.
@@ -107,7 +187,7 @@ class MinMaxInputQuantizer(InputQuantizer):
     a batch.
 
     Args:
-        bits, dtype, device: as in :class:`~bsam.lab.quantization.input_quantizers.InputQuantizer`.
+        bits, dtype, device: as in :class:`~bsam.lab.quantization.quantizers.InputQuantizer`.
         momentum: weight of the new batch in the averages.
     """
 
@@ -155,6 +235,7 @@ class LearnedInputQuantizer(InputQuantizer):
     negative, its absolute value is used.
     """
 
+    learned = True
     zero_point: Tensor
     buffers_set_once = True  # the first batch sets the zero point
 
@@ -190,9 +271,6 @@ class LearnedInputQuantizer(InputQuantizer):
         """Return the positive scale and the zero point, with one element each."""
         return positive(self.scale), self.zero_point
 
-    def _grad_scale(self, x: Tensor) -> float:
-        return (x.shape[1:].numel() * self.qmax) ** -0.5
-
 
 def _range(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest value in the batches of all ranks."""
@@ -216,3 +294,13 @@ def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Ten
     low, high = low.clamp(max=0), high.clamp(min=0)
     scale = ((high - low) / (qmax - qmin)).clamp(min=EPS)
     return scale, (qmin - low / scale).round().clamp(qmin, qmax)
+
+
+def _largest(weight: Tensor, qmax: int) -> Tensor:
+    return weight.abs().amax(tuple(range(1, weight.dim())), keepdim=True) / qmax
+
+
+SCHEMES: dict[str, tuple[type[WeightQuantizer], type[InputQuantizer]]] = {
+    "lsq": (LearnedWeightQuantizer, LearnedInputQuantizer),
+    "minmax": (MinMaxWeightQuantizer, MinMaxInputQuantizer),
+}

@@ -1,25 +1,34 @@
-"""Tasks whose networks can start from pretrained weights."""
+"""Tasks on images, which may be in memory-mapped files, with networks that can start from pretrained weights."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..data.streaming import stream
+from ...common.errors import BsamValueError
+from ..data.examples import Examples
+from ..data.pose.persons import Persons
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
 from .image_inputs import find_weights
 from .settings import TaskSettings
 from .task import Task, TaskBatch
 
+SamplesT = TypeVar("SamplesT", Examples, Persons)
+AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
 
-class PretrainedTask(Task):
-    """A task that loads the weights named by the run, and may train only the last layers.
+
+class ImageTask(Task):
+    """A task on stored images. It loads the weights named by the run, and may train only the last layers.
 
     Args:
         run: settings of the run.
@@ -40,7 +49,9 @@ class PretrainedTask(Task):
         left_out: Sequence[str] = (),
         in_files: bool = False,
     ) -> None:
-        self.run, self.device, self.left_out = run, device, list(left_out)
+        self.run = run
+        self.device = device
+        self.left_out = list(left_out)
         self._data_dir, self._in_files = data_dir, in_files
         self._host = torch.device("cpu") if in_files else device  # images from files stay memory-mapped
         self._weights: WeightsReport | None = None
@@ -54,12 +65,10 @@ class PretrainedTask(Task):
         return self._batch(self._x[index.to(self._host)].to(self.device), index)
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Yield a batch for each row of indices; image files are read ahead."""
+        """Return a batch for each row of indices; image files are read ahead."""
         if self._host == self.device:
-            yield from map(self.batch, indices)
-            return
-        for x, index in zip(self._read(self._x, indices), indices, strict=True):
-            yield self._batch(x, index)
+            return map(self.batch, indices)
+        return map(self._batch, self._read(self._x, indices), indices)
 
     def _read(self, images: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
         """Return stored images on the device, for each row of indices."""
@@ -94,10 +103,56 @@ class PretrainedTask(Task):
 
     def notes(self) -> Mapping[str, Any]:
         """Return ``weights``, where the initial weights came from."""
-        return {} if self._weights is None else {"weights": self._weights.to_json()}
+        return {} if self._weights is None else {"weights": asdict(self._weights)}
+
+
+def limit_samples(samples: SamplesT, name: str, n: int | None) -> SamplesT:
+    """Return ``n`` of the samples, or all of them; ``name`` is the setting's, for the error message."""
+    if n is not None and n > len(samples):
+        raise BsamValueError(f"{name} must be at most {len(samples)}, the size of the set; got {n}")
+    return samples if n is None else samples.some(n)
 
 
 def freeze_backbone(network: nn.Module) -> None:
     """Freeze all layers except the last ones."""
     network.requires_grad_(False)
     head(network).requires_grad_(True)
+
+
+def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Yield ``images[index]`` on the device for each index, in order. For a GPU, a thread reads the next batches.
+
+    Args:
+        images: (n, channels, height, width) in host memory, in the channels_last memory format.
+        indices: indices of the images of each batch, in host memory.
+        device: where to copy the images to.
+
+    Example:
+        >>> images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
+        >>> [
+        ...     batch.flatten().tolist()
+        ...     for batch in stream(
+        ...         images, torch.tensor([[3, 0], [2, 2]]), torch.device("cpu")
+        ...     )
+        ... ]
+        [[3, 0], [2, 2]]
+    """
+    rows = images.permute(0, 2, 3, 1)  # contiguous: a row is one copy
+    if device.type != "cuda":
+        for index in indices:
+            yield rows.index_select(0, index).permute(0, 3, 1, 2)
+        return
+    with ThreadPoolExecutor(1) as reader:
+        pending: deque[Future[Tensor]] = deque()
+        for index in indices:
+            # here, not in the thread: while this thread captures a CUDA graph, no other may allocate pinned memory
+            batch = torch.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=True)
+            pending.append(reader.submit(partial(torch.index_select, rows, 0, index, out=batch)))
+            if len(pending) > AHEAD:
+                yield _on_device(pending.popleft().result(), device)
+        while pending:
+            yield _on_device(pending.popleft().result(), device)
+
+
+def _on_device(rows: Tensor, device: torch.device) -> Tensor:
+    return rows.to(device, non_blocking=True).permute(0, 3, 1, 2)

@@ -48,13 +48,7 @@ def input_config(name: str) -> InputConfig | None:
     if timm is None:
         entry = model_entry(name)
         return replace(RESNET50, size=entry.images) if "resnet50" in (entry.name, entry.backbone) else None
-    timm_data = import_timm().data
-    config = timm_data.resolve_data_config(pretrained_cfg=_pretrained_cfg(check_timm_name(timm)))
+    weights = import_timm().get_pretrained_cfg(check_timm_name(timm), allow_unregistered=True)
+    config = import_timm().data.resolve_data_config(pretrained_cfg={} if weights is None else weights.to_dict())
     size = min(config["input_size"][1:])
     return InputConfig(size, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], config["crop_pct"])
-
-
-def _pretrained_cfg(name: str) -> dict[str, object]:
-    """Return timm's description of a network's pretrained weights; empty if it has none."""
-    config = import_timm().get_pretrained_cfg(name, allow_unregistered=True)
-    return {} if config is None else config.to_dict()

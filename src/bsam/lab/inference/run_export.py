@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,10 @@ from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
-from ..tasks.class_networks import build_float_network
 from ..tasks.classification import Classification
+from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
 from ..training.run_dir import NETWORK, RunDir
-from .preprocessing import Preprocessing, example, metadata
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
 
@@ -131,7 +131,7 @@ def _batches(task: Classification, images: int, takes_pixels: bool) -> Iterator[
     """Yield the inputs of the run's network, those of the file's network, and the true classes."""
     for x, y in task.eval_images(images):
         inputs = task.inputs(x)
-        pixels = x if task.pixels is None else task.pixels.restored(x)
+        pixels = x if task.pixels is None else task.pixels.restore(x)
         yield inputs, pixels if takes_pixels else inputs, y
 
 
@@ -149,7 +149,9 @@ def compare(
         batches: inputs of the first network, inputs of the second one for the same images, and the true classes.
         progress: called with the number of finished images.
     """
-    images, right, equal = 0, [0, 0], 0
+    images = 0
+    equal = 0
+    right = [0, 0]
     for x, also_x, y in batches:
         predicted = first(x).argmax(1), second(also_x).argmax(1)
         images += len(y)
@@ -157,3 +159,88 @@ def compare(
         equal += int((predicted[0] == predicted[1]).sum())
         progress(images)
     return Comparison(images, (right[0] / images, right[1] / images), equal / images)
+
+
+class Preprocessing(nn.Module):
+    """Convert pixels to the inputs of a run's network, as training does: standardise them, and resize them if needed.
+
+    Pixels are those of the data set: bytes, or floating-point numbers if the data set has these.
+
+    Args:
+        task: the run's task, with its data.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, task: Classification) -> None:
+        super().__init__()
+        inputs = task.inputs
+        self._pixels = task.pixels
+        self._resize = inputs.resize
+        unit = 255.0 if inputs.in_bytes else 1.0
+        self._is_identity = not any(inputs.mean) and {*inputs.std} == {unit} == {1.0}
+        # constants rounded as in training, so that the inputs are the same bit for bit
+        shift = torch.tensor([unit * mean for mean in inputs.mean], dtype=torch.float32)
+        scale = torch.tensor([1 / (unit * std) for std in inputs.std], dtype=torch.float32)
+        self.register_buffer("shift", shift.view(-1, 1, 1))
+        self.register_buffer("scale", scale.view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the inputs for a batch of pixels (n, channels, side, side)."""
+        x = x.float()
+        if self._pixels is not None:
+            x = (x - self._pixels.mean) / self._pixels.std
+        if not self._is_identity:
+            x = (x - self.shift) * self.scale
+        return self._resize(x)
+
+
+def example(task: Classification) -> Tensor:
+    """Return a batch of one black image, with the shape and the dtype of the pixels of a run's data set."""
+    inputs = task.inputs
+    shape = 1, inputs.channels, inputs.side, inputs.side
+    return torch.zeros(shape, dtype=torch.uint8 if inputs.in_bytes else torch.float32)
+
+
+def metadata(task: Classification, in_file: bool) -> dict[str, str]:
+    """Return what a user of an exported network must know: lists and dictionaries as JSON, the rest as text.
+
+    ``mean`` and ``std`` are in the unit of the pixels.
+
+    Args:
+        task: the run's task, with its data.
+        in_file: whether :class:`Preprocessing` is part of the file's network.
+    """
+    inputs, (low, high) = task.inputs, task.pixel_range()
+    unit, pixels = 255.0 if inputs.in_bytes else 1.0, task.pixels
+    mean, std = [unit * value for value in inputs.mean], [unit * value for value in inputs.std]
+    if pixels is not None:
+        mean, std = [pixels.mean + pixels.std * value for value in mean], [pixels.std * value for value in std]
+    side = inputs.side if in_file else inputs.size
+    dtype = "uint8" if inputs.in_bytes and in_file else "float32"
+    kind = "RGB pixels" if inputs.takes_files and inputs.channels == 3 else "pixels"
+    sentence = f"{dtype} (n, {inputs.channels}, {side}, {side}), {kind} from {low:g} to {high:g}"
+    if in_file:
+        sentence += "; the file standardises them"
+    else:
+        means, stds = (", ".join(f"{value:.6g}" for value in values) for values in (mean, std))
+        sentence += f", standardised with mean {means} and std {stds}"
+    resized = f", resized to {inputs.size} x {inputs.size}" if inputs.size != inputs.side else ""
+    entries = {
+        "task": "classification",
+        "model": task.run.model,
+        "input": sentence,
+        "input_range": json.dumps([low, high]),
+        "input_size": json.dumps([inputs.channels, side, side]),
+        "mean": json.dumps(mean),
+        "std": json.dumps(std),
+        "preprocessing": f"{'in the file' if in_file else 'not in the file'}: (pixels - mean) / std{resized}",
+        "class_names": json.dumps(inputs.class_names or [str(number) for number in range(task.classes)]),
+        "output": "logits, one for each class",
+    }
+    if inputs.takes_files:  # how image files become pixels
+        decoding = inputs.decoding
+        cut = {"shorter_side": decoding.shorter_side, "centre_crop": decoding.size}
+        entries["decoding"] = json.dumps({**cut, "interpolation": decoding.interpolation})
+    return entries

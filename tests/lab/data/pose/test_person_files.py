@@ -8,7 +8,7 @@ from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.data.pose.layouts import read_lspet, read_mpii
+from bsam.lab.data.pose.person_files import read_lspet, read_mpii
 
 
 @pytest.mark.parametrize("skeleton", [LSP, MPII])

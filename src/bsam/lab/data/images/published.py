@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def read_oxford_pet(folder: str | Path) -> ImageFiles:
         class_names |= {int(row[1]): row[0].rpartition("_")[0] for row in rows}
         parts.append(([f"images/{row[0]}.jpg" for row in rows], [int(row[1]) for row in rows]))
     ordered = [class_names[number] for number in sorted(class_names)]
-    train, test = (_labelled(folder, names, numbers) for names, numbers in parts)
+    train, test = (_label_files(folder, names, numbers) for names, numbers in parts)
     return ImageFiles("oxford_pet", folder, tuple(ordered), train, None, test, "the official trainval/test split")
 
 
@@ -49,7 +49,7 @@ def read_flowers102(folder: str | Path) -> ImageFiles:
     for key in ("trnid", "valid", "tstid"):
         ids = np.ravel(read_mat(required(folder, "setid.mat"), key)).tolist()
         names = [f"jpg/image_{number:05d}.jpg" for number in ids]
-        sets.append(_labelled(folder, names, [labels[number - 1] for number in ids]))
+        sets.append(_label_files(folder, names, [labels[number - 1] for number in ids]))
     class_names = tuple(str(number) for number in range(1, 103))
     train, validation, test = sets
     split = "the official trnid/valid/tstid split"
@@ -75,7 +75,7 @@ def read_stanford_cars(folder: str | Path) -> ImageFiles:
     for images, name in (("cars_train", "devkit/cars_train_annos.mat"), ("cars_test", labelled_test)):
         rows = np.atleast_1d(read_mat(required(folder, name), "annotations"))
         names = [f"{images}/{file}" for file in rows["fname"]]
-        sets.append(_labelled(folder, names, rows["class"]))
+        sets.append(_label_files(folder, names, rows["class"]))
     return ImageFiles(
         "stanford_cars", folder, class_names, sets[0], None, sets[1], "the official cars_train/cars_test split"
     )
@@ -107,15 +107,15 @@ def read_mat(path: Path, key: str, struct_as_record: bool = True) -> Any:
         ) from error
 
 
-def check_files(folder: Path, names: Sequence[str], existing: Collection[str]) -> None:
-    """Raise if some names are not among those of the existing files."""
-    if missing := sorted({*names} - {*existing}):
+def check_files(folder: Path, names: Sequence[str]) -> None:
+    """Raise if some of the files are missing."""
+    if missing := sorted(name for name in set(names) if not (folder / name).is_file()):
         raise BsamRuntimeError(
             f"{len(missing)} of {len(names)} images are missing, such as {folder / missing[0]}: get the data set again"
         )
 
 
-def _labelled(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
+def _label_files(folder: Path, names: Sequence[str], numbers: Iterable[Any]) -> LabelledFiles:
     """Return the files and their labels, which are the class numbers minus 1; raise if a file is missing."""
-    check_files(folder, names, [name for name in names if (folder / name).is_file()])
+    check_files(folder, names)
     return LabelledFiles(tuple(names), tuple(int(number) - 1 for number in numbers))

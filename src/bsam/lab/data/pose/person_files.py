@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....common.errors import BsamValueError
-from ..images.layouts import check_files, read_mat, required
+from ..images.published import check_files, read_mat, required
 from .joints import LSP, MPII, Skeleton
 
 SPLIT_SEED = 0
@@ -81,8 +81,8 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     folder = Path(folder)
     joints = np.asarray(read_mat(required(folder, "joints.mat"), "joints"), np.float64).transpose(2, 0, 1)
     names = [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)]
-    _check_images(folder, names)
-    kept, left_out = [], []
+    check_files(folder, names)
+    rows, left_out = [], []
     for person, name in enumerate(names):
         labelled = joints[person, joints[person, :, 2] > 0, :2]
         if not len(labelled):
@@ -90,11 +90,11 @@ def read_lspet(folder: str | Path) -> PersonFiles:
         elif np.ptp(labelled, axis=0).max() < 1:
             left_out.append(f"{name} has all its labelled joints in one place")
         else:
-            kept.append(person)
-    boxes = joint_boxes(joints[kept], LSPET_MARGIN)
-    images = tuple(names[person] for person in kept)
-    sets = _split_by_image(images)
-    return PersonFiles("lspet", folder, images, boxes, joints[kept], None, LSP, *sets, tuple(left_out))
+            rows.append(person)
+    images = tuple(names[person] for person in rows)
+    boxes = joint_boxes(joints[rows], LSPET_MARGIN)
+    train, test, split = _split_by_image(images)
+    return PersonFiles("lspet", folder, images, boxes, joints[rows], None, LSP, train, test, split, tuple(left_out))
 
 
 def read_mpii(folder: str | Path) -> PersonFiles:
@@ -112,7 +112,11 @@ def read_mpii(folder: str | Path) -> PersonFiles:
     folder = Path(folder)
     path = required(folder, "mpii_human_pose_v1_u12_1.mat")
     release = read_mat(path, "RELEASE", struct_as_record=False)
-    images, boxes, joints, heads, left_out = [], [], [], [], []
+    images: list[str] = []
+    boxes: list[tuple[float, ...]] = []
+    joints: list[Floats] = []
+    head_sizes: list[float] = []
+    left_out: list[str] = []
     for image, train in zip(_items(release.annolist), np.ravel(release.img_train), strict=True):
         for person in _items(image.annorect) if train else ():
             points = [point for holder in _items(person, "annopoints") for point in _items(holder, "point")]
@@ -125,16 +129,20 @@ def read_mpii(folder: str | Path) -> PersonFiles:
             table = np.zeros((len(MPII.joints), 3))
             for point in points:
                 table[int(point.id)] = float(point.x) - 1, float(point.y) - 1, 1
-            x, y, half = float(centre[0].x) - 1, float(centre[0].y) - 1, 100 * float(scale[0])
-            y += 0.15 * half
+            half = 100 * float(scale[0])
+            x = float(centre[0].x) - 1
+            y = float(centre[0].y) - 1 + 0.15 * half
             images.append(f"images/{image.image.name}")
             boxes.append((x - half, y - half, x + half, y + half))
             joints.append(table)
             left, top, right, bottom = map(float, rectangle)
-            heads.append(HEAD * math.hypot(right - left, bottom - top))
-    _check_images(folder, images)
-    arrays = np.array(boxes).reshape(-1, 4), np.array(joints).reshape(-1, 16, 3), np.array(heads)
-    return PersonFiles("mpii", folder, tuple(images), *arrays, MPII, *_split_by_image(images), tuple(left_out))
+            head_sizes.append(HEAD * math.hypot(right - left, bottom - top))
+    check_files(folder, images)
+    train, test, split = _split_by_image(images)
+    areas = np.array(boxes).reshape(-1, 4)
+    tables = np.array(joints).reshape(-1, len(MPII.joints), 3)
+    sizes = np.array(head_sizes)
+    return PersonFiles("mpii", folder, tuple(images), areas, tables, sizes, MPII, train, test, split, tuple(left_out))
 
 
 def joint_boxes(joints: Floats, margin: float) -> Floats:
@@ -158,12 +166,6 @@ def _items(holder: Any, field: str | None = None) -> list[Any]:
     """Return the structures in a field of a MATLAB file; the field may be missing, empty, a structure or an array."""
     value = holder if field is None else getattr(holder, field, ())
     return list(np.atleast_1d(np.asarray(value, dtype=object)).ravel()) if np.size(value) else []
-
-
-def _check_images(folder: Path, names: Sequence[str]) -> None:
-    """Raise if a file is not in ``images``."""
-    directory = folder / "images"
-    check_files(folder, names, {f"images/{path.name}" for path in directory.iterdir()} if directory.is_dir() else set())
 
 
 def _split_by_image(images: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:

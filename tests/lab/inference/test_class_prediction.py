@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import bsam
-from bsam.lab.inference import prediction
-from bsam.lab.inference.prediction import image_paths, predict
+from bsam.lab.inference import class_prediction
+from bsam.lab.inference.class_prediction import image_paths, predict
 from bsam.lab.models import build
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
@@ -110,7 +110,7 @@ def test_a_folder_stands_for_the_files_that_training_takes(tmp_path, monkeypatch
 
 def test_files_of_a_folder_that_are_no_images_are_left_out(trained, tmp_path, monkeypatch):
     run, paths, *_ = trained
-    monkeypatch.setattr(prediction, "LARGE_IMAGE_BATCH", 2)
+    monkeypatch.setattr(class_prediction, "LARGE_IMAGE_BATCH", 2)
     shutil.copytree(paths[0].parents[1], tmp_path / "test")
     (tmp_path / "test/cat/0.png").rename(tmp_path / "test/cat/0")  # a name without a suffix
     (tmp_path / "test/cat/2.png").write_bytes(paths[0].read_bytes()[:200])  # a damaged image

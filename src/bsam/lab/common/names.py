@@ -1,15 +1,33 @@
-"""Functions and other objects of the user's modules, named as ``MODULE:NAME``."""
+"""Names that the user gives: registered names, in upper or lower case, and objects named as ``MODULE:NAME``."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ...common.errors import BsamValueError
+
+
+def find_name(kind: str, name: object, known: Collection[str]) -> str:
+    """Return the known name that equals ``name``, ignoring case; if there is none, raise with the closest match.
+
+    Args:
+        kind: what is looked up, for the error message, such as ``"method"``.
+        name: the user's input.
+        known: the valid names.
+    """
+    by_lower = {valid.lower(): valid for valid in known}
+    lower = str(name).lower()
+    if lower in by_lower:
+        return by_lower[lower]
+    closest = difflib.get_close_matches(lower, by_lower, n=1)
+    hint = f". Did you mean {by_lower[closest[0]]!r}?" if closest else ""
+    raise BsamValueError(f"{kind} must be one of {', '.join(known)}; got {name!r}{hint}")
 
 
 def find_function(name: str, role: str) -> Callable[..., Any]:
@@ -68,3 +86,8 @@ def describe_error(error: Exception, module: str | None = None) -> str:
     if not frames or isinstance(error, SyntaxError):
         return text
     return f"{text} ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error message, without its full stop."""
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bsam.lab.data.pose.affine import apply
-from bsam.lab.data.pose.augment import PoseAugment
 from bsam.lab.data.pose.persons import Persons
+from bsam.lab.data.pose.pose_augment import PoseAugment
 from pose_reference import bilinear, came_from, moved
 
 STORED, SIDE = 22, 16

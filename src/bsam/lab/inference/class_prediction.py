@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +16,8 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..data.images.decoding import DecodeError, Decoding, decode
 from ..data.images.folders import OF_WINDOWS
-from ..tasks.class_networks import build_network
 from ..tasks.classification import LARGE_IMAGE_BATCH
+from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
 from ..training.run_dir import RunDir
@@ -92,29 +91,25 @@ def decoded_batches(
         size: size of a batch.
         on_message: called with the message.
     """
-    images = _decoded(paths, read, on_message)
-    while batch := list(islice(images, size)):
-        yield batch
-
-
-def _decoded(
-    paths: Mapping[Path, bool], read: Callable[[Path], T], on_message: Callable[[str], None]
-) -> Iterator[tuple[Path, T]]:
+    batch: list[tuple[Path, T]] = []
     left_out = []
     for path, is_named in paths.items():
         try:
-            content = read(path)
+            batch.append((path, read(path)))
         except DecodeError as error:
             if is_named:
                 raise
             left_out.append(path)
             if len(left_out) == len(paths):
                 raise BsamValueError(f"no file in these folders is an image: {error}") from error
-        else:
-            yield path, content
+        if len(batch) == size:
+            yield batch
+            batch = []
     if left_out:
         names = ", ".join([*map(str, left_out[:3]), *(["..."] if len(left_out) > 3 else [])])
         on_message(f"left out {len(left_out)} of {len(paths)} files (cannot be decoded as images): {names}")
+    if batch:
+        yield batch
 
 
 def predict(

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bsam.lab.quantization.modules import SCHEMES, QuantConv2d, QuantLinear
+from bsam.lab.quantization.quant_layers import QuantConv2d, QuantLinear
+from bsam.lab.quantization.quantizers import SCHEMES
 
 GEOMETRIES = [
     {},

@@ -7,7 +7,7 @@ import pytest
 from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError
-from bsam.lab.data.images.layouts import read_flowers102, read_oxford_pet, read_stanford_cars
+from bsam.lab.data.images.published import read_flowers102, read_oxford_pet, read_stanford_cars
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from bsam.lab.data import Dataset
-from bsam.lab.inference.preprocessing import Preprocessing, example, metadata
+from bsam.lab.inference.run_export import Preprocessing, example, metadata
 from bsam.lab.quantization import export_onnx, run_onnx
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Run
@@ -69,5 +69,5 @@ def test_digits_become_the_inputs_bit_for_bit():
     raw = torch.tensor(load_digits().images, dtype=torch.float32)[:, None]
     module = Preprocessing(task)
     assert {x.numpy().tobytes() for x in inputs} <= {x.numpy().tobytes() for x in module(raw)}
-    assert torch.allclose(task.pixels.restored(module(raw)), raw, atol=1e-5)
+    assert torch.allclose(task.pixels.restore(module(raw)), raw, atol=1e-5)
     assert (task.pixel_range(), float(raw.min()), float(raw.max())) == ((0.0, 16.0), 0.0, 16.0)

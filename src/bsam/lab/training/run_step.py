@@ -1,4 +1,4 @@
-"""Build the optimizer of a run."""
+"""The training step of a run: its base optimizer, its method and its precision."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ...methods import METHODS
 from .. import quantization
 from ..models.parts import head_name, layer_ids
 from ..tasks.task import Task
-from .bases import create_base
+from .bases import BASES, as_tuples, parameters_of
 from .config import BASE, Run
-from .train_step import TrainStep, build_optimizer
+from .train_step import TrainStep, build_train_step
 
 
-def build_train_step(
+def build_run_step(
     run: Run,
     task: Task,
     model: nn.Module,
@@ -33,7 +33,7 @@ def build_train_step(
     processes: int = 1,
     network: nn.Module | None = None,
 ) -> TrainStep:
-    """Return the training step of a run's method.
+    """Return the training step of a run.
 
     Args:
         run: the settings.
@@ -58,10 +58,10 @@ def build_train_step(
         "label_smoothing": task.smoothing,
         "side_by_side": capturable,
     }
-    arguments, base = _arguments(run, processes), build_base(run, network or model, capturable)
-    step = build_optimizer(run.method, arguments, base, model, forward, task.losses, **known)
+    base = build_base(run, network or model, capturable)
+    arguments = _arguments(run, processes)
     step = replace(
-        step,
+        build_train_step(run.method, arguments, base, model, forward, task.losses, **known),
         accumulate=run.accumulate,
         clip_norm=run.clip_norm,
         scaler=torch.amp.GradScaler(device.type) if run.precision == "fp16" else None,
@@ -105,14 +105,28 @@ def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
 
 
 def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:
-    """Return the base optimizer; if ``capturable``, its learning rates are tensors on the device."""
+    """Return the base optimizer; if ``capturable``, its learning rates are tensors on the device.
+
+    The momentum is the first of the ``betas`` for optimizers that have these; ``run.base_arguments`` take precedence.
+    """
     groups = parameter_groups(run, network)
     for group in groups:
         lr = run.lr
         if "lr_scale" in group:
-            group["initial_lr"], lr = lr, lr * group["lr_scale"]  # radii follow the learning rate without lr_scale
+            group["initial_lr"] = lr  # radii follow the learning rate without lr_scale
+            lr *= group["lr_scale"]
         group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
-    return create_base(run.base, groups, run.momentum, run.nesterov, run.weight_decay, run.base_arguments, capturable)
+    accepted = parameters_of(run.base)
+    arguments: dict[str, Any] = {"weight_decay": run.weight_decay}
+    if "momentum" in accepted:
+        arguments["momentum"] = run.momentum
+    if "betas" in accepted:
+        arguments["betas"] = (run.momentum, accepted["betas"].default[1])
+    if run.nesterov:
+        arguments["nesterov"] = True
+    if capturable:
+        arguments["fused" if run.base == "sgd" else "capturable"] = True
+    return BASES[run.base](groups, **{**arguments, **as_tuples(run.base_arguments)})
 
 
 def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:

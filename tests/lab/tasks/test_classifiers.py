@@ -4,9 +4,9 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
-from bsam.lab.tasks.class_predictions import MISTAKES, class_predictions, confusion_matrix
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.classification_settings import ClassificationSettings
+from bsam.lab.tasks.classifiers import MISTAKES, class_predictions, confusion_matrix
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,99 @@
+"""The networks that classification trains, and their mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ...common.errors import BsamValueError
+from ..models import build
+from ..quantization import quantize
+from .classification_settings import ClassificationSettings
+from .image_inputs import Inputs
+from .image_task import freeze_backbone
+
+MISTAKES = 16  # mistakes that are kept
+
+
+def build_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
+    """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
+    network = build_float_network(run, inputs, classes)
+    return network if run.weight_bits is None else quantize_network(network, run)
+
+
+def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
+    """Return the network of :func:`build_network` before quantization."""
+    shape = inputs.channels, inputs.size, inputs.size
+    network = build(run.model, classes, inputs.channels, run.seed).eval()
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, *shape))
+    except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
+        size = "x".join(map(str, shape))
+        raise BsamValueError(
+            f"{run.model} does not take images of {size} ({run.data}): choose another network from `bsam list models`"
+        ) from error
+    if run.freeze_backbone:
+        freeze_backbone(network)
+    return network
+
+
+def quantize_network(network: nn.Module, run: ClassificationSettings) -> nn.Module:
+    """Return a quantized copy of a network, with the settings of a run.
+
+    Example:
+        >>> run = ClassificationSettings(weight_bits=4)
+        >>> [type(layer).__name__ for layer in quantize_network(build("digits_net"), run)][::3]
+        ['QuantConv2d', 'QuantConv2d', 'Flatten']
+    """
+    assert run.weight_bits is not None
+    return quantize(
+        network,
+        run.weight_bits,
+        run.activation_bits or run.weight_bits,
+        scheme=run.quantizer,
+        first_last_bits=run.first_last_bits,
+        fold_batch_norm=run.fold_batch_norm,
+    )
+
+
+def confusion_matrix(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Return how many samples of each class (row) were classified as each class (column).
+
+    Example:
+        >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), classes=2)
+        tensor([[1, 1],
+                [0, 1]])
+    """
+    return torch.bincount(truth * classes + predicted, minlength=classes**2).view(classes, classes)
+
+
+@torch.no_grad()
+def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> dict[str, Tensor]:
+    """Return the confusion matrix and the :data:`MISTAKES` most confident mistakes of a network.
+
+    Args:
+        network: returns logits; in eval mode.
+        batches: inputs and classes.
+        classes: number of classes.
+
+    Returns:
+        ``confusion`` (classes, classes), and for the mistakes, the most confident first, ``inputs``, ``truth``,
+        ``found`` (the predicted class) and ``confidence`` (its probability).
+    """
+    total: Tensor | int = 0
+    worst: list[Tensor] = []
+    for x, truth in batches:
+        confidence, predicted = network(x).float().softmax(1).max(1)
+        total = total + confusion_matrix(truth, predicted, classes)
+        wrong = predicted != truth
+        mistakes = [tensor[wrong] for tensor in (x, truth, predicted, confidence)]
+        merged = [torch.cat(pair) for pair in zip(worst, mistakes, strict=True)] if worst else mistakes
+        first = merged[-1].argsort(descending=True, stable=True)[:MISTAKES]
+        worst = [tensor[first] for tensor in merged]
+    return {
+        "confusion": torch.as_tensor(total),
+        **dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True)),
+    }
