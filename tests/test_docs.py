@@ -21,8 +21,8 @@ from bsam.lab.cli import _parser, run_flags
 from bsam.lab.cli.run_flags import run_of, settings_of
 from bsam.lab.data import DATASETS
 from bsam.lab.recipes import recipe_of
-from bsam.lab.recipes.compare import compared_runs
-from bsam.lab.recipes.selection import select
+from bsam.lab.recipes.compare_recipe import compared_runs
+from bsam.lab.recipes.run_settings import select
 from bsam.lab.training.config import Run
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,8 @@ from ..recipes.columns import measured_on
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure
+from ..running.downloads import download_to
+from ..running.signals import terminable
 from ..tasks.image_inputs import check_weights
 from ..training.config import Run
 from ..training.distributed import distributed_context
@@ -20,9 +22,7 @@ from ..training.files import LOCK
 from ..training.initial_run import initial_network
 from ..training.loop import fit
 from ..training.run_dir import RunDir, run_dir_name
-from .downloads import download_to
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
-from .signals import terminable
 
 
 def add(commands: Any) -> None:

@@ -7,25 +7,25 @@ Example:
 
 from ...common.errors import BsamValueError
 from ..common.user_modules import find_object
-from .cells import TableCell
-from .cifar import (
-    CIFAR_RECIPES,
+from .columns import ExtraColumn, TableCell
+from .digits_demo import demo_recipe
+from .experiments import Axis, Recipe
+from .image_recipes import (
+    IMAGE_RECIPES,
+    QUANTIZATION_RECIPE,
     classification,
     gradient_conflict,
     label_noise,
+    quantization,
     rho_min_study,
     sharpness_curves,
     training_curves,
+    transfer,
 )
-from .columns import ExtraColumn
-from .digits_demo import demo_recipe
-from .experiments import Axis, Recipe
 from .paper import Published, PublishedTable
-from .pose import POSE_RECIPE, pose
-from .quantization import QUANTIZATION_RECIPE, quantization
-from .radius import RADIUS_RECIPE, radius_study
+from .pose_recipe import POSE_RECIPE, pose
+from .radius_study import RADIUS_RECIPE, radius_study
 from .scales import Scale
-from .transfer import TRANSFER_RECIPE, transfer
 from .variants import variants
 
 __all__ = (
@@ -53,15 +53,7 @@ __all__ = (
 )
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        *CIFAR_RECIPES,
-        TRANSFER_RECIPE,
-        POSE_RECIPE,
-        QUANTIZATION_RECIPE,
-        RADIUS_RECIPE,
-        demo_recipe(),
-    )
+    recipe.name: recipe for recipe in (*IMAGE_RECIPES, POSE_RECIPE, QUANTIZATION_RECIPE, RADIUS_RECIPE, demo_recipe())
 }
 
 

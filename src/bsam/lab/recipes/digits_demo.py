@@ -1,37 +1,25 @@
 """The demo: with 40 % wrong training labels, which methods memorise the wrong labels?
 
 All methods share learning rate, schedule, weight decay, batch size and epochs. Only radii (for SAF and MESA the weight
-of their loss) are chosen, from three candidates per method: by the accuracy after the last epoch on the validation set,
-which has clean labels, with a separate seed. Clean labels favour no method, but real noisy data does not have them. One
-more row is SGD with a weight decay chosen in the same way, also from three candidates. Only the final runs see the test
-set.
-
-The shared settings and the candidates were chosen with seeds 20000 to 20005, which the demo does not use. The criteria
-were the accuracy on the validation set, the share of wrong labels that the network predicts, and the time of a run.
-Learning rates from 0.02 to 0.2, batches of 32 to 64, and 20 to 30 epochs were tried: with learning rate 0.04,
-batch 64 and 22 epochs, SGD predicts more than eight of ten wrong labels at the end. Without the warm-up, and with
-learning rate 0.03, BSAM with both radii 0.2 learned nothing with two of four seeds. The largest candidates of SAM and
-BSAM are not larger because twice these radii failed with all three seeds tried. The epochs were lowered from 30 to 25
-and to 22, and the learning rate was raised from 0.03 to 0.04, only to save time; the tables with 30 and with 25 epochs,
-including test accuracies, had been seen by then.
+of their loss) are chosen, from three candidates per method, and for one more row the weight decay of SGD: by the
+accuracy after the last epoch on the validation set, which has clean labels, with a separate seed. Only the final runs
+see the test set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...common.errors import BsamValueError
+from ..data.digits import TEST, TRAIN, VALIDATION
 from ..training.config import BASE, Run, arguments_of
 from ..training.names import find_name
-from .cells import TableCell
-from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
-from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings
+from .candidates import Tuning, chosen_text
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, SeedStatistics, TableCell
 from .experiments import Recipe
-from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
 from .scales import SCALES, Scale, scale_of
-from .tuning import Tuning
-from .variants import arguments, variant_of, variants
+from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
@@ -107,3 +95,141 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         seeds=5,
         method_title=lambda run: by_method(run).row,
     )
+
+
+SGD = variants()["sgd"].title
+TUNED_SGD = "SGD, tuned weight decay"
+WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
+
+
+def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
+    """Return sentences on what the numbers show.
+
+    A difference counts if it exceeds the spread: the larger of the two standard deviations over the seeds.
+
+    Args:
+        summaries: the cells of the demo's table.
+        run: one of its runs, for the shared settings.
+    """
+    rows = {summary.cell.row: summary for summary in summaries if summary.ours is not None}
+    sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
+    without_result = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
+    if sgd is None:
+        lines = ["Without SGD there is nothing to compare with."]
+    elif _accuracy(sgd).std is None:
+        lines = ["With one seed there is no spread to compare with, so the differences mean little."]
+    else:
+        lines = [_against_sgd(row, sgd) for row in rows.values()]
+        comparable = [row for row in rows.values() if _accuracy(row).std is not None]
+        lines += _between_methods(comparable)
+        lines += _total_radii(list(rows.values()))
+        lines += [] if tuned is None else [_tuned_sgd(tuned, comparable, run)]
+        lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
+    return [
+        *lines,
+        *(f"{row} diverged with every seed." for row in without_result),
+        f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them "
+        f"with a wrong label, and {TEST} test images. On other data the methods may compare differently.",
+        f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
+        f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+        "other run uses.",
+        "Results on CIFAR: see the folder results/ in the repository and the documentation.",
+    ]
+
+
+def _accuracy(row: CellSummary) -> SeedStatistics:
+    assert row.ours is not None  # rows without finished runs are left out
+    return row.ours
+
+
+def _score(row: CellSummary) -> str:
+    return " ± ".join(f"{value:.1f}" for value in (_accuracy(row).mean, _accuracy(row).std) if value is not None)
+
+
+def _share(row: CellSummary) -> str:
+    share = row.details[MEMORISED.name]
+    return "an unknown part" if share is None else f"{share.mean:.0f} %"
+
+
+def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
+    """Return the difference of two accuracies, and the larger of their standard deviations."""
+    ours, theirs = _accuracy(row), _accuracy(other)
+    return ours.mean - theirs.mean, max(ours.std or 0.0, theirs.std or 0.0)
+
+
+def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
+    gap, spread = _gap(row, sgd)
+    numbers = (
+        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the wrong labels, SGD {_share(sgd)}."
+    )
+    if row.diverged:
+        numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
+    if _accuracy(row).std is None:
+        return f"Only one seed of {row.cell.row} is finished, which is too few to compare: {numbers}"
+    ours, theirs = row.details[MEMORISED.name], sgd.details[MEMORISED.name]
+    if gap > spread and ours and theirs and ours.mean >= theirs.mean:
+        return f"{row.cell.row} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
+    if gap > spread:
+        return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
+    below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
+    return f"{row.cell.row} shows no gain here. It is {below}: {numbers}"
+
+
+def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
+    """Compare the best method with the second best."""
+    if len(rows) < 2:
+        return []
+    best, second = sorted(rows, key=lambda row: -_accuracy(row).mean)[:2]
+    gap, spread = _gap(best, second)
+    size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
+    return [f"{best.cell.row} is {gap:.1f} points above {second.cell.row}, {size}."]
+
+
+def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
+    """Return the chosen total radii, if both SAM and BSAM were run."""
+    sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
+    sam = [(title, radius) for title, radius in sam if title.startswith("SAM")]
+    pairs = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
+    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in pairs]
+    if not sam or not bsam:
+        return []
+    radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))
+    return [
+        f"Chosen total radii: {radii}. To first order in the radii, both methods correct the gradient in proportion to "
+        'this total, so compare them at equal totals: see "What BSAM does" in the documentation.'
+    ]
+
+
+def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
+    """Say whether the most accurate row also has the smallest largest eigenvalue."""
+    known = [
+        (_accuracy(row).mean, top.mean, row.cell.row)
+        for row in rows
+        if (top := row.details[TOP_EIGENVALUE.name]) is not None
+    ]
+    if len(known) < 2:
+        return []
+    best, flattest = max(known), min(known, key=lambda row: row[1])
+    if best[2] == flattest[2]:
+        return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
+    return [
+        f"A small λmax does not imply high accuracy: {best[2]} is the most accurate, with λmax {best[1]:.1f}, but "
+        f"{flattest[2]} has the smallest λmax, {flattest[1]:.1f}."
+    ]
+
+
+def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
+    start = (
+        f"SGD with tuned {chosen_text(tuned.chosen)} instead of {run.weight_decay:g} reaches {_score(tuned)} % and "
+        f"memorises {_share(tuned)} of the wrong labels"
+    )
+    if not others:
+        return f"{start}."
+    best = max(others, key=lambda row: _accuracy(row).mean)
+    gap, spread = _gap(tuned, best)
+    if abs(gap) <= spread:
+        where = f"within a standard deviation ({spread:.1f} points) of"
+    else:
+        side = "above" if gap > 0 else "below"
+        where = f"{abs(gap):.1f} points, more than the spread ({spread:.1f}), {side}"
+    return f"{start}: {where} {best.cell.row}, the best of the others ({_score(best)} %)."

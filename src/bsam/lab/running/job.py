@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeAlias
 import torch
 
 from ...common.errors import BsamError
-from ..recipes.states import state_of
+from ..recipes.columns import state_of
 from ..training.config import Run
 from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit

@@ -14,12 +14,10 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import BASE, Run
 from ..training.run_dir import RunState
-from .cells import CellSummary, TableCell
-from .cifar import MAIN
-from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, TableCell, score_of
 from .experiments import Recipe
+from .image_recipes import MAIN
 from .scales import Scale, scale_of
-from .states import score_of
 from .variants import BSAMS, variant_of, variants
 
 NOISE = 0.4

@@ -104,3 +104,27 @@ def differing(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of the settings and method arguments that differ between candidates."""
     tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
     return {name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"}
+
+
+def chosen_text(chosen: Mapping[str, Any] | None) -> str:
+    """Return the settings that tuning chose as text.
+
+    Example:
+        >>> (
+        ...     chosen_text({"rho_max": 0.1, "rho_min": 0.1}),
+        ...     chosen_text({"weight_decay": 0.1}),
+        ...     chosen_text(None),
+        ... )
+        ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
+    """
+    return ", ".join(f"{settings_text([name])} {value:g}" for name, value in (chosen or {}).items()) or "-"
+
+
+def settings_text(names: Sequence[str]) -> str:
+    """Return the names of settings in words.
+
+    Example:
+        >>> settings_text(["lr", "weight_decay"])
+        'lr and weight decay'
+    """
+    return " and ".join(name.replace("weight_decay", "weight decay") for name in names)

@@ -10,16 +10,22 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
+from ..tasks.image_inputs import check_weights
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
+from ..training.initial_run import initial_network
 from ..training.names import find_name
-from .experiments import MAX_SEEDS, Recipe
+from ..training.run_dir import subject_name
+from .candidates import base_tuning, radius_tuning
+from .experiments import MAX_SEEDS, PlannedRuns, Recipe
 from .scales import Scale
-from .tuning import base_tuning, radius_tuning
 from .variants import arguments, variant_of, variants
 
 COMPARE = "compare"
 DEFAULT_METHODS = (BASE, "sam", "bsam")
+SEEDS = 3
+# set by the comparison: tuning runs are evaluated on validation or held-out samples, final runs on the test set
+LEFT_OUT = ("method", "arguments", "seed", "eval_split")
 
 
 def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Run]:
@@ -84,3 +90,55 @@ def compare_recipe(
         tuning=radius_tuning(split, seeds) if tune else None,
         base_tuning=base_tuning(split, seeds) if tune_base else None,
     )
+
+
+def plan_comparison(
+    methods: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    seeds: int = SEEDS,
+    baseline: str | None = None,
+    tune: bool = False,
+    tune_base: bool = False,
+    tune_seeds: int = 1,
+    data_dir: Path | None = None,
+) -> PlannedRuns:
+    """Return the runs of a comparison.
+
+    Args:
+        methods: as for :func:`compared_runs`.
+        settings: as for :func:`compared_runs`.
+        seeds: the number of seeds.
+        baseline: the method that the others are compared with; None takes the first one.
+        tune: as for :func:`compare_recipe`.
+        tune_base: as for :func:`compare_recipe`.
+        tune_seeds: the number of tuning seeds.
+        data_dir: the folder with the files of the data set.
+    """
+    if settings.get("init") is not None:
+        # relative paths would be looked up in the folder of the experiment
+        settings = {**settings, "init": str(Path(settings["init"]).expanduser().resolve())}
+    compared = compared_runs(methods, settings)
+    first = next(iter(compared.values()))
+    if baseline is not None:
+        first = compared[find_name("baseline", baseline, compared)]
+    tunes = tune or tune_base
+    if tune_seeds != 1 and not tunes:
+        raise BsamValueError("--tune-seeds has no effect without --tune or --tune-base: add one of them")
+    split = tuning_split(first.data, data_dir) if tunes else "holdout"
+    recipe = compare_recipe(list(compared.values()), tune, tune_base=tune_base, seeds=tune_seeds, split=split)
+    runs = recipe.runs(seeds=seeds)
+    return PlannedRuns(recipe, COMPARE, runs, runs, variant_of(first).title)
+
+
+def comparison_folder(runs: PlannedRuns) -> Path:
+    """Return the default folder of a comparison."""
+    tuned = "" if runs.recipe.tuning is None else "-tuned"
+    base = "" if runs.recipe.base_tuning is None else "-base"
+    return Path("runs") / f"{COMPARE}-{subject_name(runs.runs[0])}{tuned}{base}"
+
+
+def check_start(run: Run, data_dir: Path | None) -> None:
+    """Raise if the weights or the run that a run starts from cannot be used."""
+    check_weights(run, data_dir)
+    initial_network(run)
