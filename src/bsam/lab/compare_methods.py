@@ -14,11 +14,10 @@ from .recipes.compare_recipe import (
     DEFAULT_METHODS,
     LEFT_OUT,
     SEEDS,
-    check_start,
     comparison_folder,
     plan_comparison,
 )
-from .recipes.run_settings import complete_settings
+from .recipes.run_settings import check_start, complete_settings
 from .run_experiment import NEEDS, ExperimentOptions, refuse_torchrun
 from .training.config import Run
 from .training.names import find_name
@@ -115,7 +114,7 @@ def compare(
         checkpoint_every=checkpoint_every,
     )
     result = show_experiment(runs, options)
-    if not all(state.ended for state in result.states):
-        result.raise_failures()
+    if result.failure is not None and not all(state.ended for state in result.states):
+        raise result.failure
     assert result.comparison is not None  # the runs have a baseline
     return result.comparison

@@ -88,8 +88,7 @@ class ExperimentResult:
         files: the files written.
         page: the page; None if no run has started.
         comparison: the methods compared with the baseline; None without a baseline.
-        failed: why runs failed or diverged, by the name of the run directory.
-        total: the number of runs, with those that tune.
+        failure: the error that says which runs failed or diverged; None if there are none.
     """
 
     states: Sequence[RunState]
@@ -98,13 +97,7 @@ class ExperimentResult:
     files: Sequence[Path]
     page: Path | None
     comparison: ComparisonResult | None
-    failed: Mapping[str, str]
-    total: int
-
-    def raise_failures(self) -> None:
-        """Raise if runs failed or diverged."""
-        if self.failed:
-            raise RunsFailed(self.failed, self.total)
+    failure: RunsFailed | None
 
 
 def refuse_torchrun(command: str) -> None:
@@ -155,22 +148,21 @@ def run_experiment(
     if train:
         listener.on_plan(runs.recipe, states)
         failed = _train(runs, options, sum(not state.ended for state in states), listener)
-    return _write(runs, options.out, failed, len(states))
+    return _write(runs, options.out, RunsFailed(failed, len(states)) if failed else None)
 
 
 def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, listener: Listener) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
     recipe = runs.recipe
     out = options.out
-    selected = runs.selected
     scale = recipe.scale(runs.scale)
     if options.download:
-        download_all((run.data for run in selected), options.data_dir)
+        download_all((run.data for run in runs.selected), options.data_dir)
     if scale.threads is not None:
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     make_executor = _executor(options, scale, unfinished, listener)
-    check_data({run.data for run in selected}, options.data_dir)
+    check_data({run.data for run in runs.selected}, options.data_dir)
     failed: dict[str, str] = {}
 
     def train(stage_runs: Sequence[Run], stage: str) -> None:
@@ -190,13 +182,13 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
             failed.update(error.failed)
 
     with terminable(), make_executor as executor:
-        tuned = TunedRuns(recipe, selected, out)
+        tuned = TunedRuns(recipe, runs.selected, out)
         if tuned.base_trials:
             train(tuned.base_trials, "tuning the base optimizer")
-            tuned = TunedRuns(recipe, selected, out)
+            tuned = TunedRuns(recipe, runs.selected, out)
         if tuned.trials and (tuned.base is None or tuned.base.settings is not None):
             train(tuned.trials, "tuning")
-            tuned = TunedRuns(recipe, selected, out)
+            tuned = TunedRuns(recipe, runs.selected, out)
         waiting = tuned.waiting
         failed |= {name: "its tuning failed" for name, (_, names) in waiting.items() if failed.keys() & set(names)}
         ready = [run for run in tuned.finals if run_dir_name(run) not in waiting]
@@ -228,7 +220,7 @@ def _executor(
     return LocalProcesses(jobs, options.device, scale.threads, listener.on_message, is_default)
 
 
-def _write(runs: PlannedRuns, out: Path, failed: Mapping[str, str], total: int) -> ExperimentResult:
+def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
     from .report.compare import compare_states
     from .report.results import text_below, write_report, write_results
@@ -257,6 +249,5 @@ def _write(runs: PlannedRuns, out: Path, failed: Mapping[str, str], total: int) 
         [*files, *pages],
         page,
         None if comparison is None else replace(comparison, page=page),
-        failed,
-        total,
+        failure,
     )

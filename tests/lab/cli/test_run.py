@@ -16,6 +16,7 @@ from bsam.lab.recipes.columns import states_of
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variants
 from bsam.lab.report.plan import plan_info
+from bsam.lab.run_experiment import ExperimentOptions
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training import loop
@@ -115,12 +116,13 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     assert len(labels) == len(set(labels)) == 29
     planned = []
 
-    def note(runs, options):
+    def note(runs, options, train):
         planned.extend(runs.selected)
-        assert (options.device, options.jobs, options.out) == ("cpu", None, Path("runs/demo"))
-        return SimpleNamespace(raise_failures=lambda: None)
+        assert train
+        assert options == ExperimentOptions(Path("runs/demo"), device="cpu")
+        return SimpleNamespace(failure=None)
 
-    monkeypatch.setattr("bsam.lab.cli.demo.show_experiment", note)
+    monkeypatch.setattr("bsam.lab.cli.run.show_experiment", note)
     assert cli.main(["demo"]) == 0
     recipe = RECIPES["demo"]
     assert planned == recipe.runs(seeds=recipe.seeds)

@@ -10,11 +10,11 @@ from ..recipes.compare_recipe import (
     DEFAULT_METHODS,
     LEFT_OUT,
     SEEDS,
-    check_start,
     comparison_folder,
     plan_comparison,
 )
 from ..recipes.experiments import MAX_SEEDS
+from ..recipes.run_settings import check_start
 from ..recipes.variants import variants
 from ..run_experiment import NEEDS, refuse_torchrun
 from .run import add_running_flags, run_command

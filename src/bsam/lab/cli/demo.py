@@ -13,7 +13,7 @@ from ..recipes.experiments import PlannedRuns
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
 from ..run_experiment import NEEDS
-from .run import options_of, show_experiment
+from .run import run_command
 
 DESCRIPTION = """\
 Compare methods on scikit-learn's digits with 40 % wrong training labels: which of them memorise the wrong labels? Each
@@ -41,7 +41,8 @@ def add(commands: Any) -> None:
     seeds, epochs = RECIPES["demo"].seeds, SCALES["demo"].settings["epochs"]
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
-    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, device="cpu")
+    needs = {**NEEDS, "sklearn": "demo"}
+    command.set_defaults(run=_demo, saved_items="runs", needs=needs, device="cpu", dry_run=False, report=False)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -49,4 +50,4 @@ def _demo(arguments: argparse.Namespace) -> None:
     runs = recipe.runs(seeds=arguments.seeds, first_seed=arguments.seed)
     epochs = arguments.epochs
     runs = [replace(run, epochs=epochs, warmup=max(0, min(run.warmup, epochs))) for run in runs]
-    show_experiment(PlannedRuns(recipe, recipe.scale_names[0], runs, runs), options_of(arguments)).raise_failures()
+    run_command(arguments, PlannedRuns(recipe, recipe.scale_names[0], runs, runs))

@@ -132,14 +132,12 @@ def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
         del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     if arguments.dry_run:
         _print_plan(runs, arguments.out)
-    else:
-        show_experiment(runs, options_of(arguments), train=not arguments.report).raise_failures()
-
-
-def options_of(arguments: argparse.Namespace) -> ExperimentOptions:
-    """Return the options of parsed flags; those without a flag have their defaults."""
+        return
     names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
-    return ExperimentOptions(**{name: getattr(arguments, name) for name in names})
+    options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})
+    result = show_experiment(runs, options, train=not arguments.report)
+    if result.failure is not None:
+        raise result.failure
 
 
 def _print_plan(runs: PlannedRuns, out: Path) -> None:

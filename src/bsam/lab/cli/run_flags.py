@@ -46,6 +46,17 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         the headings, for further flags.
     """
     hints, groups = get_type_hints(Run), FlagGroups(command)
+    of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
+    defaults = {
+        "model": f"the network of --init or of the --weights file; otherwise {of_data}",
+        "weights": "`pretrained` for timm networks, otherwise `random`",
+        "task": "the task of the data set",
+    }
+    conditional = (
+        (FINE_TUNING, "with pretrained weights"),
+        (QUANTIZED, "with quantization"),
+        (POSE, "for pose"),
+    )
     for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
         if field.name in without:
             continue
@@ -56,21 +67,10 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
                 pairs |= {"default": argparse.SUPPRESS, "dest": field.name}
             group.add_argument(field.metadata["flag"], help=field.metadata["help"], **pairs)
             continue
-        default = field.default
-        if field.name == "model":
-            of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
-            default = f"the network of --init or of the --weights file; otherwise {of_data}"
-        if field.name == "weights":
-            default = "`pretrained` for timm networks, otherwise `random`"
-        for defaults, when in (
-            (FINE_TUNING, "with pretrained weights"),
-            (QUANTIZED, "with quantization"),
-            (POSE, "for pose"),
-        ):
-            if field.name in defaults:
-                default = f"{default}; {defaults[field.name]} {when}"
-        if field.name == "task":
-            default = "the task of the data set"
+        default = defaults.get(field.name, field.default)
+        for settings, when in conditional:
+            if field.name in settings:
+                default = f"{default}; {settings[field.name]} {when}"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",

@@ -62,11 +62,6 @@ def radius_tuning(split: Split = "holdout", seeds: int = 1) -> Tuning:
     return Tuning(radius_candidates, split, tuple(f"x {factor:g}" for factor in TUNING_FACTORS), seeds)
 
 
-def base_tuning(split: Split, seeds: int = 1) -> Tuning:
-    """Return a tuning that chooses the learning rate and the weight decay of the base optimizer."""
-    return Tuning(base_candidates, split, seeds=seeds)
-
-
 def base_candidates(run: Run) -> list[dict[str, Any]]:
     """Return all pairs of multiples of a run's learning rate and weight decay.
 

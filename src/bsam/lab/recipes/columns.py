@@ -43,7 +43,12 @@ class SeedStatistics:
     @property
     def without_n(self) -> str:
         """Mean and standard deviation as text."""
-        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+        return f"{self:.2f}"
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return " ± ".join(format(number, spec) for number in (self.mean, self.std) if number is not None)
 
     def __str__(self) -> str:
         return self.without_n + (f" ({self.n})" if self.n else "")
@@ -78,9 +83,7 @@ class ExtraColumn:
 
     def text(self, numbers: SeedStatistics | None) -> str:
         """Return mean and standard deviation as text."""
-        if numbers is None:
-            return "-"
-        return " ± ".join(format(number, self.format) for number in (numbers.mean, numbers.std) if number is not None)
+        return "-" if numbers is None else format(numbers, self.format)
 
 
 @dataclass(frozen=True)

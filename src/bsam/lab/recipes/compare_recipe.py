@@ -10,13 +10,11 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
-from ..tasks.image_inputs import check_weights
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
-from ..training.initial_run import initial_network
 from ..training.names import find_name
 from ..training.run_dir import subject_name
-from .candidates import base_tuning, radius_tuning
+from .candidates import Tuning, base_candidates, radius_tuning
 from .experiments import MAX_SEEDS, PlannedRuns, Recipe
 from .scales import Scale
 from .variants import arguments, variant_of, variants
@@ -67,31 +65,6 @@ def tuning_split(data: str, data_dir: Path | None = None) -> Split:
     return "validation" if dataset_entry(data).resolve(data_dir).has_validation(data_dir) else "holdout"
 
 
-def compare_recipe(
-    runs: Sequence[Run], tune: bool = False, *, tune_base: bool = False, seeds: int = 1, split: Split = "holdout"
-) -> Recipe:
-    """Return a recipe that trains these runs with each seed.
-
-    Args:
-        runs: the runs of :func:`compared_runs`.
-        tune: whether to choose each method's radius first.
-        tune_base: whether to choose the base optimizer's learning rate and weight decay before that, for all methods.
-        seeds: the number of tuning seeds.
-        split: the split to tune on, from :func:`tuning_split`.
-    """
-    check_count("tune_seeds", seeds, high=MAX_SEEDS)
-    titles = [variant_of(run).title for run in runs]
-    subject = f"{model_entry(runs[0].model).title}, {dataset_entry(runs[0].data).title}"
-    return Recipe(
-        COMPARE,
-        f"{', '.join(titles[:-1])} and {titles[-1]}: {subject}",
-        lambda scale: list(runs),
-        scales=(Scale(COMPARE, "the network and the data set of the command"),),
-        tuning=radius_tuning(split, seeds) if tune else None,
-        base_tuning=base_tuning(split, seeds) if tune_base else None,
-    )
-
-
 def plan_comparison(
     methods: Sequence[str],
     settings: Mapping[str, Any],
@@ -110,8 +83,8 @@ def plan_comparison(
         settings: as for :func:`compared_runs`.
         seeds: the number of seeds.
         baseline: the method that the others are compared with; None takes the first one.
-        tune: as for :func:`compare_recipe`.
-        tune_base: as for :func:`compare_recipe`.
+        tune: whether to choose each method's radius first.
+        tune_base: whether to choose the base optimizer's learning rate and weight decay before that, for all methods.
         tune_seeds: the number of tuning seeds.
         data_dir: the folder with the files of the data set.
     """
@@ -122,11 +95,20 @@ def plan_comparison(
     first = next(iter(compared.values()))
     if baseline is not None:
         first = compared[find_name("baseline", baseline, compared)]
-    tunes = tune or tune_base
-    if tune_seeds != 1 and not tunes:
+    if tune_seeds != 1 and not (tune or tune_base):
         raise BsamValueError("--tune-seeds has no effect without --tune or --tune-base: add one of them")
-    split = tuning_split(first.data, data_dir) if tunes else "holdout"
-    recipe = compare_recipe(list(compared.values()), tune, tune_base=tune_base, seeds=tune_seeds, split=split)
+    split = tuning_split(first.data, data_dir) if tune or tune_base else "holdout"
+    check_count("tune_seeds", tune_seeds, high=MAX_SEEDS)
+    titles = [variant_of(run).title for run in compared.values()]
+    subject = f"{model_entry(first.model).title}, {dataset_entry(first.data).title}"
+    recipe = Recipe(
+        COMPARE,
+        f"{', '.join(titles[:-1])} and {titles[-1]}: {subject}",
+        lambda scale: list(compared.values()),
+        scales=(Scale(COMPARE, "the network and the data set of the command"),),
+        tuning=radius_tuning(split, tune_seeds) if tune else None,
+        base_tuning=Tuning(base_candidates, split, seeds=tune_seeds) if tune_base else None,
+    )
     runs = recipe.runs(seeds=seeds)
     return PlannedRuns(recipe, COMPARE, runs, runs, variant_of(first).title)
 
@@ -136,9 +118,3 @@ def comparison_folder(runs: PlannedRuns) -> Path:
     tuned = "" if runs.recipe.tuning is None else "-tuned"
     base = "" if runs.recipe.base_tuning is None else "-base"
     return Path("runs") / f"{COMPARE}-{subject_name(runs.runs[0])}{tuned}{base}"
-
-
-def check_start(run: Run, data_dir: Path | None) -> None:
-    """Raise if the weights or the run that a run starts from cannot be used."""
-    check_weights(run, data_dir)
-    initial_network(run)

@@ -9,6 +9,7 @@ see the test set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...common.errors import BsamValueError
@@ -23,6 +24,9 @@ from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, var
 
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
+SGD = variants()["sgd"].title
+TUNED_SGD = "SGD, tuned weight decay"
+WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
 _SHARED = SCALES["demo"].settings
 NOTES = (
     "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
@@ -97,9 +101,25 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
     )
 
 
-SGD = variants()["sgd"].title
-TUNED_SGD = "SGD, tuned weight decay"
-WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
+@dataclass(frozen=True)
+class _Row:
+    """A row of the demo's table with finished runs."""
+
+    title: str
+    accuracy: SeedStatistics
+    summary: CellSummary
+
+    @property
+    def memorised(self) -> SeedStatistics | None:
+        return self.summary.details[MEMORISED.name]
+
+    @property
+    def share(self) -> str:
+        return "an unknown part" if self.memorised is None else f"{self.memorised.mean:.0f} %"
+
+    def gap(self, other: _Row) -> tuple[float, float]:
+        """Return the difference of the two accuracies, and the larger of their standard deviations."""
+        return self.accuracy.mean - other.accuracy.mean, max(self.accuracy.std or 0.0, other.accuracy.std or 0.0)
 
 
 def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
@@ -111,23 +131,25 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         summaries: the cells of the demo's table.
         run: one of its runs, for the shared settings.
     """
-    rows = {summary.cell.row: summary for summary in summaries if summary.ours is not None}
+    known = [_Row(summary.cell.row, summary.ours, summary) for summary in summaries if summary.ours is not None]
+    rows = {row.title: row for row in known}
     sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
-    without_result = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
     if sgd is None:
         lines = ["Without SGD there is nothing to compare with."]
-    elif _accuracy(sgd).std is None:
+    elif sgd.accuracy.std is None:
         lines = ["With one seed there is no spread to compare with, so the differences mean little."]
     else:
-        lines = [_against_sgd(row, sgd) for row in rows.values()]
-        comparable = [row for row in rows.values() if _accuracy(row).std is not None]
+        others = list(rows.values())
+        comparable = sorted((row for row in others if row.accuracy.std is not None), key=lambda row: -row.accuracy.mean)
+        lines = [_against_sgd(row, sgd) for row in others]
         lines += _between_methods(comparable)
-        lines += _total_radii(list(rows.values()))
+        lines += _total_radii(others)
         lines += [] if tuned is None else [_tuned_sgd(tuned, comparable, run)]
-        lines += _eigenvalues([sgd, *rows.values(), *([] if tuned is None else [tuned])])
+        lines += _eigenvalues([sgd, *others, *([] if tuned is None else [tuned])])
+    diverged = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
     return [
         *lines,
-        *(f"{row} diverged with every seed." for row in without_result),
+        *(f"{title} diverged with every seed." for title in diverged),
         f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them "
         f"with a wrong label, and {TEST} test images. On other data the methods may compare differently.",
         f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
@@ -137,99 +159,74 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
     ]
 
 
-def _accuracy(row: CellSummary) -> SeedStatistics:
-    assert row.ours is not None  # rows without finished runs are left out
-    return row.ours
-
-
-def _score(row: CellSummary) -> str:
-    return " ± ".join(f"{value:.1f}" for value in (_accuracy(row).mean, _accuracy(row).std) if value is not None)
-
-
-def _share(row: CellSummary) -> str:
-    share = row.details[MEMORISED.name]
-    return "an unknown part" if share is None else f"{share.mean:.0f} %"
-
-
-def _gap(row: CellSummary, other: CellSummary) -> tuple[float, float]:
-    """Return the difference of two accuracies, and the larger of their standard deviations."""
-    ours, theirs = _accuracy(row), _accuracy(other)
-    return ours.mean - theirs.mean, max(ours.std or 0.0, theirs.std or 0.0)
-
-
-def _against_sgd(row: CellSummary, sgd: CellSummary) -> str:
-    gap, spread = _gap(row, sgd)
-    numbers = (
-        f"{_score(row)} against {_score(sgd)} %. It memorises {_share(row)} of the wrong labels, SGD {_share(sgd)}."
-    )
-    if row.diverged:
-        numbers += f" With {row.diverged} more seed{'s' * (row.diverged > 1)} it diverged."
-    if _accuracy(row).std is None:
-        return f"Only one seed of {row.cell.row} is finished, which is too few to compare: {numbers}"
-    ours, theirs = row.details[MEMORISED.name], sgd.details[MEMORISED.name]
-    if gap > spread and ours and theirs and ours.mean >= theirs.mean:
-        return f"{row.cell.row} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
+def _against_sgd(row: _Row, sgd: _Row) -> str:
+    gap, spread = row.gap(sgd)
+    numbers = f"{row.accuracy:.1f} against {sgd.accuracy:.1f} %. It memorises {row.share} of the wrong labels, SGD "
+    numbers += f"{sgd.share}."
+    if diverged := row.summary.diverged:
+        numbers += f" With {diverged} more {'seeds' if diverged > 1 else 'seed'} it diverged."
+    if row.accuracy.std is None:
+        return f"Only one seed of {row.title} is finished, which is too few to compare: {numbers}"
+    if gap > spread and row.memorised and sgd.memorised and row.memorised.mean >= sgd.memorised.mean:
+        return f"{row.title} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
     if gap > spread:
-        return f"{row.cell.row} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
+        return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
-    return f"{row.cell.row} shows no gain here. It is {below}: {numbers}"
+    return f"{row.title} shows no gain here. It is {below}: {numbers}"
 
 
-def _between_methods(rows: Sequence[CellSummary]) -> list[str]:
-    """Compare the best method with the second best."""
+def _between_methods(rows: Sequence[_Row]) -> list[str]:
+    """Compare the best method with the second best; the rows are sorted."""
     if len(rows) < 2:
         return []
-    best, second = sorted(rows, key=lambda row: -_accuracy(row).mean)[:2]
-    gap, spread = _gap(best, second)
-    size = f"within the spread ({spread:.1f})" if gap <= spread else f"more than the spread ({spread:.1f})"
-    return [f"{best.cell.row} is {gap:.1f} points above {second.cell.row}, {size}."]
+    gap, spread = rows[0].gap(rows[1])
+    size = "within" if gap <= spread else "more than"
+    return [f"{rows[0].title} is {gap:.1f} points above {rows[1].title}, {size} the spread ({spread:.1f})."]
 
 
-def _total_radii(rows: Sequence[CellSummary]) -> list[str]:
+def _total_radii(rows: Sequence[_Row]) -> list[str]:
     """Return the chosen total radii, if both SAM and BSAM were run."""
-    sam = [(row.cell.row, f"{row.chosen['rho']:g}") for row in rows if row.chosen and "rho" in row.chosen]
-    sam = [(title, radius) for title, radius in sam if title.startswith("SAM")]
-    pairs = [(row.cell.row, row.chosen) for row in rows if row.chosen and "rho_min" in row.chosen]
-    bsam = [(title, f"{radii['rho_max']:g} + {radii['rho_min']:g}") for title, radii in pairs]
+    chosen = {row.title: row.summary.chosen or {} for row in rows}
+    sam = [f"{title} {radii['rho']:g}" for title, radii in chosen.items() if title.startswith("SAM") and "rho" in radii]
+    bsam = [
+        f"{title} {radii['rho_max']:g} + {radii['rho_min']:g}" for title, radii in chosen.items() if "rho_min" in radii
+    ]
     if not sam or not bsam:
         return []
-    radii = ", ".join(f"{title} {radius}" for title, radius in (*sam, *bsam))
     return [
-        f"Chosen total radii: {radii}. To first order in the radii, both methods correct the gradient in proportion to "
-        'this total, so compare them at equal totals: see "What BSAM does" in the documentation.'
+        f"Chosen total radii: {', '.join([*sam, *bsam])}. To first order in the radii, both methods correct the "
+        'gradient in proportion to this total, so compare them at equal totals: see "What BSAM does" in the '
+        "documentation."
     ]
 
 
-def _eigenvalues(rows: Sequence[CellSummary]) -> list[str]:
-    """Say whether the most accurate row also has the smallest largest eigenvalue."""
-    known = [
-        (_accuracy(row).mean, top.mean, row.cell.row)
-        for row in rows
-        if (top := row.details[TOP_EIGENVALUE.name]) is not None
-    ]
-    if len(known) < 2:
-        return []
-    best, flattest = max(known), min(known, key=lambda row: row[1])
-    if best[2] == flattest[2]:
-        return [f"{best[2]} has the best accuracy and the smallest λmax ({best[1]:.1f})."]
-    return [
-        f"A small λmax does not imply high accuracy: {best[2]} is the most accurate, with λmax {best[1]:.1f}, but "
-        f"{flattest[2]} has the smallest λmax, {flattest[1]:.1f}."
-    ]
-
-
-def _tuned_sgd(tuned: CellSummary, others: Sequence[CellSummary], run: Run) -> str:
+def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:
     start = (
-        f"SGD with tuned {chosen_text(tuned.chosen)} instead of {run.weight_decay:g} reaches {_score(tuned)} % and "
-        f"memorises {_share(tuned)} of the wrong labels"
+        f"SGD with tuned {chosen_text(tuned.summary.chosen)} instead of {run.weight_decay:g} reaches "
+        f"{tuned.accuracy:.1f} % and memorises {tuned.share} of the wrong labels"
     )
     if not others:
         return f"{start}."
-    best = max(others, key=lambda row: _accuracy(row).mean)
-    gap, spread = _gap(tuned, best)
+    best = others[0]
+    gap, spread = tuned.gap(best)
     if abs(gap) <= spread:
         where = f"within a standard deviation ({spread:.1f} points) of"
     else:
         side = "above" if gap > 0 else "below"
         where = f"{abs(gap):.1f} points, more than the spread ({spread:.1f}), {side}"
-    return f"{start}: {where} {best.cell.row}, the best of the others ({_score(best)} %)."
+    return f"{start}: {where} {best.title}, the best of the others ({best.accuracy:.1f} %)."
+
+
+def _eigenvalues(rows: Sequence[_Row]) -> list[str]:
+    """Say whether the most accurate row also has the smallest largest eigenvalue."""
+    tops = [(row, value.mean) for row in rows if (value := row.summary.details[TOP_EIGENVALUE.name]) is not None]
+    if len(tops) < 2:
+        return []
+    best, top = max(tops, key=lambda pair: (pair[0].accuracy.mean, pair[1], pair[0].title))
+    flattest, smallest = min(tops, key=lambda pair: pair[1])
+    if best is flattest:
+        return [f"{best.title} has the best accuracy and the smallest λmax ({top:.1f})."]
+    return [
+        f"A small λmax does not imply high accuracy: {best.title} is the most accurate, with λmax {top:.1f}, but "
+        f"{flattest.title} has the smallest λmax, {smallest:.1f}."
+    ]

@@ -13,8 +13,9 @@ from ..data.entries import ImageData
 from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
-from ..tasks.image_inputs import find_weights
+from ..tasks.image_inputs import check_weights, find_weights
 from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.initial_run import initial_network
 from ..training.names import find_name
 from ..training.run_dir import CONFIG, RunDir, run_dir_name
 from .paper import STANDS_FOR
@@ -91,6 +92,12 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
             "--weights a file from tools/convert_weights.py"
         )
     return model
+
+
+def check_start(run: Run, data_dir: Path | None) -> None:
+    """Raise if the weights or the run that a run starts from cannot be used."""
+    check_weights(run, data_dir)
+    initial_network(run)
 
 
 def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:

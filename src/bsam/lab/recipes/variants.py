@@ -40,29 +40,8 @@ CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
     "saf": tuple({"lam": lam, "start_epoch": 1, "epochs_back": 2} for lam in (0.3, 1.0, 3.0)),
 }
 
-# The variants of each method in tables, as name: (title, arguments). A method without an entry is its only variant.
-VARIANTS: Mapping[str, Mapping[str, tuple[str, Arguments]]] = {
-    "bsam": {
-        "bsam": ("BSAM (Algorithm 1)", {}),
-        "bsam-2": ("BSAM (2 passes)", {"passes": 2}),
-        "bsam-released": ("BSAM (as released)", {"start_from_min": True}),
-    },
-}
-
-BSAMS = tuple(VARIANTS["bsam"])
 DEFAULT_RADIUS = 0.05  # of SAM and BSAM; the paper's on CIFAR-10
 RADIUS = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
-# SAM at BSAM's total radius: title, rho and rho_floor in units of the radius, and a note for the table
-MATCHED = {
-    "sam-sum": ("SAM (sum)", 2, 2, "SAM (sum): SAM at the total radius of BSAM, rho = rho_max + rho_min, fixed."),
-    "sam-follow": (
-        "SAM (follow)",
-        2,
-        1,
-        "SAM (follow): SAM whose radius falls with the learning rate from rho_max + rho_min to rho_max, as the total "
-        "radius of BSAM does.",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -86,17 +65,41 @@ class MethodVariant:
     note: str = ""
 
 
+# The variants of methods that have several; the others are their only variant.
+VARIANTS: Mapping[str, tuple[MethodVariant, ...]] = {
+    "sam": (
+        MethodVariant("sam", "SAM", "sam"),
+        MethodVariant(
+            "sam-sum",
+            "SAM (sum)",
+            "sam",
+            radii={"rho": 2, "rho_floor": 2},
+            note="SAM (sum): SAM at the total radius of BSAM, rho = rho_max + rho_min, fixed.",
+        ),
+        MethodVariant(
+            "sam-follow",
+            "SAM (follow)",
+            "sam",
+            radii={"rho": 2, "rho_floor": 1},
+            note="SAM (follow): SAM whose radius falls with the learning rate from rho_max + rho_min to rho_max, as "
+            "the total radius of BSAM does.",
+        ),
+    ),
+    "bsam": (
+        MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
+        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", {"passes": 2}),
+        MethodVariant("bsam-released", "BSAM (as released)", "bsam", {"start_from_min": True}),
+    ),
+}
+BSAMS = tuple(variant.name for variant in VARIANTS["bsam"])
+MATCHED = tuple(variant.name for variant in VARIANTS["sam"] if variant.radii)  # SAM at BSAM's total radius
+
+
 def variants() -> dict[str, MethodVariant]:
     """Return all variants by name, in the order of the tables."""
     listed = [MethodVariant("sgd", "SGD", BASE)]
     for method, cls in METHODS.items():
-        of_method = VARIANTS.get(method, {method: (cls.title, {})})
-        listed += [MethodVariant(name, title, method, arguments) for name, (title, arguments) in of_method.items()]
-        if method == "sam":
-            listed += [
-                MethodVariant(name, title, "sam", radii={"rho": rho, "rho_floor": floor}, note=note)
-                for name, (title, rho, floor, note) in MATCHED.items()
-            ]
+        listed += VARIANTS.get(method, (MethodVariant(method, cls.title, method),))
     return {variant.name: variant for variant in listed}
 
 

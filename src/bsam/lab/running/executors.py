@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -114,14 +113,13 @@ class LocalProcesses:
         if self._is_default or is_mps_on:
             runs = "one run" if self.slots == 1 else f"{self.slots} runs"
             gpus = "one GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
-            other = "; choose another number with --jobs" * self._is_default
-            self._on_message(f"Training {runs} at a time on {gpus}{' (NVIDIA MPS)' * is_mps_on}{other}.")
+            mps = " (NVIDIA MPS)" if is_mps_on else ""
+            other = "; choose another number with --jobs" if self._is_default else ""
+            self._on_message(f"Training {runs} at a time on {gpus}{mps}{other}.")
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Train a run in a free process; a killed process is replaced by a new one."""
