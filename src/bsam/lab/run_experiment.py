@@ -136,7 +136,9 @@ def run_experiment(
         >>> import tempfile
         >>> from bsam.lab.recipes.compare_recipe import plan_comparison
         >>> with tempfile.TemporaryDirectory() as out:
-        ...     runs = plan_comparison(["sgd", "sam"], {"epochs": 1, "limit_train": 128})
+        ...     runs = plan_comparison(
+        ...         ["sgd", "sam"], {"epochs": 1, "limit_train": 128}, seeds=1
+        ...     )
         ...     result = run_experiment(runs, ExperimentOptions(Path(out)))
         >>> [str(state) for state in result.states]
         ['done', 'done']
@@ -161,6 +163,7 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
     if scale.threads is not None:
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
+    fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
     make_executor = _executor(options, scale, unfinished, listener)
     check_data({run.data for run in runs.selected}, options.data_dir)
     failed: dict[str, str] = {}
@@ -168,16 +171,7 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
     def train(stage_runs: Sequence[Run], stage: str) -> None:
         try:
             with listener.on_stage(recipe, len(stage_runs), stage) as callbacks:
-                run_all(
-                    stage_runs,
-                    out,
-                    callbacks,
-                    executor,
-                    data_dir=options.data_dir,
-                    cache_dir=options.cache_dir,
-                    device=options.device,
-                    checkpoint_every=options.checkpoint_every,
-                )
+                run_all(stage_runs, out, callbacks, executor, **fit_options)
         except RunsFailed as error:
             failed.update(error.failed)
 

@@ -174,7 +174,7 @@ class _ConsoleListener(Listener):
 
     def __init__(self, console: Any) -> None:
         self._console = console
-        self._told: set[str] = set()
+        self._printed_messages: set[str] = set()
 
     def on_plan(self, recipe: Recipe, states: Sequence[RunState]) -> None:
         from ..report.plan import totals
@@ -189,7 +189,7 @@ class _ConsoleListener(Listener):
         from ..report.plan import show_runs
 
         try:
-            with show_runs(recipe, runs, name, self._told) as callbacks:
+            with show_runs(recipe, runs, name, self._printed_messages) as callbacks:
                 yield callbacks
         except KeyboardInterrupt:
             self.on_message("Stopping.")

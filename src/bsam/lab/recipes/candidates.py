@@ -51,8 +51,8 @@ class Tuning:
         start = next((earlier for earlier in runs if run_dir_name(earlier) == run.init), None)
 
         def trial(number: int, candidate: Mapping[str, Any]) -> Run:
-            made = self.run(run, number, **candidate)
-            return made if start is None else replace(made, init=run_dir_name(self.run(start, number)))
+            trial_run = self.run(run, number, **candidate)
+            return trial_run if start is None else replace(trial_run, init=run_dir_name(self.run(start, number)))
 
         return [[trial(number, candidate) for number in range(self.seeds)] for candidate in self.settings(run)]
 
@@ -95,7 +95,7 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def differing(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
+def differing_names(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of the settings and method arguments that differ between candidates."""
     tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
     return {name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"}

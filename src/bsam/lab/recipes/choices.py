@@ -15,7 +15,7 @@ from ...common.errors import BsamValueError
 from ..tasks import TASKS
 from ..training.config import BASE, Run
 from ..training.run_dir import RunDir, RunState, run_dir_name
-from .candidates import Tuning, differing, radius_tuning
+from .candidates import Tuning, differing_names, radius_tuning
 from .columns import score_of, states_of
 from .experiments import Recipe
 from .scales import Scale
@@ -44,7 +44,7 @@ class Choice:
     @property
     def names(self) -> list[str]:
         """The settings and method arguments that differ between the candidates."""
-        return sorted(differing(self.candidates))
+        return sorted(differing_names(self.candidates))
 
     @property
     def split(self) -> str:

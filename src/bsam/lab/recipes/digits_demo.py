@@ -55,11 +55,12 @@ def candidates(run: Run) -> list[dict[str, Any]]:
     if run.method == BASE:
         return []
     default = DEFAULT_CANDIDATES if "rho" in arguments_of(run.method) else ({},)
-    variant, tried = variant_of(run), CANDIDATES.get(run.method, default)
+    variant = variant_of(run)
+    settings = CANDIDATES.get(run.method, default)
     if variant.radii:  # SAM at BSAM's total radius
         share = variant.radii["rho_floor"] / variant.radii["rho"]
-        return [{"arguments": {**candidate, "rho_floor": share * candidate["rho"]}} for candidate in tried]
-    return [{"arguments": {**candidate, **variant.arguments}} for candidate in tried]
+        return [{"arguments": {**candidate, "rho_floor": share * candidate["rho"]}} for candidate in settings]
+    return [{"arguments": {**candidate, **variant.arguments}} for candidate in settings]
 
 
 def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:

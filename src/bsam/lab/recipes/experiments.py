@@ -16,7 +16,7 @@ from ..tasks import TASKS
 from ..tasks.task import Measure
 from ..training.config import Run, arguments_of
 from ..training.run_dir import RunDir, RunState, run_dir_name
-from .candidates import Tuning, differing
+from .candidates import Tuning, differing_names
 from .columns import CellSummary, ExtraColumn, SeedStatistics, TableCell, seed_statistics, statistics_of
 from .paper import Published, PublishedTable
 from .scales import Scale, scale_of
@@ -261,5 +261,5 @@ def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence
 
 def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
     """Return the settings and method arguments that tuning chose for a run: those that differ between candidates."""
-    names = differing(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
+    names = differing_names(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
     return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None

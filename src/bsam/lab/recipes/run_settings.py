@@ -44,7 +44,7 @@ def complete_settings(
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
     if given.get("init") is not None:
-        given = {**_inherited(Path(given["init"]).expanduser(), run_dir), **given}
+        given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir), **given}
     if "task" not in given:
         given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
     if "model" not in given:
@@ -61,7 +61,7 @@ def complete_settings(
     return {**defaults, **given}
 
 
-def _inherited(init: Path, run_dir: Path | None) -> dict[str, Any]:
+def _initial_run_settings(init: Path, run_dir: Path | None) -> dict[str, Any]:
     """Return the settings inherited from the initial run.
 
     A run that continues reads them from its directory: the initial run may have been removed.

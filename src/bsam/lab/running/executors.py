@@ -239,12 +239,12 @@ def nvidia_mps(on_message: OnMessage) -> Iterator[Mapping[str, str] | None]:
             problem = _control("", environment, "-d")
             if problem is not None:
                 on_message(f"NVIDIA MPS is off ({problem}): runs on one GPU take turns, which saves little time.")
-            yield {**environment, **_renumbered()} if problem is None else None
+            yield {**environment, **_visible_devices()} if problem is None else None
         finally:
             _control("quit", environment)
 
 
-def _renumbered() -> dict[str, str]:
+def _visible_devices() -> dict[str, str]:
     """Return CUDA_VISIBLE_DEVICES for clients of a daemon started here, which numbers its GPUs from 0."""
     if not re.fullmatch(r"[\d, ]+", os.environ.get("CUDA_VISIBLE_DEVICES", "")):
         return {}  # not set, or UUIDs, which stay valid
