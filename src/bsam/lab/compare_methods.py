@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common.extras import require_packages
 from .cli.run import show_experiment
@@ -18,13 +18,11 @@ from .recipes.compare_recipe import (
     plan_comparison,
 )
 from .recipes.run_settings import check_start, complete_settings
+from .report.compare import ComparisonResult
 from .run_experiment import NEEDS, ExperimentOptions, refuse_torchrun
 from .training.config import Run
 from .training.names import find_name
 from .training.run_writer import CHECKPOINT_EVERY
-
-if TYPE_CHECKING:
-    from .report.compare import ComparisonResult
 
 
 def compare(

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +18,9 @@ from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
 from .recipes.experiments import PlannedRuns, Recipe, table_info
 from .recipes.scales import Scale
+from .report.compare import ComparisonResult, compare_states
+from .report.tables import TableSection, sections_info
+from .report.tuning import how_chosen, tuning_sections
 from .running.downloads import download_all
 from .running.executors import Executor, InProcess, LocalProcesses, default_slots
 from .running.ray_tasks import ray_tasks
@@ -28,10 +30,6 @@ from .training.config import Run
 from .training.environment import pick_device
 from .training.run_dir import RunState, run_dir_name
 from .training.run_writer import CHECKPOINT_EVERY
-
-if TYPE_CHECKING:
-    from .report.compare import ComparisonResult
-    from .report.tables import TableSection
 
 NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
 
@@ -216,10 +214,7 @@ def _executor(
 
 def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
-    from .report.compare import compare_states
     from .report.results import text_below, write_report, write_results
-    from .report.tables import sections_info
-    from .report.tuning import how_chosen, tuning_sections
 
     recipe = runs.recipe
     tuned = TunedRuns(recipe, runs.runs, out)
