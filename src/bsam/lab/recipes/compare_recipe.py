@@ -78,15 +78,7 @@ def plan_comparison(
 ) -> PlannedRuns:
     """Return the runs of a comparison.
 
-    Args:
-        methods: as for :func:`compared_runs`.
-        settings: as for :func:`compared_runs`.
-        seeds: the number of seeds.
-        baseline: the method that the others are compared with; None takes the first one.
-        tune: whether to choose each method's radius first.
-        tune_base: whether to choose the base optimizer's learning rate and weight decay before that, for all methods.
-        tune_seeds: the number of tuning seeds.
-        data_dir: the folder with the files of the data set.
+    ``methods`` and ``settings`` are those of :func:`compared_runs`, the other arguments those of ``bsam.lab.compare``.
     """
     if settings.get("init") is not None:
         # relative paths would be looked up in the folder of the experiment

@@ -8,7 +8,7 @@ see the test set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,21 +63,6 @@ def candidates(run: Run) -> list[dict[str, Any]]:
     return [{"arguments": {**candidate, **variant.arguments}} for candidate in settings]
 
 
-def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:
-    """Return the grid of these methods before tuning; if SGD is one of them, also SGD with tuned weight decay."""
-    names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
-    if not names:
-        raise BsamValueError("methods must name at least one method, got none")
-
-    def runs(scale: Scale | str) -> list[Run]:
-        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
-        chosen = [variants()[name] for name in names]
-        tuned = [Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else []
-        return [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen] + tuned
-
-    return runs
-
-
 def by_method(run: Run) -> TableCell:
     """Place a run: a row per method, and one for SGD whose weight decay is chosen."""
     row = TUNED_SGD if is_tuned_sgd(run) else variant_of(run).title
@@ -85,11 +70,21 @@ def by_method(run: Run) -> TableCell:
 
 
 def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
-    """Return the demo with these methods."""
+    """Return the demo with these methods; if SGD is one of them, also with SGD whose weight decay is tuned."""
+    names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
+    if not names:
+        raise BsamValueError("methods must name at least one method, got none")
+
+    def grid(scale: Scale | str) -> list[Run]:
+        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
+        chosen = [variants()[name] for name in names]
+        runs = [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
+        return [*runs, Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else runs
+
     return Recipe(
         "demo",
         "Digits with 40 % wrong training labels: which methods memorise them",
-        grid(methods),
+        grid,
         by_method,
         figures=("demo",),
         scales=("demo",),

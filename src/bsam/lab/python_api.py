@@ -1,4 +1,4 @@
-"""Compare methods from Python, with the output of ``bsam compare``."""
+"""What Python calls like a command: ``compare``, with the output of ``bsam compare``."""
 
 from __future__ import annotations
 
