@@ -212,28 +212,26 @@ class TunedRuns:
             initial_trials = [tuning.run(run, number) for number in range(tuning.seeds) for run in initial_runs]
         self.base_trials = [] if self.base is None else [state.run for state in self.base.states]
         self.trials = initial_trials + [state.run for choice in self.choices for state in choice.states]
-        self._by_key = {_key(choice.run): choice for choice in self.choices}
-        settings = [self._by_key[_key(run)].settings or {} if self.choices else {} for run in self._runs]
-        self.finals = [replace(run, **chosen) for run, chosen in zip(self._runs, settings, strict=True)]
+        by_key = {_key(choice.run): choice for choice in self.choices}
+        self._choices = [by_key.get(_key(run)) for run in self._runs]
+        settings = [None if choice is None else choice.settings for choice in self._choices]
+        self.finals = [replace(run, **(chosen or {})) for run, chosen in zip(self._runs, settings, strict=True)]
 
     @property
     def choice_by_name(self) -> dict[str, Choice]:
         """The choice behind the settings of each final run that has one, by the name of its directory."""
-        pairs = zip(self._runs, self.finals, strict=True)
-        choices = {run_dir_name(final): self._by_key[_key(run)] for run, final in pairs if self.choices}
-        return {name: choice for name, choice in choices.items() if choice.names}
+        pairs = zip(self.finals, self._choices, strict=True)
+        return {run_dir_name(run): choice for run, choice in pairs if choice is not None and choice.names}
 
     @property
     def waiting(self) -> dict[str, tuple[Run, list[str]]]:
         """The runs whose tuning has not ended, by directory name, with the directory names of their tuning runs."""
-        if self.base is not None and self.base.settings is None:
-            pairs = [(run, self.base) for run in self._runs]
-        else:
-            pairs = [(run, self._by_key[_key(run)]) for run in self._runs if self.choices]
+        waits_for_base = self.base is not None and self.base.settings is None
+        choices = [self.base] * len(self._runs) if waits_for_base else self._choices
         return {
             run_dir_name(run): (run, [state.path.name for state in choice.states])
-            for run, choice in pairs
-            if choice.settings is None
+            for run, choice in zip(self._runs, choices, strict=True)
+            if choice is not None and choice.settings is None
         }
 
 
