@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bsam.lab.running.processes import PRELOAD
+from bsam.lab.running.executors import PRELOAD
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 import docs_tables
-from bsam.lab.cli import _parser, run_flags
+from bsam.lab.cli import _parser
 from bsam.lab.cli.run_flags import run_of, settings_of
 from bsam.lab.data import DATASETS
-from bsam.lab.recipes import recipe_of
-from bsam.lab.recipes.compare import compared_runs
-from bsam.lab.recipes.selection import select
+from bsam.lab.recipes import recipe_of, run_settings
+from bsam.lab.recipes.compare_recipe import compared_runs
+from bsam.lab.recipes.run_settings import select
 from bsam.lab.training.config import Run
 
 ROOT = Path(__file__).parents[1]
@@ -167,9 +167,9 @@ def check_command(line: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_parse(page, monkeypatch):
-    monkeypatch.setattr(run_flags, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
-    monkeypatch.setattr(run_flags, "model_of_file", lambda path: path.stem)
-    monkeypatch.setattr(run_flags.RunDir, "finished_run", lambda self: Run("sgd"))
+    monkeypatch.setattr(run_settings, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
+    monkeypatch.setattr(run_settings, "model_of_file", lambda path: path.stem)
+    monkeypatch.setattr(run_settings.RunDir, "finished_run", lambda self: Run("sgd"))
     monkeypatch.setattr("bsam.lab.data.functions._call", lambda name, folder: DATASETS["digits"])  # and the function
     for line in commands(page):
         try:

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from bsam.lab.cli import main
-from bsam.lab.running.executors import RUNS_PER_GPU
-from bsam.lab.running.mps import is_installed
-from bsam.lab.running.processes import worker_pool
+from bsam.lab.running.executors import RUNS_PER_GPU, is_mps_installed, worker_pool
 
 pytestmark = pytest.mark.gpu
 
@@ -48,12 +46,12 @@ def test_by_default_runs_share_the_device_through_mps(tmp_path, capsys):
     command = ["run", "classification", "--scale", "smoke", "--only", "sgd", "--seeds", "2", "--device", "cuda:0"]
     assert main([*command, "--out", str(tmp_path)]) == 0
     sentence = f"Training {RUNS_PER_GPU} runs at a time on one GPU (NVIDIA MPS); choose another number with --jobs."
-    assert (sentence in " ".join(capsys.readouterr().out.split())) == is_installed()
+    assert (sentence in " ".join(capsys.readouterr().out.split())) == is_mps_installed()
     logs = [path.read_text().splitlines() for path in tmp_path.glob("*/log.txt")]
     assert len(logs) == 6
     starts, ends = ([log[line][: len("2000-01-01 00:00:00")] for log in logs] for line in (0, -1))
     pids = {int(log[0].split("process ")[1].split()[0]) for log in logs}
-    if is_installed():
+    if is_mps_installed():
         assert os.getpid() not in pids
         assert len(pids) == RUNS_PER_GPU
         assert sum(start <= min(ends) for start in starts) >= RUNS_PER_GPU

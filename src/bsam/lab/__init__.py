@@ -3,7 +3,7 @@
 The library (:mod:`bsam`: optimizers, :mod:`bsam.flatness`, integrations) never imports this package.
 """
 
-from .cli.compare import compare as compare
+from .python_api import compare as compare
 from .quantization import quantize as quantize
 from .training import Run as Run
 from .training import fit as fit

@@ -2,7 +2,7 @@ import urllib.error
 
 import pytest
 
-from bsam.lab.cli import downloads
+from bsam.lab.running import downloads
 
 TRAIN = ("train", "--method", "bsam", "--epochs", "1", "--device", "cpu", "--data", "cifar10", "--download")
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from bsam.lab import cli
-from bsam.lab.recipes.tuning import TUNING_SEED
+from bsam.lab.recipes.candidates import TUNING_SEED
 from bsam.lab.report import watch
 from bsam.lab.training.config import Run
 from fake_fit import FakeFit

@@ -2,23 +2,22 @@ import json
 import os
 import signal
 import time
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
 
-from bsam.lab import cli
-from bsam.lab.cli import run as cli_run
+from bsam.lab import cli, run_experiment
 from bsam.lab.recipes import RECIPES, experiments, scales
-from bsam.lab.recipes.choices import tuning_runs
+from bsam.lab.recipes.choices import TunedRuns
+from bsam.lab.recipes.columns import states_of
 from bsam.lab.recipes.scales import scale_of
-from bsam.lab.recipes.states import states_of
 from bsam.lab.recipes.variants import variants
 from bsam.lab.report.plan import plan_info
+from bsam.lab.run_experiment import ExperimentOptions
 from bsam.lab.running import job
-from bsam.lab.running.executors import InProcess
 from bsam.lab.running.runner import run_all
 from bsam.lab.training import loop
 from bsam.lab.training.files import RunLocked
@@ -116,7 +115,14 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     labels = [line.split("  ")[0] for line in map(str.strip, text.splitlines()) if line.startswith("DigitsNet")]
     assert len(labels) == len(set(labels)) == 29
     planned = []
-    monkeypatch.setattr("bsam.lab.cli.demo.run_recipe", lambda arguments, recipe, runs, chosen: planned.extend(chosen))
+
+    def note(runs, options, train):
+        planned.extend(runs.selected)
+        assert train
+        assert options == ExperimentOptions(Path("runs/demo"), device="cpu")
+        return SimpleNamespace(failure=None)
+
+    monkeypatch.setattr("bsam.lab.cli.run.show_experiment", note)
     assert cli.main(["demo"]) == 0
     recipe = RECIPES["demo"]
     assert planned == recipe.runs(seeds=recipe.seeds)
@@ -127,7 +133,7 @@ def test_labels_of_runs_are_distinct(name, tmp_path):
     recipe = RECIPES[name]
     for scale in recipe.scales:
         runs = recipe.runs(scale, seeds=2)
-        states = states_of([*tuning_runs(recipe, runs), *runs], tmp_path)
+        states = states_of([*TunedRuns(recipe, runs, Path("nowhere")).trials, *runs], tmp_path)
         labels = [label for label, *_ in plan_info(recipe, states)]
         assert len(set(labels)) == len(labels)
 
@@ -253,23 +259,11 @@ def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
     assert states == ["done"] * 2 + ["missing"] * 3
 
 
-def test_the_executor_follows_from_the_flags(monkeypatch):
-    made = []
-    monkeypatch.setattr(cli_run, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
-    monkeypatch.setattr(cli_run, "LocalProcesses", lambda *arguments: made.append(arguments))
-    monkeypatch.setattr(cli_run, "ray_tasks", lambda *arguments: made.append(arguments))
-    flags = {"jobs": 3, "ray": None, "gpus_per_run": None, "device": "cuda:1"}
-    scale = replace(scale_of("smoke"), threads=7)
-    cli_run._executor(Namespace(**flags), scale, 4, print)
-    cli_run._executor(Namespace(**flags | {"jobs": None}), replace(scale, workers=2), 4, print)
-    cli_run._executor(Namespace(**flags | {"jobs": None, "ray": "auto", "gpus_per_run": 0.5}), scale, 4, print)
-    assert made == [(3, "cuda:1", 7, print, False), (42, "cuda:1", 7, print, True), ("auto", 0.5, "cuda:1")]
-    assert isinstance(cli_run._executor(Namespace(**flags | {"jobs": 1, "device": "cpu"}), scale, 4, print), InProcess)
-
-
 def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
     numbers = []
-    monkeypatch.setattr(cli_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1)
+    monkeypatch.setattr(
+        run_experiment, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1
+    )
     monkeypatch.setattr(job, "fit", FakeFit())
     command = ["run", "classification", "--models", "resnet8", "--out", str(tmp_path), "--device", "cpu"]
     assert cli.main([*command, "--only", "sgd", "sam"]) == 0

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from bsam import BsamError
 from bsam.lab import cli
-from bsam.lab.cli.run_flags import add_run_flags, method_arguments, run_of, settings_of
+from bsam.lab.cli.run_flags import add_run_flags, method_arguments, run_of
+from bsam.lab.recipes.run_settings import complete_settings
 from bsam.lab.recipes.variants import variants
 from bsam.lab.training.config import Run
 
@@ -159,8 +160,8 @@ def test_arguments_of_the_base_optimizer():
     given = ("--base", "AdamW", "--base-set", "betas=[0.9,0.99]", "--base-set", "eps=1e-6", "amsgrad=true")
     expected = Run("sam", base="adamw", base_arguments={"betas": [0.9, 0.99], "eps": 1e-6, "amsgrad": True})
     assert run_from("--method", "sam", *given) == expected
-    from_python = argparse.Namespace(base_arguments={"eps": 1e-6}, base="adamw")  # as bsam.lab.compare passes them
-    assert settings_of(from_python)["base_arguments"] == {"eps": 1e-6}
+    from_python = complete_settings({"base_arguments": {"eps": 1e-6}, "base": "adamw"})  # as bsam.lab.compare does
+    assert from_python["base_arguments"] == {"eps": 1e-6}
     with pytest.raises(BsamError, match=r"--base-set .*eps=1e-6"):
         run_from("--method", "sam", "--base-set", "eps")
 

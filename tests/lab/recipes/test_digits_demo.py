@@ -1,8 +1,9 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bsam.lab.recipes.choices import tuning_runs, with_tuned_settings
+from bsam.lab.recipes.choices import TunedRuns
 from bsam.lab.recipes.digits_demo import DEFAULT, TUNED_SGD, by_method, candidates, demo_recipe
 from bsam.lab.recipes.variants import arguments, variant_of, variants
 from bsam.lab.running import job
@@ -39,8 +40,8 @@ def asked(monkeypatch):
 
 def demo(recipe, runs, out):
     """What ``bsam demo`` does, in this process."""
-    run_all(tuning_runs(recipe, runs), out)
-    return run_all(with_tuned_settings(recipe, runs, out), out)
+    run_all(TunedRuns(recipe, runs, Path("nowhere")).trials, out)
+    return run_all(TunedRuns(recipe, runs, out).finals, out)
 
 
 def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_none():
@@ -60,7 +61,7 @@ def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_
 
 def test_every_setting_but_the_chosen_ones_is_shared():
     recipe = demo_recipe()
-    trials = tuning_runs(recipe, recipe.runs())
+    trials = TunedRuns(recipe, recipe.runs(), Path("nowhere")).trials
     tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
     assert trials == [
         *(Run("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
@@ -104,11 +105,11 @@ def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, a
 def test_the_choice_is_by_the_last_epoch_and_ties_go_to_the_first(tmp_path, monkeypatch):
     recipe = demo_recipe(["sam"])
     run = recipe.runs()[0]
-    trials = tuning_runs(recipe, [run])
+    trials = TunedRuns(recipe, [run], Path("nowhere")).trials
     fit = FakeFit(lambda run: {trials[1]: 0.8, trials[2]: 0.8}.get(run, 0.5))  # 0.99 in all epochs before the last
     monkeypatch.setattr(job, "fit", fit)
-    assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # not before tuning
+    assert TunedRuns(recipe, [run], tmp_path).finals == [run]  # not before tuning
     run_all(trials[:-1], tmp_path)
-    assert with_tuned_settings(recipe, [run], tmp_path) == [run]  # nor in the middle of it
+    assert TunedRuns(recipe, [run], tmp_path).finals == [run]  # nor in the middle of it
     run_all(trials, tmp_path)
-    assert with_tuned_settings(recipe, [run], tmp_path) == [replace(run, arguments={"rho": 0.2})]
+    assert TunedRuns(recipe, [run], tmp_path).finals == [replace(run, arguments={"rho": 0.2})]

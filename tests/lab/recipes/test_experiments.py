@@ -9,7 +9,7 @@ import pytest
 from bsam.lab.data import DATASETS
 from bsam.lab.models import MODELS
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.selection import select
+from bsam.lab.recipes.run_settings import select
 from bsam.lab.recipes.variants import BSAMS, arguments, passes_of, variant_of, variants
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name

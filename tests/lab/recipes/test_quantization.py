@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.quantization import quantization
-from bsam.lab.recipes.selection import select, with_initial_runs
+from bsam.lab.recipes.image_recipes import quantization
+from bsam.lab.recipes.run_settings import select, with_initial_runs
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
 from bsam.lab.training.config import Run

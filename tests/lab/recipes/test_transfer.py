@@ -4,8 +4,8 @@ import torch
 
 import bsam
 from bsam.lab.recipes import RECIPES
+from bsam.lab.recipes.image_recipes import transfer
 from bsam.lab.recipes.paper import TRANSFER
-from bsam.lab.recipes.transfer import transfer
 from bsam.lab.recipes.variants import variant_of
 
 DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")

@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from bsam.flatness.probe import Reading
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.states import state_of
+from bsam.lab.recipes.columns import state_of
 from bsam.lab.recipes.variants import variant_of, variants
 from bsam.lab.report import demo_report, figures, panels, probes, spectra
 from bsam.lab.training.run_dir import RunState, run_dir_name

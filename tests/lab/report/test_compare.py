@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from scipy import stats
 
-from bsam.lab.recipes.compare import compared_runs
+from bsam.lab.recipes.columns import states_of
+from bsam.lab.recipes.compare_recipe import compared_runs
 from bsam.lab.recipes.experiments import with_seed
-from bsam.lab.recipes.states import states_of
 from bsam.lab.recipes.variants import passes_of
 from bsam.lab.report.compare import compare_states
 from bsam.lab.training.run_dir import run_dir_name

@@ -2,10 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from bsam.lab.recipes.cells import CellSummary, TableCell
-from bsam.lab.recipes.columns import SeedStatistics
-from bsam.lab.recipes.demo_findings import demo_findings
-from bsam.lab.recipes.digits_demo import TUNED_SGD
+from bsam.lab.recipes.columns import CellSummary, SeedStatistics, TableCell
+from bsam.lab.recipes.digits_demo import TUNED_SGD, demo_findings
 from bsam.lab.recipes.variants import variants
 from bsam.lab.report.demo_report import draw_demo
 from bsam.lab.report.panels import line_style

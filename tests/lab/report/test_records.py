@@ -10,9 +10,9 @@ import pytest
 
 from bsam.lab import cli
 from bsam.lab.recipes import RECIPES, recipe_of
-from bsam.lab.recipes.choices import tuned
+from bsam.lab.recipes.candidates import TUNING_SEED
+from bsam.lab.recipes.choices import tuned_recipe
 from bsam.lab.recipes.paper import CLASSIFICATION, RHO_MIN_STUDY
-from bsam.lab.recipes.tuning import TUNING_SEED
 from bsam.lab.recipes.variants import passes_of, variants
 from bsam.lab.report.records import read_records
 from bsam.lab.training.config import Run
@@ -288,7 +288,7 @@ def test_the_paper_does_not_state_its_radii_for_poses(tmp_path):
 
 @pytest.mark.parametrize("name", ["demo", "classification", "quantization"])
 def test_tuned_runs_are_known_by_their_tuning_runs(name, tmp_path):
-    recipe = recipe_of(name) if name == "demo" else tuned(recipe_of(name))
+    recipe = recipe_of(name) if name == "demo" else tuned_recipe(recipe_of(name))
     runs = [run for run in recipe.runs(recipe.scale_names[0], 1) if run.method in ("base", "sam", "bsam")]
     final = []
     for run in runs:

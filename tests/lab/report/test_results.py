@@ -1,14 +1,15 @@
 import contextlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import bsam
 from bsam.lab.recipes import RECIPES, Published, PublishedTable, Recipe
-from bsam.lab.recipes.choices import tuned, tuning_runs, with_tuned_settings
-from bsam.lab.recipes.selection import select
-from bsam.lab.recipes.states import state_of, states_of
+from bsam.lab.recipes.choices import TunedRuns, tuned_recipe
+from bsam.lab.recipes.columns import state_of, states_of
+from bsam.lab.recipes.run_settings import select
 from bsam.lab.report.results import check_folder, origin_info, runs_info, write_report, write_results
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
@@ -70,13 +71,13 @@ def test_the_page_shows_all_runs_of_a_recipe(out, tmp_path, pages):
 
 
 def test_the_page_of_a_tuned_recipe_has_no_tuning_runs(tmp_path, pages):
-    recipe = tuned(RECIPES["classification"])
+    recipe = tuned_recipe(RECIPES["classification"])
     runs = select(recipe.runs("smoke"), ["sgd", "sam", "bsam"], ["resnet8"], [])
-    trials = tuning_runs(recipe, runs)
+    trials = TunedRuns(recipe, runs, Path("nowhere")).trials
     fit = FakeFit(lambda run: 0.5 + len(fit.asked) / 1000)  # runs with equal metrics count as copies
     for run in trials:
         fit(run, tmp_path / run_dir_name(run))
-    finals = with_tuned_settings(recipe, runs, tmp_path)
+    finals = TunedRuns(recipe, runs, tmp_path).finals
     for run in finals:
         fit(run, tmp_path / run_dir_name(run))
     write_report(tmp_path, recipe, states_of([*finals, *trials], tmp_path))

@@ -7,8 +7,8 @@ import pytest
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.columns import SeedStatistics
 from bsam.lab.recipes.digits_demo import demo_recipe
+from bsam.lab.recipes.experiments import table_info
 from bsam.lab.recipes.paper import Published
-from bsam.lab.recipes.summaries import table_info
 from bsam.lab.recipes.variants import MATCHED, variant_of, variants
 from bsam.lab.report.results import text_below
 from bsam.lab.report.tables import caption, markdown, notes_info, ours_text, rich_tables, sections_info

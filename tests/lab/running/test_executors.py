@@ -1,22 +1,27 @@
 import ctypes
+import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import bsam
-from bsam.lab.recipes.states import state_of
+from bsam.lab.recipes.columns import state_of
 from bsam.lab.running import executors, job, runner
-from bsam.lab.running.executors import LocalProcesses, default_slots, spread
+from bsam.lab.running.executors import LocalProcesses, default_slots, is_mps_installed, nvidia_mps, spread, worker_pool
 from bsam.lab.running.job import RunJob, train_in_worker
-from bsam.lab.running.mps import is_installed, nvidia_mps
 from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
-from processes import PRELOAD  # the workers are forked from a process that has imported all of this
+from processes import (
+    PRELOAD,  # the workers are forked from a process that has imported all of this
+    Process,
+)
 
 RUN = Run("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
 
@@ -163,15 +168,15 @@ def test_processes_are_spread_over_the_gpus(gpus):
 )
 def test_by_default_three_runs_share_a_gpu_through_mps(count, device, has_mps, unfinished, slots, gpus, monkeypatch):
     gpus(count)
-    monkeypatch.setattr(executors, "is_installed", lambda: has_mps)
+    monkeypatch.setattr(executors, "is_mps_installed", lambda: has_mps)
     assert default_slots(device, unfinished, on_cpu=7) == slots
 
 
 def test_mps_is_installed_if_its_program_is_on_the_path(control, monkeypatch):
-    assert is_installed()
+    assert is_mps_installed()
     assert not control.exists()  # nothing was started
     monkeypatch.setenv("PATH", "")
-    assert not is_installed()
+    assert not is_mps_installed()
 
 
 @pytest.mark.parametrize(
@@ -264,3 +269,52 @@ def test_mps_is_started_and_stopped_or_reported_as_off(case, words, calls, contr
         raise KeyboardInterrupt
     assert control.read_text().split() == calls
     assert [words in message for message in messages] == ([] if words is None else [True])
+
+
+def fail():
+    raise bsam.BsamError("in the worker")
+
+
+def test_a_worker_has_its_threads_and_variables_and_ignores_ctrl_c():
+    with worker_pool(1, threads=2, environment={"BSAM_OF_THE_TEST": "there"}) as pool:
+        pid = pool.submit(os.getpid).result()
+        assert pid != os.getpid()
+        os.kill(pid, signal.SIGINT)
+        assert pool.submit(os.getpid).result() == pid
+        assert pool.submit(torch.get_num_threads).result() == 2
+        assert pool.submit(os.getenv, "BSAM_OF_THE_TEST").result() == "there"
+        with pytest.raises(bsam.BsamError, match="worker"):
+            pool.submit(fail).result()
+    assert not is_alive(pid)
+
+
+def is_alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"  # nobody reaps orphans
+
+
+def test_an_exception_in_the_block_kills_the_workers():
+    with pytest.raises(KeyboardInterrupt), worker_pool(1) as pool:  # noqa: PT012
+        pid = pool.submit(os.getpid).result()
+        future = pool.submit(signal.pause)
+        raise KeyboardInterrupt
+    assert future.done()
+    assert not is_alive(pid)
+    with pytest.raises(BrokenProcessPool), worker_pool(1) as pool:
+        pool.submit(os._exit, 1).result()
+
+
+def die_beside_a_worker(path):
+    get_context = multiprocessing.get_context
+    multiprocessing.get_context = lambda method: get_context("fork")  # another fork server would import torch
+    with worker_pool(1) as pool:
+        path.write_text(str(pool.submit(os.getpid).result()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
+    assert Process(die_beside_a_worker, tmp_path / "pid").wait() == -signal.SIGKILL
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 20
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -9,7 +9,7 @@ import pytest
 
 import bsam
 from bsam.lab import cli
-from bsam.lab.recipes.states import state_of
+from bsam.lab.recipes.columns import state_of
 from bsam.lab.running import job as run_job
 from bsam.lab.running import runner
 from bsam.lab.running.job import RunJob

@@ -3,21 +3,22 @@ import json
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import bsam
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.choices import untuned, with_tuned_settings
-from bsam.lab.recipes.states import state_of
+from bsam.lab.recipes.choices import TunedRuns
+from bsam.lab.recipes.columns import state_of
 from bsam.lab.running import job, runner
 from bsam.lab.running.job import Outcome
-from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
+from bsam.lab.running.runner import Callbacks, EtaEstimator, RunsFailed, run_all
 from bsam.lab.training import files
 from bsam.lab.training.config import Run
 from bsam.lab.training.files import RunLocked
-from bsam.lab.training.run_dir import run_dir_name
+from bsam.lab.training.run_dir import RunState, run_dir_name
 from fake_fit import FakeFit
 from processes import Process
 
@@ -283,5 +284,24 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
 def test_without_tuning_the_settings_stay_as_they_are(recipe, tmp_path):
     """Also if runs with different seeds start from different runs."""
     runs = recipe.runs(None, 2)
-    assert with_tuned_settings(recipe, runs, tmp_path) == runs
-    assert bool(untuned(recipe, runs, tmp_path)) == (recipe.tuning is not None)
+    assert TunedRuns(recipe, runs, tmp_path).finals == runs
+    assert bool(TunedRuns(recipe, runs, tmp_path).waiting) == (recipe.tuning is not None)
+
+
+def measured(run, *seconds):
+    return RunState(run, Path("there"), tuple({"seconds": s} for s in seconds))
+
+
+def test_the_estimate_of_the_time_left():
+    sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
+    eta = EtaEstimator([measured(sgd, 9.0, 1.0, 2.0), measured(sgd, 4.0)])
+    assert eta.left(measured(sgd)) == 10 * 3.0  # the median of 1, 2, 4, 9
+    assert eta.left(measured(sgd, 9.0, 1.0)) == 8 * 3.0
+    assert eta.left(measured(sam)) == 2 * 10 * 3.0
+    assert eta.left(measured(replace(sam, model="resnet18"))) is None
+    assert eta.left(measured(replace(sam, weight_bits=4))) is None
+    assert eta.left(replace(measured(sgd), diverged="nan")) == 0
+    eta = EtaEstimator([measured(sgd, 1.0), measured(sam, 3.0)])
+    assert eta.left(measured(sam)) == 10 * 3.0  # the same number of passes takes precedence
+    states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
+    assert eta.total(states) == (2 * 1.0 + 10 * 3.0, 1)

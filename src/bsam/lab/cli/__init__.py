@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
+from ..running.signals import Terminated
 from ..training.run_dir import CHECKPOINT
 from . import compare, demo, export, flatness, listing, predict, report, run, train
 from .parsing import Parser
-from .signals import Terminated
 
 COMMANDS = (listing, demo, train, compare, run, report, flatness, predict, export)
-EXIT_BAD_INPUT, EXIT_SIGINT, EXIT_SIGPIPE, EXIT_SIGTERM = 2, 130, 141, 143
+EXIT_BAD_INPUT = 2
+EXIT_SIGINT = 130
+EXIT_SIGPIPE = 141
+EXIT_SIGTERM = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:

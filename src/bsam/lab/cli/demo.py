@@ -9,10 +9,11 @@ from typing import Any
 
 from ..recipes import RECIPES
 from ..recipes.digits_demo import DEFAULT, demo_recipe
+from ..recipes.experiments import PlannedRuns
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
-from ..training.run_writer import CHECKPOINT_EVERY
-from .run import NEEDS, run_recipe
+from ..run_experiment import NEEDS
+from .run import run_command
 
 DESCRIPTION = """\
 Compare methods on scikit-learn's digits with 40 % wrong training labels: which of them memorise the wrong labels? Each
@@ -40,10 +41,8 @@ def add(commands: Any) -> None:
     seeds, epochs = RECIPES["demo"].seeds, SCALES["demo"].settings["epochs"]
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
-    absent = ("scale", "data_dir", "cache_dir", "jobs", "ray", "gpus_per_run", "download", "dry_run", "report", "tune")
-    # the flags of `bsam run` that this command does not have
-    fixed = {**dict.fromkeys(absent), "device": "cpu", "checkpoint_every": CHECKPOINT_EVERY}
-    command.set_defaults(run=_demo, saved_items="runs", needs={**NEEDS, "sklearn": "demo"}, **fixed)
+    needs = {**NEEDS, "sklearn": "demo"}
+    command.set_defaults(run=_demo, saved_items="runs", needs=needs, device="cpu", dry_run=False, report=False)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -51,4 +50,4 @@ def _demo(arguments: argparse.Namespace) -> None:
     runs = recipe.runs(seeds=arguments.seeds, first_seed=arguments.seed)
     epochs = arguments.epochs
     runs = [replace(run, epochs=epochs, warmup=max(0, min(run.warmup, epochs))) for run in runs]
-    run_recipe(arguments, recipe, runs, runs)
+    run_command(arguments, PlannedRuns(recipe, recipe.scale_names[0], runs, runs))

@@ -10,7 +10,7 @@ from typing import Any
 from ...flatness.spectrum import WHICH
 from ..recipes.measure import FlatnessSettings
 from ..recipes.subjects import IMAGES
-from .run import NEEDS
+from ..run_experiment import NEEDS
 from .run_flags import CACHE_HELP, DEVICE_HELP
 
 DESCRIPTION = """\

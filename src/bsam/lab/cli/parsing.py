@@ -51,7 +51,8 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, flag: str, value: str) -> str:
         """Return the rest of the sentence about an unknown flag."""
         arguments = {name for method in METHODS for name in arguments_of(method)}
-        flags, name = [known for known in self._option_string_actions if known.startswith("--")], _argument(flag)
+        flags = [known for known in self._option_string_actions if known.startswith("--")]
+        name = _argument(flag)
         if name not in arguments:
             if flag == "--list":
                 return ". `bsam list` lists methods, networks, data sets and recipes"

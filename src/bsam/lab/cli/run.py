@@ -4,50 +4,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ...common.checks import check_number
-from ...common.errors import BsamValueError
-from ..data import check_data
 from ..recipes import RECIPES, recipe_of
-from ..recipes.choices import (
-    base_choice,
-    base_tuning_runs,
-    choices,
-    choices_of,
-    tuned,
-    tuning_runs,
-    untuned,
-    with_tuned_base,
-    with_tuned_settings,
+from ..recipes.choices import tuned_recipe
+from ..recipes.experiments import MAX_SEEDS, PlannedRuns, Recipe
+from ..recipes.run_settings import check_weights_given, select, with_initial_runs, with_weights
+from ..recipes.scales import SCALES
+from ..run_experiment import (
+    NEEDS,
+    ExperimentOptions,
+    ExperimentResult,
+    Listener,
+    planned_states,
+    refuse_torchrun,
+    run_experiment,
 )
-from ..recipes.experiments import MAX_SEEDS, Recipe
-from ..recipes.initial_weights import check_weights_given, with_weights
-from ..recipes.scales import SCALES, Scale
-from ..recipes.selection import select, with_initial_runs
-from ..recipes.states import states_of
-from ..recipes.summaries import table_info
-from ..running.executors import RUNS_PER_GPU, Executor, InProcess, LocalProcesses, default_slots
-from ..running.ray_tasks import ray_tasks
-from ..running.runner import RunsFailed, run_all
-from ..training.config import Run
-from ..training.environment import pick_device
-from ..training.run_dir import run_dir_name
-from .downloads import download_all
+from ..running.executors import RUNS_PER_GPU
+from ..running.runner import Callbacks
+from ..training.run_dir import RunState
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag
-from .signals import terminable
 
 DESCRIPTION = """\
 Train the missing runs of an experiment, then write table.md, results.json, figures and report.html, a page with all of
 them, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
 `bsam train`. Finished runs are not trained again, interrupted ones continue, and several processes may work on the same
 --out."""
-NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
 
 
 def add(commands: Any) -> None:
@@ -124,166 +109,88 @@ def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
     add_checkpoint_flag(groups["Output"])
 
 
-def refuse_torchrun(command: str) -> None:
-    """Raise if torchrun started this process."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BsamValueError(
-            f"`bsam {command}` trains each run on one device and does not work with torchrun: use --jobs, or start it "
-            "several times with the same --out and different --device"
-        )
-
-
 def _run(arguments: argparse.Namespace) -> None:
     refuse_torchrun("run")
     recipe = recipe_of(arguments.recipe)
     if arguments.tune:
-        recipe = tuned(recipe)
+        recipe = tuned_recipe(recipe)
     runs = recipe.runs(arguments.scale, recipe.seeds if arguments.seeds is None else arguments.seeds)
     if arguments.weights:
         runs = with_weights(runs, arguments.weights, arguments.data_dir)
     elif not arguments.dry_run:
         check_weights_given(runs)
-    chosen = select(runs, arguments.only, arguments.models, arguments.data)
-    run_recipe(arguments, recipe, runs, with_initial_runs(chosen, runs))
+    selected = with_initial_runs(select(runs, arguments.only, arguments.models, arguments.data), runs)
+    scale = arguments.scale or recipe.scale_names[0]
+    folder = f"{recipe.name}-{scale}" + ("-tuned" if arguments.tune else "")
+    arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale else folder)
+    run_command(arguments, PlannedRuns(recipe.at(scale), scale, runs, selected))
 
 
-def run_recipe(
-    arguments: argparse.Namespace,
-    recipe: Recipe,
-    runs: Sequence[Run],
-    chosen: Sequence[Run],
-    baseline: str | None = None,
-) -> None:
-    """Train the chosen runs of a recipe and write the results of all runs.
+def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
+    """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
+    if arguments.dry_run or arguments.report:
+        del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
+    if arguments.dry_run:
+        _print_plan(runs, arguments.out)
+        return
+    names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
+    options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})
+    result = show_experiment(runs, options, train=not arguments.report)
+    if result.failure is not None:
+        raise result.failure
 
-    With ``--dry-run`` print the plan instead; with ``--report`` only write the results.
 
-    Args:
-        arguments: the parsed flags of ``bsam run``.
-        recipe: the experiment.
-        runs: all its runs, before tuning.
-        chosen: the runs to train.
-        baseline: the title of the method that the page compares the others with; None takes the base optimizer.
-    """
+def _print_plan(runs: PlannedRuns, out: Path) -> None:
     from rich.console import Console
 
     from ..report.plan import plan_table, totals
-    from ..report.results import check_folder, text_below, write_report, write_results
-    from ..report.tables import rich_tables, sections_info
-    from ..report.tuning import how_chosen, tuning_sections
 
-    scale = arguments.scale or recipe.scale_names[0]
-    recipe = recipe.at(scale)
-    name = recipe.name if recipe.name == scale else f"{recipe.name}-{scale}" + "-tuned" * arguments.tune
-    arguments.out = out = arguments.out or Path("runs") / name
-    if arguments.dry_run or arguments.report:
-        del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     console = Console(markup=False)
-    failed: Mapping[str, str] = {}
-    check_folder(out, recipe)
-    states = states_of(_planned(recipe, chosen, out), out)
-    if arguments.dry_run:
-        console.print(plan_table(recipe, states))
-        console.print(totals(states), highlight=False)
-        return
-    if not arguments.report:
-        console.print(f"{recipe.title}. {totals(states)}", highlight=False)
-        unfinished = sum(not state.ended for state in states)
-        failed = _train(arguments, recipe, scale, chosen, unfinished, console)
-    base, base_trials = base_choice(recipe, runs, out), base_tuning_runs(recipe, runs)
-    runs, chosen = (with_tuned_base(some, base) for some in (runs, chosen))
-    finals = states_of(with_tuned_settings(recipe, runs, out), out)
-    tuning = states_of([*base_trials, *tuning_runs(recipe, runs)], out)
-    chosen_settings, how = choices(recipe, runs, out), how_chosen(finals, choices_of(recipe, runs, out), base)
-    selected = {run_dir_name(run) for run in with_tuned_settings(recipe, chosen, out)}
-    # write before printing, which raises if the output pipe is closed
-    written = write_results(out, recipe, scale, finals, tuning, chosen_settings, selected, base, how)
-    pages = write_report(out, recipe, [*finals, *tuning], baseline, how)
-    summaries = table_info(recipe, finals)
-    for table in rich_tables([*sections_info(recipe, summaries), *tuning_sections(recipe, chosen_settings, base)]):
+    states = planned_states(runs, out)
+    console.print(plan_table(runs.recipe, states))
+    console.print(totals(states), highlight=False)
+
+
+def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
+    """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
+    from rich.console import Console
+
+    from ..report.tables import rich_tables
+
+    console = Console(markup=False)
+    result = run_experiment(runs, options, _ConsoleListener(console), train)
+    for table in rich_tables(result.sections):
         console.print(table)
         console.print()
-    notes = text_below(recipe, summaries, finals, chosen_settings, selected, base)
-    console.print("\n".join(notes), highlight=False)
-    console.print(f"Written: {', '.join(map(str, [*written, *pages]))}", soft_wrap=True)
-    for page in pages:
-        console.print(f"Open {page} in a browser.", soft_wrap=True)
-    if failed:
-        raise RunsFailed(failed, len(states))
+    console.print("\n".join(result.notes), highlight=False)
+    console.print(f"Written: {', '.join(map(str, result.files))}", soft_wrap=True)
+    if result.page is not None:
+        console.print(f"Open {result.page} in a browser.", soft_wrap=True)
+    return result
 
 
-def _planned(recipe: Recipe, runs: Sequence[Run], out: Path) -> list[Run]:
-    """Return all runs to train, in order: those that tune the base optimizer, those that tune radii, the final ones."""
-    based = with_tuned_base(runs, base_choice(recipe, runs, out))
-    return [*base_tuning_runs(recipe, runs), *tuning_runs(recipe, based), *with_tuned_settings(recipe, based, out)]
+class _ConsoleListener(Listener):
+    """Print what happens in an experiment. Messages that several runs have in common are printed once."""
 
+    def __init__(self, console: Any) -> None:
+        self._console = console
+        self._printed_messages: set[str] = set()
 
-def _train(
-    arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], unfinished: int, console: Any
-) -> Mapping[str, str]:
-    """Train the chosen runs. Return why runs failed or diverged, by the name of the run directory."""
-    from ..report.plan import show_runs
+    def on_plan(self, recipe: Recipe, states: Sequence[RunState]) -> None:
+        from ..report.plan import totals
 
-    out, settings = arguments.out, recipe.scale(scale)
-    if arguments.download:
-        download_all((run.data for run in chosen), arguments.data_dir)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    options = {
-        "data_dir": arguments.data_dir,
-        "cache_dir": arguments.cache_dir,
-        "device": arguments.device,
-        "checkpoint_every": check_number("checkpoint_every", arguments.checkpoint_every, low=0),
-    }
-    make_executor = _executor(arguments, settings, unfinished, console.print)
-    check_data({run.data for run in chosen}, arguments.data_dir)
-    failed: dict[str, str] = {}
-    told: set[str] = set()
+        self._console.print(f"{recipe.title}. {totals(states)}", highlight=False)
 
-    def run(runs: Sequence[Run], stage: str) -> None:
+    def on_message(self, sentence: str) -> None:
+        self._console.print(sentence)
+
+    @contextlib.contextmanager
+    def on_stage(self, recipe: Recipe, runs: int, name: str) -> Iterator[Callbacks]:
+        from ..report.plan import show_runs
+
         try:
-            with show_runs(recipe, len(runs), stage, told) as callbacks:
-                run_all(runs, out, callbacks, executor, **options)
-        except RunsFailed as error:
-            failed.update(error.failed)
+            with show_runs(recipe, runs, name, self._printed_messages) as callbacks:
+                yield callbacks
         except KeyboardInterrupt:
-            console.print("Stopping.")
+            self.on_message("Stopping.")
             raise
-
-    with terminable(), make_executor as executor:
-        if trials := base_tuning_runs(recipe, chosen):
-            run(trials, "tuning the base optimizer")
-        base = base_choice(recipe, chosen, out)
-        if base is None or base.settings is not None:
-            chosen = with_tuned_base(chosen, base)
-            if trials := tuning_runs(recipe, chosen):
-                run(trials, "tuning")
-            waiting = untuned(recipe, chosen, out)
-        else:
-            waiting = {run_dir_name(final): (final, [state.path.name for state in base.states]) for final in chosen}
-        failed |= {name: "its tuning failed" for name, (_, trials) in waiting.items() if failed.keys() & set(trials)}
-        ready = [final for final in with_tuned_settings(recipe, chosen, out) if run_dir_name(final) not in waiting]
-        run(ready, "runs")
-    states = states_of([*(final for final, _ in waiting.values()), *ready], out)
-    if not all(state.ended or state.path.name in failed for state in states):
-        console.print("Some runs are not finished: another process is training them, or the runs that they start from.")
-    return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
-
-
-def _executor(
-    arguments: argparse.Namespace, scale: Scale, unfinished: int, on_message: Callable[[str], None]
-) -> contextlib.AbstractContextManager[Executor]:
-    if arguments.ray is not None:
-        if arguments.jobs is not None:
-            raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
-        return ray_tasks(arguments.ray, arguments.gpus_per_run, arguments.device)
-    if arguments.gpus_per_run is not None:
-        raise BsamValueError(
-            "--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds the number of GPUs"
-        )
-    is_default = arguments.jobs is None
-    jobs = default_slots(arguments.device, unfinished, scale.workers) if is_default else arguments.jobs
-    if jobs == 1:
-        pick_device(arguments.device)  # raises before the first run, as the other executors do
-        return InProcess()
-    return LocalProcesses(jobs, arguments.device, scale.threads, on_message, is_default)

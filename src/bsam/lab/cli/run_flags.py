@@ -7,23 +7,16 @@ import json
 import types
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
 from ..common.names import find_name
-from ..data import DATASETS, FOLDER, dataset_entry
-from ..data.entries import ImageData
-from ..models import MODELS
-from ..models.weight_files import model_of_file
-from ..models.weight_loading import PRETRAINED
+from ..data import DATASETS
+from ..recipes.run_settings import complete_settings
 from ..recipes.variants import variants
-from ..tasks.image_inputs import find_weights
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, grouped_settings
-from ..training.run_dir import CONFIG, RunDir
 from ..training.run_writer import CHECKPOINT_EVERY
 
-RANDOM = "random"  # value of --weights: do not load pretrained weights
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image files)"
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
@@ -43,7 +36,7 @@ class FlagGroups(dict[str, "argparse._ArgumentGroup"]):
 def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> FlagGroups:
     """Add one flag per setting. Except for ``--set``, flags that are not given are missing from the namespace.
 
-    The help shows the defaults, which come from ``Run`` and :func:`settings_of`.
+    The help shows the defaults, which come from ``Run`` and :func:`~bsam.lab.recipes.run_settings.complete_settings`.
 
     Args:
         command: the command.
@@ -53,6 +46,17 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         the headings, for further flags.
     """
     hints, groups = get_type_hints(Run), FlagGroups(command)
+    of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
+    defaults = {
+        "model": f"the network of --init or of the --weights file; otherwise {of_data}",
+        "weights": "`pretrained` for timm networks, otherwise `random`",
+        "task": "the task of the data set",
+    }
+    conditional = (
+        (FINE_TUNING, "with pretrained weights"),
+        (QUANTIZED, "with quantization"),
+        (POSE, "for pose"),
+    )
     for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
         if field.name in without:
             continue
@@ -63,21 +67,10 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
                 pairs |= {"default": argparse.SUPPRESS, "dest": field.name}
             group.add_argument(field.metadata["flag"], help=field.metadata["help"], **pairs)
             continue
-        default = field.default
-        if field.name == "model":
-            of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
-            default = f"the network of --init or of the --weights file; otherwise {of_data}"
-        if field.name == "weights":
-            default = "`pretrained` for timm networks, otherwise `random`"
-        for defaults, when in (
-            (FINE_TUNING, "with pretrained weights"),
-            (QUANTIZED, "with quantization"),
-            (POSE, "for pose"),
-        ):
-            if field.name in defaults:
-                default = f"{default}; {defaults[field.name]} {when}"
-        if field.name == "task":
-            default = "the task of the data set"
+        default = defaults.get(field.name, field.default)
+        for settings, when in conditional:
+            if field.name in settings:
+                default = f"{default}; {settings[field.name]} {when}"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -108,37 +101,12 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them.
-
-    The default task is that of the data set. The default network is that of the weights, or of the data set. With
-    ``init``, network, data and image size default to those of the initial run; without it, networks of timm
-    default to the pretrained weights that timm downloads. Other defaults come from
-    :data:`bsam.lab.training.config.POSE` for pose, :data:`bsam.lab.training.config.QUANTIZED` with quantization, or
-    :data:`bsam.lab.training.config.FINE_TUNING` with pretrained weights.
-    """
+    """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
     names = [field.name for field in fields(Run) if field.name not in ("method", "arguments")]
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    if isinstance(given.get("base_arguments"), list):
+    given = {name: getattr(arguments, name) for name in names if name in arguments}
+    if "base_arguments" in given:
         given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
-    if given.get("data", "").startswith(FOLDER):
-        given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
-    if given.get("init") is not None:
-        given = {**_inherited(Path(given["init"]).expanduser(), getattr(arguments, "out", None)), **given}
-    data_dir = getattr(arguments, "data_dir", None)
-    if "task" not in given:
-        given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
-    if "model" not in given:
-        given["model"] = _default_model(given, data_dir)
-    if given["model"].startswith("timm:") and given.get("init") is None:
-        given.setdefault("weights", PRETRAINED)
-    if given.get("weights") == RANDOM:
-        given["weights"] = None
-    defaults: Mapping[str, Any] = FINE_TUNING if given.get("weights") is not None else {}
-    if given.get("weight_bits") is not None:
-        defaults = QUANTIZED
-    if given["task"] == "pose":
-        defaults = POSE
-    return {**defaults, **given}
+    return complete_settings(given, getattr(arguments, "data_dir", None), getattr(arguments, "out", None))
 
 
 def _method(name: str) -> tuple[str, Mapping[str, Any]]:
@@ -147,39 +115,6 @@ def _method(name: str) -> tuple[str, Mapping[str, Any]]:
     name = find_name("method", name, (BASE, *known))
     is_base = name == BASE or known[name].method == BASE  # keep the name: Run accepts sgd only with base SGD
     return (name, {}) if is_base else (known[name].method, known[name].arguments)
-
-
-def _inherited(init: Path, out: Path | None) -> dict[str, Any]:
-    """Return the settings inherited from the initial run.
-
-    A run that continues reads them from its directory: the initial run may have been removed.
-    """
-    if out is not None and (out / CONFIG).exists():
-        run = RunDir(out).run()
-    elif init.is_dir():
-        run = RunDir(init).finished_run()
-    else:
-        return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
-    return {name: getattr(run, name) for name in ("model", "data", "image_size")}
-
-
-def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
-    source, weights = given.get("data", Run.data), given.get("weights", RANDOM)
-    entry = dataset_entry(source).resolve(data_dir)
-    model = entry.model
-    if weights not in (RANDOM, PRETRAINED):
-        source = find_weights(weights, data_dir)
-        in_file = model_of_file(Path(source))
-        pose = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
-        model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
-    if model is None:
-        if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
-            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
-        raise BsamValueError(
-            f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
-            "--weights a file from tools/convert_weights.py"
-        )
-    return model
 
 
 def method_arguments(pairs: Sequence[str], flag: str = "--set", example: str = "rho_max=0.1") -> dict[str, Any]:

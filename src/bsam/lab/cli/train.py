@@ -10,18 +10,18 @@ from typing import Any
 
 from ...common.errors import BsamError, BsamValueError
 from ..recipes.columns import measured_on
+from ..recipes.run_settings import check_start
 from ..report.classes import class_report
 from ..report.epochs import ConsoleLogger, epoch_numbers
 from ..report.outcome import failure
-from ..tasks.image_inputs import check_weights
+from ..running.downloads import download_to
+from ..running.signals import terminable
 from ..training.config import Run
 from ..training.distributed import distributed_context
 from ..training.files import LOCK
 from ..training.loop import fit
-from ..training.run_dir import RunDir, initial_network, run_dir_name
-from .downloads import download_to
+from ..training.run_dir import RunDir, run_dir_name
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
-from .signals import terminable
 
 
 def add(commands: Any) -> None:
@@ -56,17 +56,17 @@ def add(commands: Any) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
-    arguments.out = folder = arguments.out or Path("runs") / run_dir_name(run)
+    folder = arguments.out or Path("runs") / run_dir_name(run)
+    arguments.out = folder
     with terminable(), distributed_context(arguments.device) as context:
-        say = _say if context.is_main else _say_nothing
+        say = _say if context.is_main else lambda line: None  # only the first process of torchrun prints
         _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run)
         if state.finished:
             say(f"The run in {folder} is finished.")
         else:
             if not RunDir(folder).has_checkpoint():
-                check_weights(run, arguments.data_dir)
-                initial_network(run)
+                check_start(run, arguments.data_dir)
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     download_to(run.data, arguments.data_dir)
@@ -95,13 +95,13 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
     except BsamError:
         return  # empty, or unfinished
     if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.weight_bits is None:
-        kept = ""
+        flags = ""
         if run.weights is not None:  # with --init, these defaults differ
-            kept = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
+            flags = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
         raise BsamValueError(
             f"the run in {run_dir.path} is finished (epochs: {finished.epochs}). To continue from its weights with a "
-            f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{kept} and another --out"
-            + (", without --weights" if kept else "")
+            f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{flags} and another --out"
+            + (", without --weights" if flags else "")
         )
 
 
@@ -110,7 +110,7 @@ def _summarize(run: Run, run_dir: RunDir) -> None:
     if (top := run_dir.top_eigenvalue()) is not None:
         _say(f"Largest eigenvalue of the Hessian ({measured_on(run.settings())}): {top:.4g}")
     files = (file for file in run_dir.path.iterdir() if file.name != LOCK and file.suffix != ".draft")
-    names = sorted(file.name + "/" * file.is_dir() for file in files)
+    names = sorted(f"{file.name}/" if file.is_dir() else file.name for file in files)
     _say(f"Written to {run_dir.path}: {', '.join(names)}")
     if (sentence := failure(run, run_dir)) is not None:
         _say(sentence)
@@ -118,7 +118,3 @@ def _summarize(run: Run, run_dir: RunDir) -> None:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _say_nothing(line: str) -> None:
-    """Print nothing: only the first process that torchrun starts prints."""

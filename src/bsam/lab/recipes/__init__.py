@@ -7,61 +7,31 @@ Example:
 
 from ...common.errors import BsamValueError
 from ..common.names import find_object
-from .cells import TableCell
-from .cifar import (
-    CIFAR_RECIPES,
-    classification,
-    gradient_conflict,
-    label_noise,
-    rho_min_study,
-    sharpness_curves,
-    training_curves,
-)
-from .columns import ExtraColumn
-from .digits_demo import demo_recipe
-from .experiments import Axis, Recipe
-from .paper import Published, PublishedTable
-from .pose import POSE_RECIPE, pose
-from .quantization import QUANTIZATION_RECIPE, quantization
-from .radius import RADIUS_RECIPE, radius_study
-from .scales import Scale
-from .transfer import TRANSFER_RECIPE, transfer
-from .variants import variants
-
-__all__ = (
-    "RECIPES",
-    "Axis",
-    "ExtraColumn",
-    "Published",
-    "PublishedTable",
-    "Recipe",
-    "Scale",
-    "TableCell",
-    "classification",
-    "demo_recipe",
-    "gradient_conflict",
-    "label_noise",
-    "pose",
-    "quantization",
-    "radius_study",
-    "recipe_of",
-    "rho_min_study",
-    "sharpness_curves",
-    "training_curves",
-    "transfer",
-    "variants",
-)
+from .columns import ExtraColumn as ExtraColumn
+from .columns import TableCell as TableCell
+from .digits_demo import demo_recipe as demo_recipe
+from .experiments import Axis as Axis
+from .experiments import Recipe as Recipe
+from .image_recipes import IMAGE_RECIPES, QUANTIZATION_RECIPE
+from .image_recipes import classification as classification
+from .image_recipes import gradient_conflict as gradient_conflict
+from .image_recipes import label_noise as label_noise
+from .image_recipes import quantization as quantization
+from .image_recipes import rho_min_study as rho_min_study
+from .image_recipes import sharpness_curves as sharpness_curves
+from .image_recipes import training_curves as training_curves
+from .image_recipes import transfer as transfer
+from .paper import Published as Published
+from .paper import PublishedTable as PublishedTable
+from .pose_recipe import POSE_RECIPE
+from .pose_recipe import pose as pose
+from .radius_study import RADIUS_RECIPE
+from .radius_study import radius_study as radius_study
+from .scales import Scale as Scale
+from .variants import variants as variants
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        *CIFAR_RECIPES,
-        TRANSFER_RECIPE,
-        POSE_RECIPE,
-        QUANTIZATION_RECIPE,
-        RADIUS_RECIPE,
-        demo_recipe(),
-    )
+    recipe.name: recipe for recipe in (*IMAGE_RECIPES, POSE_RECIPE, QUANTIZATION_RECIPE, RADIUS_RECIPE, demo_recipe())
 }
 
 

@@ -1,18 +1,35 @@
-"""Numbers of finished runs beyond their score, as columns of a recipe's table."""
+"""The numbers of runs: their states, their scores, and the cells and columns of a recipe's table."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..tasks import TASKS
 from ..training.config import Run
 from ..training.loop import CURVATURE_SAMPLES
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunDir, RunState, run_dir_name
+from .paper import Published
 
 Value: TypeAlias = Callable[[RunState], float | None]
+
+
+def state_of(run: Run, out: Path) -> RunState:
+    """Return the state of a run, read from its directory below ``out``."""
+    return RunDir(out / run_dir_name(run)).state(run)
+
+
+def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
+    """Return the state of each run."""
+    return [state_of(run, out) for run in runs]
+
+
+def score_of(state: RunState) -> float:
+    """Return the score of a finished run as tables show it: after the last epoch, not the best one."""
+    return TASKS[state.run.task].measure.shown(state.epochs[-1], state.run.eval_split)
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,12 @@ class SeedStatistics:
     @property
     def without_n(self) -> str:
         """Mean and standard deviation as text."""
-        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+        return f"{self:.2f}"
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return " ± ".join(format(number, spec) for number in (self.mean, self.std) if number is not None)
 
     def __str__(self) -> str:
         return self.without_n + (f" ({self.n})" if self.n else "")
@@ -61,9 +83,39 @@ class ExtraColumn:
 
     def text(self, numbers: SeedStatistics | None) -> str:
         """Return mean and standard deviation as text."""
-        if numbers is None:
-            return "-"
-        return " ± ".join(format(number, self.format) for number in (numbers.mean, numbers.std) if number is not None)
+        return "-" if numbers is None else format(numbers, self.format)
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """The position of a run's number in a table."""
+
+    section: str
+    row: str
+    column: str
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """A cell of the table.
+
+    Args:
+        cell: its position.
+        ours: the score after the last epoch, over the finished seeds.
+        diverged: the number of seeds that diverged.
+        missing: the number of seeds that are not finished.
+        paper: the published number.
+        details: the recipe's further columns, by name.
+        chosen: the settings that tuning chose, by name.
+    """
+
+    cell: TableCell
+    ours: SeedStatistics | None
+    diverged: int
+    missing: int
+    paper: Published | None
+    details: Mapping[str, SeedStatistics | None] = field(default_factory=dict)
+    chosen: Mapping[str, Any] | None = None
 
 
 def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:

@@ -1,40 +1,32 @@
 """The demo: with 40 % wrong training labels, which methods memorise the wrong labels?
 
 All methods share learning rate, schedule, weight decay, batch size and epochs. Only radii (for SAF and MESA the weight
-of their loss) are chosen, from three candidates per method: by the accuracy after the last epoch on the validation set,
-which has clean labels, with a separate seed. Clean labels favour no method, but real noisy data does not have them. One
-more row is SGD with a weight decay chosen in the same way, also from three candidates. Only the final runs see the test
-set.
-
-The shared settings and the candidates were chosen with seeds 20000 to 20005, which the demo does not use. The criteria
-were the accuracy on the validation set, the share of wrong labels that the network predicts, and the time of a run.
-Learning rates from 0.02 to 0.2, batches of 32 to 64, and 20 to 30 epochs were tried: with learning rate 0.04,
-batch 64 and 22 epochs, SGD predicts more than eight of ten wrong labels at the end. Without the warm-up, and with
-learning rate 0.03, BSAM with both radii 0.2 learned nothing with two of four seeds. The largest candidates of SAM and
-BSAM are not larger because twice these radii failed with all three seeds tried. The epochs were lowered from 30 to 25
-and to 22, and the learning rate was raised from 0.03 to 0.04, only to save time; the tables with 30 and with 25 epochs,
-including test accuracies, had been seen by then.
+of their loss) are chosen, from three candidates per method, and for one more row the weight decay of SGD: by the
+accuracy after the last epoch on the validation set, which has clean labels, with a separate seed. Only the final runs
+see the test set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...common.errors import BsamValueError
 from ..common.names import find_name
+from ..data.digits import TEST, TRAIN, VALIDATION
 from ..training.config import BASE, Run, arguments_of
-from .cells import TableCell
-from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
-from .demo_findings import TUNED_SGD, WEIGHT_DECAYS, demo_findings
+from .candidates import Tuning, chosen_text
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, SeedStatistics, TableCell
 from .experiments import Recipe
-from .method_settings import CANDIDATES, DEFAULT_CANDIDATES
 from .scales import SCALES, Scale, scale_of
-from .tuning import Tuning
-from .variants import arguments, variant_of, variants
+from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
+SGD = variants()["sgd"].title
+TUNED_SGD = "SGD, tuned weight decay"
+WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
 _SHARED = SCALES["demo"].settings
 NOTES = (
     "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
@@ -63,26 +55,12 @@ def candidates(run: Run) -> list[dict[str, Any]]:
     if run.method == BASE:
         return []
     default = DEFAULT_CANDIDATES if "rho" in arguments_of(run.method) else ({},)
-    variant, tried = variant_of(run), CANDIDATES.get(run.method, default)
+    variant = variant_of(run)
+    settings = CANDIDATES.get(run.method, default)
     if variant.radii:  # SAM at BSAM's total radius
         share = variant.radii["rho_floor"] / variant.radii["rho"]
-        return [{"arguments": {**candidate, "rho_floor": share * candidate["rho"]}} for candidate in tried]
-    return [{"arguments": {**candidate, **variant.arguments}} for candidate in tried]
-
-
-def grid(methods: Iterable[str] = DEFAULT) -> Callable[[Scale | str], list[Run]]:
-    """Return the grid of these methods before tuning; if SGD is one of them, also SGD with tuned weight decay."""
-    names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
-    if not names:
-        raise BsamValueError("methods must name at least one method, got none")
-
-    def runs(scale: Scale | str) -> list[Run]:
-        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
-        chosen = [variants()[name] for name in names]
-        tuned = [Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else []
-        return [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen] + tuned
-
-    return runs
+        return [{"arguments": {**candidate, "rho_floor": share * candidate["rho"]}} for candidate in settings]
+    return [{"arguments": {**candidate, **variant.arguments}} for candidate in settings]
 
 
 def by_method(run: Run) -> TableCell:
@@ -92,11 +70,21 @@ def by_method(run: Run) -> TableCell:
 
 
 def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
-    """Return the demo with these methods."""
+    """Return the demo with these methods; if SGD is one of them, also with SGD whose weight decay is tuned."""
+    names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
+    if not names:
+        raise BsamValueError("methods must name at least one method, got none")
+
+    def grid(scale: Scale | str) -> list[Run]:
+        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
+        chosen = [variants()[name] for name in names]
+        runs = [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
+        return [*runs, Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else runs
+
     return Recipe(
         "demo",
         "Digits with 40 % wrong training labels: which methods memorise them",
-        grid(methods),
+        grid,
         by_method,
         figures=("demo",),
         scales=("demo",),
@@ -107,3 +95,134 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
         seeds=5,
         method_title=lambda run: by_method(run).row,
     )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the demo's table with finished runs."""
+
+    title: str
+    accuracy: SeedStatistics
+    summary: CellSummary
+
+    @property
+    def memorised(self) -> SeedStatistics | None:
+        return self.summary.details[MEMORISED.name]
+
+    @property
+    def share(self) -> str:
+        return "an unknown part" if self.memorised is None else f"{self.memorised.mean:.0f} %"
+
+    def gap(self, other: _Row) -> tuple[float, float]:
+        """Return the difference of the two accuracies, and the larger of their standard deviations."""
+        return self.accuracy.mean - other.accuracy.mean, max(self.accuracy.std or 0.0, other.accuracy.std or 0.0)
+
+
+def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
+    """Return sentences on what the numbers show.
+
+    A difference counts if it exceeds the spread: the larger of the two standard deviations over the seeds.
+
+    Args:
+        summaries: the cells of the demo's table.
+        run: one of its runs, for the shared settings.
+    """
+    known = [_Row(summary.cell.row, summary.ours, summary) for summary in summaries if summary.ours is not None]
+    rows = {row.title: row for row in known}
+    sgd, tuned = rows.pop(SGD, None), rows.pop(TUNED_SGD, None)
+    if sgd is None:
+        lines = ["Without SGD there is nothing to compare with."]
+    elif sgd.accuracy.std is None:
+        lines = ["With one seed there is no spread to compare with, so the differences mean little."]
+    else:
+        others = list(rows.values())
+        comparable = sorted((row for row in others if row.accuracy.std is not None), key=lambda row: -row.accuracy.mean)
+        lines = [_against_sgd(row, sgd) for row in others]
+        lines += _between_methods(comparable)
+        lines += _total_radii(others)
+        lines += [] if tuned is None else [_tuned_sgd(tuned, comparable, run)]
+        lines += _eigenvalues([sgd, *others, *([] if tuned is None else [tuned])])
+    diverged = [summary.cell.row for summary in summaries if summary.diverged and summary.ours is None]
+    return [
+        *lines,
+        *(f"{title} diverged with every seed." for title in diverged),
+        f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(run.label_noise * TRAIN)} of them "
+        f"with a wrong label, and {TEST} test images. On other data the methods may compare differently.",
+        f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
+        f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+        "other run uses.",
+        "Results on CIFAR: see the folder results/ in the repository and the documentation.",
+    ]
+
+
+def _against_sgd(row: _Row, sgd: _Row) -> str:
+    gap, spread = row.gap(sgd)
+    numbers = f"{row.accuracy:.1f} against {sgd.accuracy:.1f} %. It memorises {row.share} of the wrong labels, SGD "
+    numbers += f"{sgd.share}."
+    if diverged := row.summary.diverged:
+        numbers += f" With {diverged} more {'seeds' if diverged > 1 else 'seed'} it diverged."
+    if row.accuracy.std is None:
+        return f"Only one seed of {row.title} is finished, which is too few to compare: {numbers}"
+    if gap > spread and row.memorised and sgd.memorised and row.memorised.mean >= sgd.memorised.mean:
+        return f"{row.title} is {gap:.1f} points above SGD, but does not memorise less: {numbers}"
+    if gap > spread:
+        return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
+    below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
+    return f"{row.title} shows no gain here. It is {below}: {numbers}"
+
+
+def _between_methods(rows: Sequence[_Row]) -> list[str]:
+    """Compare the best method with the second best; the rows are sorted."""
+    if len(rows) < 2:
+        return []
+    gap, spread = rows[0].gap(rows[1])
+    size = "within" if gap <= spread else "more than"
+    return [f"{rows[0].title} is {gap:.1f} points above {rows[1].title}, {size} the spread ({spread:.1f})."]
+
+
+def _total_radii(rows: Sequence[_Row]) -> list[str]:
+    """Return the chosen total radii, if both SAM and BSAM were run."""
+    chosen = {row.title: row.summary.chosen or {} for row in rows}
+    sam = [f"{title} {radii['rho']:g}" for title, radii in chosen.items() if title.startswith("SAM") and "rho" in radii]
+    bsam = [
+        f"{title} {radii['rho_max']:g} + {radii['rho_min']:g}" for title, radii in chosen.items() if "rho_min" in radii
+    ]
+    if not sam or not bsam:
+        return []
+    return [
+        f"Chosen total radii: {', '.join([*sam, *bsam])}. To first order in the radii, both methods correct the "
+        'gradient in proportion to this total, so compare them at equal totals: see "What BSAM does" in the '
+        "documentation."
+    ]
+
+
+def _tuned_sgd(tuned: _Row, others: Sequence[_Row], run: Run) -> str:
+    start = (
+        f"SGD with tuned {chosen_text(tuned.summary.chosen)} instead of {run.weight_decay:g} reaches "
+        f"{tuned.accuracy:.1f} % and memorises {tuned.share} of the wrong labels"
+    )
+    if not others:
+        return f"{start}."
+    best = others[0]
+    gap, spread = tuned.gap(best)
+    if abs(gap) <= spread:
+        where = f"within a standard deviation ({spread:.1f} points) of"
+    else:
+        side = "above" if gap > 0 else "below"
+        where = f"{abs(gap):.1f} points, more than the spread ({spread:.1f}), {side}"
+    return f"{start}: {where} {best.title}, the best of the others ({best.accuracy:.1f} %)."
+
+
+def _eigenvalues(rows: Sequence[_Row]) -> list[str]:
+    """Say whether the most accurate row also has the smallest largest eigenvalue."""
+    tops = [(row, value.mean) for row in rows if (value := row.summary.details[TOP_EIGENVALUE.name]) is not None]
+    if len(tops) < 2:
+        return []
+    best, top = max(tops, key=lambda pair: (pair[0].accuracy.mean, pair[1], pair[0].title))
+    flattest, smallest = min(tops, key=lambda pair: pair[1])
+    if best is flattest:
+        return [f"{best.title} has the best accuracy and the smallest λmax ({top:.1f})."]
+    return [
+        f"A small λmax does not imply high accuracy: {best.title} is the most accurate, with λmax {top:.1f}, but "
+        f"{flattest.title} has the smallest λmax, {smallest:.1f}."
+    ]

@@ -1,8 +1,8 @@
-"""Recipes: the runs of an experiment, and how its table and figures present them."""
+"""Recipes: the runs of an experiment, and the table and figures that present them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,12 +15,11 @@ from ..models import model_entry
 from ..tasks import TASKS
 from ..tasks.task import Measure
 from ..training.config import Run, arguments_of
-from ..training.run_dir import RunState, run_dir_name
-from .cells import CellSummary, TableCell
-from .columns import ExtraColumn
+from ..training.run_dir import RunDir, RunState, run_dir_name
+from .candidates import Tuning, differing_names
+from .columns import CellSummary, ExtraColumn, SeedStatistics, TableCell, seed_statistics, statistics_of
 from .paper import Published, PublishedTable
 from .scales import Scale, scale_of
-from .tuning import Tuning
 from .variants import BSAMS, variant_of
 
 MAX_SEEDS = 100  # all runs are listed before the first begins, which would take forever with a million seeds
@@ -182,6 +181,26 @@ class Recipe:
         return self.published_table.number({**defaults, **run.arguments, **run.settings(), **names})
 
 
+@dataclass(frozen=True)
+class PlannedRuns:
+    """The runs of an experiment.
+
+    Args:
+        recipe: the experiment.
+        scale: the name of its scale.
+        runs: all its runs, before tuning.
+        selected: the runs to train.
+        baseline: the title of the method that the others are compared with; None compares only on the page, with the
+            base optimizer.
+    """
+
+    recipe: Recipe
+    scale: str
+    runs: Sequence[Run]
+    selected: Sequence[Run]
+    baseline: str | None = None
+
+
 def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
     """Return the runs with another seed.
 
@@ -198,3 +217,49 @@ def with_seed(runs: Sequence[Run], seed: int, **more: Any) -> list[Run]:
         return new
     names = dict(zip(map(run_dir_name, runs), map(run_dir_name, new), strict=True))
     return [run if run.init is None else replace(run, init=names.get(run.init, run.init)) for run in new]
+
+
+def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
+    """Return the cells of a recipe's table in the order of the runs, then those of the tasks' baselines."""
+    measures: dict[TableCell, Measure] = {}
+    cells: dict[TableCell, list[RunState]] = {}
+    for state in states:
+        for cell, measure in recipe.cells(state.run).items():
+            measures[cell] = measure
+            cells.setdefault(cell, []).append(state)
+    summaries = [_summary(recipe, cell, measures[cell], group) for cell, group in cells.items()]
+    return [*summaries, *_baselines(measures, cells)]
+
+
+def _baselines(measures: Mapping[TableCell, Measure], cells: Mapping[TableCell, list[RunState]]) -> list[CellSummary]:
+    """Return the baselines, which are scores without training, of the tasks that have them."""
+    baselines: dict[TableCell, CellSummary] = {}
+    for cell, states in cells.items():
+        notes = (RunDir(state.path).note("baseline") for state in states if state.finished)
+        if note := next(filter(None, notes), None):
+            position, score = replace(cell, row=note["title"]), note["scores"].get(measures[cell].name)
+            ours = None if score is None else SeedStatistics(measures[cell].factor * score, None, 0)
+            baselines.setdefault(position, CellSummary(position, ours, 0, 0, None))
+    return list(baselines.values())
+
+
+def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence[RunState]) -> CellSummary:
+    finished = [state for state in states if state.finished]
+    diverged = sum(state.diverged is not None and not state.finished for state in states)
+    details = {column.name: statistics_of(finished, column.value) for column in recipe.details}
+    scores = [
+        measure.shown(state.epochs[-1], state.run.eval_split)
+        for state in finished
+        if measure.metric(state.run.eval_split) in state.epochs[-1]  # a small test set may not have all joints
+    ]
+    ours = seed_statistics(scores) if scores else None
+    missing = len(states) - len(finished) - diverged
+    chosen = _chosen(recipe, finished[0].run) if finished else None
+    paper = recipe.published(states[0].run, measure)
+    return CellSummary(cell, ours, diverged, missing, paper, details, chosen)
+
+
+def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
+    """Return the settings and method arguments that tuning chose for a run: those that differ between candidates."""
+    names = differing_names(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
+    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None

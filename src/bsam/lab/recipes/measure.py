@@ -140,8 +140,8 @@ def measure(
         total = timed("trace", lambda show: trace(H, settings.trace_samples, settings.seed, progress=show))
         steps, probes = settings.density_steps, settings.density_probes
         density = timed("density", lambda show: spectral_density(H, steps, probes, settings.seed, progress=show))
-    where = (settings.span, settings.points, 2, settings.seed)
-    land = timed("landscape", lambda show: landscape(model, loss_fn, data, *where, progress=show, **common))
+    grid: Any = {"span": settings.span, "points": settings.points, "seed": settings.seed, **common}
+    land = timed("landscape", lambda show: landscape(model, loss_fn, data, progress=show, **grid))
     assert H.loss.num_samples is not None  # they were counted
     return Measured(H.size, H.loss.num_samples, sharpness_values, top, total, density, land, seconds)
 

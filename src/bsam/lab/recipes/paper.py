@@ -146,18 +146,17 @@ _QUANTIZATION: Mapping[str, Mapping[str, MeanStd]] = {  # CIFAR-10; "" is full p
     "mobilenet_v1": {"": (85.81, None), "sgd": (84.04, 0.13), "sam": (84.72, 0.11), "bsam": (84.76, 0.1)},
 }
 
-_FROM_FRIENDLY = "taken by the paper from Li et al., CVPR 2024"
+_QUOTED = ("asam", "fisher_sam", "friendly_sam")
 _NOTES: Mapping[str, str] = {
-    **dict.fromkeys(("asam", "fisher_sam", "friendly_sam"), _FROM_FRIENDLY),
+    **dict.fromkeys(_QUOTED, "taken by the paper from Li et al., CVPR 2024"),
     "esam": "taken by the paper from Du et al., ICLR 2022",
     "saf": "source unclear: the paper's text has K-SAM, from Zhao et al., 2022, where its table has SAF",
 }
-_LONGER = "pyramidnet110", ("asam", "fisher_sam", "friendly_sam"), ", after 300 epochs"
 
 
 def _note(model: str, method: str) -> str:
-    longer_model, longer_methods, after = _LONGER
-    return _NOTES.get(method, "") + (after if model == longer_model and method in longer_methods else "")
+    is_longer = model == "pyramidnet110" and method in _QUOTED
+    return _NOTES.get(method, "") + (", after 300 epochs" if is_longer else "")
 
 
 _ONE_BSAM = "The paper reports one BSAM"

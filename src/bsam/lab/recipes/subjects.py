@@ -152,10 +152,11 @@ def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> L
             f"for {path} it returned {type(loaded).__name__}"
         )
     model, loss_fn, data = loaded
-    return model.to(device), loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn, _Moved(data, device)
+    loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
+    return model.to(device), loss_fn, _BatchesOnDevice(data, device)
 
 
-class _Moved:
+class _BatchesOnDevice:
     """Batches on a device, including tensors inside tuples, lists and dicts."""
 
     def __init__(self, data: Batches, device: torch.device) -> None:

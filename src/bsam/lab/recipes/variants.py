@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...methods import METHODS
 from ..training.config import BASE, Run, method_title
-from .method_settings import DATA_ARGUMENTS, SAM_RADII, VARIANTS
 
-BSAMS = tuple(VARIANTS["bsam"])
+Arguments: TypeAlias = Mapping[str, Any]
+
+# In these tables, a method without an entry gets its defaults.
+# Arguments that are set to SAM's radius for the data set.
+SAM_RADII: Mapping[str, tuple[str, ...]] = {
+    "bsam": ("rho_max", "rho_min"),
+    **dict.fromkeys(("sam", "gsam", "looksam", "esam", "ksam", "aesam", "rst"), ("rho",)),
+}
+
+# Arguments for some data sets.
+DATA_ARGUMENTS: Mapping[str, Mapping[str, Arguments]] = {
+    "asam": {"cifar100": {"rho": 1.0}},
+    "friendly_sam": {"cifar100": {"rho": 0.2, "decay": 0.6}},
+    "ksam": {"digits": {"k": 32}},  # half of a batch, as on CIFAR
+    "mesa": {"digits": {"start_epoch": 0}},  # the default is for 200 epochs
+    "msam": {"digits": {"rho": 0.3}},  # the default is for networks a thousand times as large
+    "saf": {"digits": {"start_epoch": 0, "epochs_back": 1}},  # the default is for 200 epochs
+}
+
+# The candidates of the demo: three for each method that has an entry or an argument rho.
+DEFAULT_CANDIDATES: tuple[Arguments, ...] = ({"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4})
+CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
+    "asam": ({"rho": 0.5}, {"rho": 1.0}, {"rho": 2.0}),
+    "bsam": tuple({"rho_max": rho, "rho_min": rho} for rho in (0.05, 0.1, 0.2)),
+    "gam": ({"rho_norm": 0.1}, {"rho_norm": 0.2}, {"rho_norm": 0.4}),
+    "ksam": tuple({"rho": rho, "k": 32} for rho in (0.1, 0.2, 0.4)),
+    "mesa": tuple({"lam": lam, "start_epoch": 1, "decay": 0.95} for lam in (0.3, 0.8, 2.0)),
+    "msam": ({"rho": 0.3}, {"rho": 1.0}, {"rho": 3.0}),
+    "saf": tuple({"lam": lam, "start_epoch": 1, "epochs_back": 2} for lam in (0.3, 1.0, 3.0)),
+}
+
 DEFAULT_RADIUS = 0.05  # of SAM and BSAM; the paper's on CIFAR-10
 RADIUS = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
-# SAM at BSAM's total radius: title, rho and rho_floor in units of the radius, and a note for the table
-MATCHED = {
-    "sam-sum": ("SAM (sum)", 2, 2, "SAM (sum): SAM at the total radius of BSAM, rho = rho_max + rho_min, fixed."),
-    "sam-follow": (
-        "SAM (follow)",
-        2,
-        1,
-        "SAM (follow): SAM whose radius falls with the learning rate from rho_max + rho_min to rho_max, as the total "
-        "radius of BSAM does.",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -47,17 +65,41 @@ class MethodVariant:
     note: str = ""
 
 
+# The variants of methods that have several; the others are their only variant.
+VARIANTS: Mapping[str, tuple[MethodVariant, ...]] = {
+    "sam": (
+        MethodVariant("sam", "SAM", "sam"),
+        MethodVariant(
+            "sam-sum",
+            "SAM (sum)",
+            "sam",
+            radii={"rho": 2, "rho_floor": 2},
+            note="SAM (sum): SAM at the total radius of BSAM, rho = rho_max + rho_min, fixed.",
+        ),
+        MethodVariant(
+            "sam-follow",
+            "SAM (follow)",
+            "sam",
+            radii={"rho": 2, "rho_floor": 1},
+            note="SAM (follow): SAM whose radius falls with the learning rate from rho_max + rho_min to rho_max, as "
+            "the total radius of BSAM does.",
+        ),
+    ),
+    "bsam": (
+        MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
+        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", {"passes": 2}),
+        MethodVariant("bsam-released", "BSAM (as released)", "bsam", {"start_from_min": True}),
+    ),
+}
+BSAMS = tuple(variant.name for variant in VARIANTS["bsam"])
+MATCHED = tuple(variant.name for variant in VARIANTS["sam"] if variant.radii)  # SAM at BSAM's total radius
+
+
 def variants() -> dict[str, MethodVariant]:
     """Return all variants by name, in the order of the tables."""
     listed = [MethodVariant("sgd", "SGD", BASE)]
     for method, cls in METHODS.items():
-        of_method = VARIANTS.get(method, {method: (cls.title, {})})
-        listed += [MethodVariant(name, title, method, arguments) for name, (title, arguments) in of_method.items()]
-        if method == "sam":
-            listed += [
-                MethodVariant(name, title, "sam", radii={"rho": rho, "rho_floor": floor}, note=note)
-                for name, (title, rho, floor, note) in MATCHED.items()
-            ]
+        listed += VARIANTS.get(method, (MethodVariant(method, cls.title, method),))
     return {variant.name: variant for variant in listed}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..recipes.choice import Choice
-from ..recipes.states import score_of
+from ..recipes.choices import Choice
+from ..recipes.columns import score_of
 from ..recipes.variants import passes_of, variant_of
 from ..training.run_dir import RunDir, RunState
 from .comparisons import failures_text

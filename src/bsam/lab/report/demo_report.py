@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes.columns import TOP_EIGENVALUE, SeedStatistics
-from ..recipes.experiments import Recipe
-from ..recipes.summaries import table_info
+from ..recipes.experiments import Recipe, table_info
 from ..training.run_dir import RunState
 from .figures import LEGEND_COLUMNS, EpochMetric, curves_info, curves_text, draw_curves, score_metric
 from .landscapes import draw_contours, recipe_landscapes_info

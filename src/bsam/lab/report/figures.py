@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..recipes.cells import TableCell
-from ..recipes.columns import SeedStatistics, seed_statistics
+from ..recipes.columns import SeedStatistics, TableCell, score_of, seed_statistics
 from ..recipes.experiments import Axis, Recipe
 from ..recipes.paper import Published
-from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks import TASKS
 from ..training.config import Run

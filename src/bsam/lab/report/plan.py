@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ..common.progress import ProgressLine, duration
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..running.eta import EtaEstimator
-from ..running.runner import Callbacks, Progress
+from ..running.runner import Callbacks, EtaEstimator, Progress
 from ..training.config import Run
 from ..training.run_dir import LOG, RunState
 from .epochs import titles_of
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def time_left(left: tuple[float, int]) -> str:
-    """Return the result of :meth:`bsam.lab.running.eta.EtaEstimator.total` in words.
+    """Return the result of :meth:`bsam.lab.running.runner.EtaEstimator.total` in words.
 
     Example:
         >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...common.errors import BsamValueError
 from ...flatness.probe import Reading
-from ..recipes.cells import TableCell
+from ..recipes.columns import TableCell
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
 from ..training.run_dir import RunDir, RunState

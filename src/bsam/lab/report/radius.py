@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..recipes.columns import MEMORISED, TOP_EIGENVALUE, SeedStatistics, Value, statistics_of
+from ..recipes.columns import MEMORISED, TOP_EIGENVALUE, SeedStatistics, Value, score_of, statistics_of
 from ..recipes.experiments import Recipe
-from ..recipes.radius import total_radius
-from ..recipes.states import score_of
+from ..recipes.radius_study import total_radius
 from ..recipes.variants import variant_of, variants
 from ..training.run_dir import RunState
 from .figures import error_bars, network_and_data, score_metric

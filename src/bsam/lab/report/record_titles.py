@@ -14,6 +14,7 @@ from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..data import dataset_entry
 from ..models import model_entry
+from ..recipes.candidates import TUNING_SEED, settings_text
 from ..recipes.paper import (
     CLASSIFICATION,
     LABEL_NOISE,
@@ -24,8 +25,6 @@ from ..recipes.paper import (
     Published,
     PublishedTable,
 )
-from ..recipes.summaries import settings_text
-from ..recipes.tuning import TUNING_SEED
 from ..recipes.variants import BSAMS, MATCHED, arguments, variant_of, variants
 from ..training.config import BASE, Run, arguments_of
 

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..data import dataset_entry
 from ..models import model_entry
-from ..recipes.cells import CellSummary
 from ..recipes.choices import Choice
-from ..recipes.experiments import Recipe
-from ..recipes.summaries import table_info
+from ..recipes.columns import CellSummary
+from ..recipes.experiments import Recipe, table_info
 from ..recipes.variants import variant_of
 from ..tasks import task_class
 from ..training.config import Run

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ..data.images.decoding import Box
 from ..data.pose.joints import Skeleton
+from ..recipes.columns import score_of
 from ..recipes.experiments import Recipe
-from ..recipes.states import score_of
 from ..recipes.variants import variant_of
 from ..tasks.pose_inputs import PoseInputs
 from ..training.run_dir import RunDir, RunState

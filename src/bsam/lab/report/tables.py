@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..recipes.cells import CellSummary, TableCell
+from ..recipes.candidates import chosen_text
+from ..recipes.columns import CellSummary, TableCell
 from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
-from ..recipes.summaries import chosen_text
 from ..recipes.variants import variants
 from ..tasks import TASKS
 from ..training.config import Run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..common.progress import duration
-from ..recipes.choice import Choice
+from ..recipes.candidates import chosen_text, settings_text
+from ..recipes.choices import Choice
 from ..recipes.experiments import Recipe
-from ..recipes.summaries import chosen_text, settings_text
 from ..recipes.variants import passes_of, variant_of
 from ..training.config import BASE
 from ..training.run_dir import RunState

@@ -1,25 +1,35 @@
-"""Train the runs of an experiment in this process, or in several processes on this machine."""
+"""Train the runs of an experiment in this process, or in several processes on this machine.
+
+Several processes share a GPU through NVIDIA MPS: they use it at the same time instead of taking turns.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ...common.checks import check_count
 from ..training.environment import pick_device
 from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
-from .mps import is_installed, nvidia_mps
-from .processes import cores, worker_pool
 
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
+MPS_CONTROL = "nvidia-cuda-mps-control"
+PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
 
 
 class Executor(Protocol):
@@ -103,14 +113,13 @@ class LocalProcesses:
         if self._is_default or is_mps_on:
             runs = "one run" if self.slots == 1 else f"{self.slots} runs"
             gpus = "one GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
-            other = "; choose another number with --jobs" * self._is_default
-            self._on_message(f"Training {runs} at a time on {gpus}{' (NVIDIA MPS)' * is_mps_on}{other}.")
+            mps = " (NVIDIA MPS)" if is_mps_on else ""
+            other = "; choose another number with --jobs" if self._is_default else ""
+            self._on_message(f"Training {runs} at a time on {gpus}{mps}{other}.")
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Train a run in a free process; a killed process is replaced by a new one."""
@@ -136,7 +145,7 @@ def default_slots(device: str | None, unfinished: int, on_cpu: int = 1) -> int:
     devices = _devices(device)
     if devices == ["cpu"]:
         return on_cpu
-    return max(1, min(unfinished, len(devices) * (RUNS_PER_GPU if is_installed() else 1)))
+    return max(1, min(unfinished, len(devices) * (RUNS_PER_GPU if is_mps_installed() else 1)))
 
 
 def spread(device: str | None, slots: int) -> list[str]:
@@ -156,3 +165,105 @@ def _devices(device: str | None) -> list[str]:
     if picked.index is not None:
         return [str(picked)]
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+
+
+def cores() -> int:
+    """Return the number of cores available to this process: a cluster job may get fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def worker_pool(
+    count: int, threads: int = 1, environment: Mapping[str, str] | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Provide a pool of worker processes, which end with the block or with this process.
+
+    An exception in the block kills the processes. They ignore Ctrl-C, which only this process handles.
+
+    Args:
+        count: the number of processes.
+        threads: torch's threads in each process.
+        environment: variables to add to their environment.
+    """
+    # a fork of this process could not use CUDA, and might copy locks that torch's threads hold
+    is_posix = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if is_posix else "spawn")
+    if is_posix:
+        context.set_forkserver_preload(PRELOAD)
+    pool = ProcessPoolExecutor(count, context, _prepare, (threads, dict(environment or {})))
+    try:
+        yield pool
+        pool.shutdown()
+    finally:
+        for process in list((pool._processes or {}).values()):  # like kill_workers in Python 3.14
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _prepare(threads: int, environment: Mapping[str, str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent handles it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def is_mps_installed() -> bool:
+    """Return whether NVIDIA's control program is on the PATH; MPS may still fail to start."""
+    return shutil.which(MPS_CONTROL) is not None
+
+
+@contextlib.contextmanager
+def nvidia_mps(on_message: OnMessage) -> Iterator[Mapping[str, str] | None]:
+    """Use the running MPS daemon, or start one for this block. If neither works, report it and continue without MPS.
+
+    Args:
+        on_message: called with messages for the user.
+
+    Returns:
+        the environment variables with which processes find the daemon; None without MPS.
+    """
+    if _control("get_server_list", {}) is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # socket paths must be short
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        try:
+            problem = _control("", environment, "-d")
+            if problem is not None:
+                on_message(f"NVIDIA MPS is off ({problem}): runs on one GPU take turns, which saves little time.")
+            yield {**environment, **_visible_devices()} if problem is None else None
+        finally:
+            _control("quit", environment)
+
+
+def _visible_devices() -> dict[str, str]:
+    """Return CUDA_VISIBLE_DEVICES for clients of a daemon started here, which numbers its GPUs from 0."""
+    if not re.fullmatch(r"[\d, ]+", os.environ.get("CUDA_VISIBLE_DEVICES", "")):
+        return {}  # not set, or UUIDs, which stay valid
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(torch.cuda.device_count())))}
+
+
+def _control(command: str, environment: Mapping[str, str], *flags: str) -> str | None:
+    """Start the daemon or send it a command, and return the error message, or None on success."""
+    try:
+        process = subprocess.run(
+            [MPS_CONTROL, *flags],
+            input=f"{command}\n",
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    output = " ".join((process.stdout + process.stderr).split())
+    return None if process.returncode == 0 else output or f"{MPS_CONTROL} exited with status {process.returncode}"

@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeAlias
 import torch
 
 from ...common.errors import BsamError
-from ..recipes.states import state_of
+from ..recipes.columns import state_of
 from ..training.config import Run
 from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
@@ -76,7 +76,7 @@ class RunJob:
         """
         run, begin = self.run, time.perf_counter()
         init = None if run.init is None else self.out / run.init
-        with _appending(self.log) as log:
+        with _open_log(self.log) as log:
 
             def note(sentence: str) -> None:
                 log.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {sentence}\n")
@@ -121,15 +121,15 @@ def message_of(error: BaseException) -> str:
 def train_in_worker(job: RunJob) -> Outcome:
     """Train a run in a process that does nothing else: everything it prints goes to the log."""
     messages: list[str] = []
-    with _printing_to(job.log):
+    with _redirect_output(job.log):
         outcome = job.train(lambda *_: None, messages.append)
     return replace(outcome, messages=tuple(messages))
 
 
 @contextlib.contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
+def _redirect_output(path: Path) -> Iterator[None]:
     """Redirect stdout and stderr of this process to a file, including the output of C libraries."""
-    with _appending(path) as log, contextlib.ExitStack() as stack:
+    with _open_log(path) as log, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(log))
         stack.enter_context(contextlib.redirect_stderr(log))
         for number in (1, 2):
@@ -140,7 +140,7 @@ def _printing_to(path: Path) -> Iterator[None]:
         yield
 
 
-def _appending(path: Path) -> TextIO:
+def _open_log(path: Path) -> TextIO:
     with usable(path.parent, "a run"):
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("a", buffering=1, encoding="utf-8")

@@ -50,11 +50,11 @@ def ray_tasks(
         import ray  # not at the top: it takes seconds
 
         if not ray.is_initialized():
-            _connect(address or os.environ.get("RAY_ADDRESS", ""), cpus)
+            _connect(ray, address or os.environ.get("RAY_ADDRESS", ""), cpus)
             stack.callback(ray.shutdown)
         if gpus_per_run is None:
             gpus_per_run = float(device == "cuda" or (device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0))
-        executor = RayTasks(gpus_per_run)
+        executor = RayTasks(ray, gpus_per_run)
         if not executor.capacity():
             raise BsamValueError(
                 f"a run needs 1 CPU and {gpus_per_run:g} GPUs, which no node of the cluster has: choose another "
@@ -68,10 +68,12 @@ class RayTasks:
     """Train runs as Ray tasks. If a worker or node is lost, its run is restarted and continues from its checkpoint.
 
     Args:
+        ray: the module.
         gpus_per_run: the number of GPUs per run, possibly a fraction.
     """
 
-    def __init__(self, gpus_per_run: float) -> None:
+    def __init__(self, ray: Any, gpus_per_run: float) -> None:
+        self._ray = ray
         self._gpus = gpus_per_run
         self._tasks: dict[Future[Outcome], Any] = {}
 
@@ -82,21 +84,17 @@ class RayTasks:
 
     def capacity(self) -> int:
         """Return the number of runs that the nodes can train at the same time, if nothing else runs on them."""
-        import ray
-
         total = 0
-        for resources in (node["Resources"] for node in ray.nodes() if node["Alive"]):
+        for resources in (node["Resources"] for node in self._ray.nodes() if node["Alive"]):
             runs = resources.get("GPU", 0.0) / self._gpus + 1e-6 if self._gpus else float("inf")
             total += int(min(resources.get("CPU", 0.0), runs))
         return total
 
     def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
         """Train a run in a task."""
-        import ray
-
         options = {name: value.absolute() if isinstance(value, Path) else value for name, value in job.options.items()}
         job = replace(job, out=job.out.absolute(), options=options).on("cuda" if self._gpus else "cpu")
-        remote: Any = ray.remote(_train_in_task)  # Ray's type annotations lack these options
+        remote = self._ray.remote(_train_in_task)
         task = remote.options(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES).remote(job, os.getcwd())
         future: Future[Outcome] = task.future()
         self._tasks[future] = task
@@ -104,11 +102,9 @@ class RayTasks:
 
     def cancel(self) -> None:
         """Kill the tasks that have not ended."""
-        import ray
-
         for future, task in self._tasks.items():
             if not future.done():
-                ray.cancel(task, force=True)
+                self._ray.cancel(task, force=True)
 
 
 def _train_in_task(job: RunJob, folder: str) -> Outcome:
@@ -118,10 +114,8 @@ def _train_in_task(job: RunJob, folder: str) -> Outcome:
     return train_in_worker(job)
 
 
-def _connect(address: str, cpus: int | None) -> None:
+def _connect(ray: Any, address: str, cpus: int | None) -> None:
     """Connect to a cluster, or start one. Raise if nothing listens at the address."""
-    import ray
-
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if not address:
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE}

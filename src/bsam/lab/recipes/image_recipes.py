@@ -1,21 +1,46 @@
-"""The paper's experiments on CIFAR."""
+"""The paper's experiments with image classification: on CIFAR, fine-tuned, and quantized to 4 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ..data import dataset_entry
 from ..models import model_entry
-from ..training.config import Run
-from .cells import TableCell
+from ..models.weight_loading import PRETRAINED
+from ..training.config import FINE_TUNING, QUANTIZED, Run
+from ..training.run_dir import run_dir_name
+from .columns import TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, TableCell
 from .experiments import Axis, Recipe
-from .paper import CLASSIFICATION, LABEL_NOISE, NOISE_RATES, RHO_MIN_STUDY, RHO_MINS
+from .paper import (
+    CLASSIFICATION,
+    LABEL_NOISE,
+    NOISE_RATES,
+    QUANTIZATION,
+    RHO_MIN_STUDY,
+    RHO_MINS,
+    TRANSFER,
+    TRANSFER_DATA,
+)
 from .scales import Scale, scale_of
-from .variants import BSAMS, MATCHED, variant_of, variants
+from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
 CURVES = ("sgd", "sam", *BSAMS)  # the methods in the paper's curves
 COMPARED = ("sgd", "sam", *MATCHED, *BSAMS)  # those and SAM at BSAM's total radius
 CONFLICT_START = 0.1  # rho_min at the start, in the figure of the gradient conflict ...
 CONFLICT_FLOORS = (0.1, 0.05, 0.0)  # ... and at the end: fixed, halved, the paper's choice
 MAIN = "resnet18"
+FINE_TUNED: Mapping[str, Mapping[str, Any]] = {  # the paper's networks, with settings that differ from FINE_TUNING
+    "timm:efficientnet_b0": {"weight_decay": 1e-5},
+    "timm:resnet50": {},
+}
+SMALL_TIMM = {"timm:efficientnet_b0": "timm:test_efficientnet", "timm:resnet50": "timm:test_resnet"}
+SMALLEST_DATA = ("flowers102", "oxford_pet")
+QUANTIZED_NETWORKS = ("resnet18", "mobilenet_v1")
+BITS = 4  # of weights and activations
+QUANTIZED_EPOCHS = {"smoke": 2, "short": 12, "paper": 60}  # of the quantized runs; float runs have those of the scale
+SMOKE = {"limit_train": 12, "batch": 6}  # few samples, as Hessian products are slow; --tune holds out half of them
+FULL_PRECISION = "Full precision"  # the row of the float network
 
 
 def classification(scale: Scale | str) -> list[Run]:
@@ -70,6 +95,44 @@ def gradient_conflict(scale: Scale | str) -> list[Run]:
     ]
 
 
+def transfer(scale: Scale | str) -> list[Run]:
+    """Return the networks of the transfer table on its data sets.
+
+    At the scale ``short`` these are the two smallest data sets, at ``smoke`` digits, with small networks that begin
+    with random weights.
+    """
+    scale = scale_of(scale)
+    shared: dict[str, Any] = {"weights": PRETRAINED, "precision": "bf16"}  # compiling takes as long as it saves
+    data: Sequence[str] = SMALLEST_DATA if scale.name == "short" else TRANSFER_DATA
+    if scale.stand_ins:
+        shared, data = {**scale.settings, "image_size": 32}, scale.data
+    return [
+        Run(
+            variant.method,
+            arguments(variant, "cifar10"),  # the paper uses the radius of CIFAR-10 on all of them
+            model=SMALL_TIMM[network] if scale.stand_ins else network,
+            data=name,
+            **{**FINE_TUNING, **settings, **shared},
+        )
+        for network, settings in FINE_TUNED.items()
+        for name in data
+        for variant in (variants()[name] for name in COMPARED)
+    ]
+
+
+def quantization(scale: Scale | str) -> list[Run]:
+    """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
+    scale = scale_of(scale)
+    data, runs = scale.data[0], []
+    common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
+    quantized = {**QUANTIZED, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
+    for network in QUANTIZED_NETWORKS:
+        base = scale.run(variants()["sgd"], network, data, **common)
+        init = run_dir_name(base)
+        runs += [base, *(scale.run(variants()[name], network, data, init=init, **quantized) for name in COMPARED)]
+    return runs
+
+
 def by_rho_min(run: Run) -> TableCell:
     """Place a run: a section per variant of BSAM, a row per rho_min, a column per data set."""
     section = f"{model_entry(run.model).title}, {variant_of(run).title}"
@@ -94,7 +157,31 @@ def schedule_of(run: Run) -> str:
     return f"{start:g}, fixed" if start == floor else f"{start:g} to {floor:g}"
 
 
-CIFAR_RECIPES = (
+def by_precision(run: Run) -> TableCell:
+    """Place a run: a section per data set, a row for the float network and one per method, a column per network."""
+    row = FULL_PRECISION if run.weight_bits is None else variant_of(run).title
+    return TableCell(f"{dataset_entry(run.data).title}, W{BITS}A{BITS}", row, model_entry(run.model).title)
+
+
+def quantization_notes(run: Run) -> list[str]:
+    """Return the lines below the table that contains this float run.
+
+    Example:
+        >>> quantization_notes(quantization("short")[0])[0]  # doctest: +ELLIPSIS
+        'Full precision: the float network, trained with SGD. The rows below start from it and train 12 more ...'
+    """
+    scales = {scale_of(name).settings.get("epochs", Run.epochs): name for name in QUANTIZED_EPOCHS}
+    more = QUANTIZED_EPOCHS[scales[run.epochs]]
+    return [
+        f"{FULL_PRECISION}: the float network, trained with SGD. The rows below start from it and train {more} more "
+        f"epochs, with {BITS}-bit weights and layer inputs (8 bits in the first and the last layer) and learned scales "
+        "(LSQ).",
+        f"{TOP_EIGENVALUE_NOTE} For quantized networks it is computed at the quantized weights, with the "
+        "straight-through estimator.",
+    ]
+
+
+IMAGE_RECIPES = (
     Recipe(
         "classification", "Test accuracy of every method", classification, published_table=CLASSIFICATION, tunable=True
     ),
@@ -143,4 +230,16 @@ CIFAR_RECIPES = (
         rows="rho_min",
         figures=("gradient_conflict",),
     ),
+    Recipe("transfer", "Pretrained networks, fine-tuned", transfer, published_table=TRANSFER, tunable=True),
+)
+
+QUANTIZATION_RECIPE = Recipe(
+    "quantization",
+    "Quantization-aware training with 4 bits",
+    quantization,
+    by_precision,
+    published_table=QUANTIZATION,
+    details=(TOP_EIGENVALUE,),
+    notes=quantization_notes,
+    tunable=True,
 )

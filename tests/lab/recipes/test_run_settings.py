@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 import bsam
-from bsam.lab.recipes.initial_weights import check_weights_given, with_weights
-from bsam.lab.recipes.pose import pose
-from bsam.lab.recipes.transfer import transfer
+from bsam.lab.recipes.image_recipes import transfer
+from bsam.lab.recipes.pose_recipe import pose
+from bsam.lab.recipes.run_settings import check_weights_given, with_weights
 
 LITE = [f"timm:tf_efficientnet_lite{i}" for i in range(3)]
 

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from bsam.lab.recipes.choice import Choice
-from bsam.lab.recipes.tuning import base_candidates, radius_candidates
+from bsam.lab.recipes.candidates import base_candidates, radius_candidates
+from bsam.lab.recipes.choices import Choice
 from bsam.lab.report.tuning import tuned_on
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState

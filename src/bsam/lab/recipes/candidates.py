@@ -51,8 +51,8 @@ class Tuning:
         start = next((earlier for earlier in runs if run_dir_name(earlier) == run.init), None)
 
         def trial(number: int, candidate: Mapping[str, Any]) -> Run:
-            made = self.run(run, number, **candidate)
-            return made if start is None else replace(made, init=run_dir_name(self.run(start, number)))
+            trial_run = self.run(run, number, **candidate)
+            return trial_run if start is None else replace(trial_run, init=run_dir_name(self.run(start, number)))
 
         return [[trial(number, candidate) for number in range(self.seeds)] for candidate in self.settings(run)]
 
@@ -60,11 +60,6 @@ class Tuning:
 def radius_tuning(split: Split = "holdout", seeds: int = 1) -> Tuning:
     """Return a tuning that chooses among multiples of a run's radii."""
     return Tuning(radius_candidates, split, tuple(f"x {factor:g}" for factor in TUNING_FACTORS), seeds)
-
-
-def base_tuning(split: Split, seeds: int = 1) -> Tuning:
-    """Return a tuning that chooses the learning rate and the weight decay of the base optimizer."""
-    return Tuning(base_candidates, split, seeds=seeds)
 
 
 def base_candidates(run: Run) -> list[dict[str, Any]]:
@@ -100,7 +95,31 @@ def radius_candidates(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def differing(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
+def differing_names(candidates: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of the settings and method arguments that differ between candidates."""
     tried = [{**candidate, **candidate.get("arguments", {})} for candidate in candidates]
     return {name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"}
+
+
+def chosen_text(chosen: Mapping[str, Any] | None) -> str:
+    """Return the settings that tuning chose as text.
+
+    Example:
+        >>> (
+        ...     chosen_text({"rho_max": 0.1, "rho_min": 0.1}),
+        ...     chosen_text({"weight_decay": 0.1}),
+        ...     chosen_text(None),
+        ... )
+        ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
+    """
+    return ", ".join(f"{settings_text([name])} {value:g}" for name, value in (chosen or {}).items()) or "-"
+
+
+def settings_text(names: Sequence[str]) -> str:
+    """Return the names of settings in words.
+
+    Example:
+        >>> settings_text(["lr", "weight_decay"])
+        'lr and weight decay'
+    """
+    return " and ".join(name.replace("weight_decay", "weight decay") for name in names)

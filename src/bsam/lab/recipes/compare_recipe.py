@@ -13,13 +13,17 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
-from .experiments import MAX_SEEDS, Recipe
+from ..training.run_dir import subject_name
+from .candidates import Tuning, base_candidates, radius_tuning
+from .experiments import MAX_SEEDS, PlannedRuns, Recipe
 from .scales import Scale
-from .tuning import base_tuning, radius_tuning
 from .variants import arguments, variant_of, variants
 
 COMPARE = "compare"
 DEFAULT_METHODS = (BASE, "sam", "bsam")
+SEEDS = 3
+# set by the comparison: tuning runs are evaluated on validation or held-out samples, final runs on the test set
+LEFT_OUT = ("method", "arguments", "seed", "eval_split")
 
 
 def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Run]:
@@ -61,26 +65,48 @@ def tuning_split(data: str, data_dir: Path | None = None) -> Split:
     return "validation" if dataset_entry(data).resolve(data_dir).has_validation(data_dir) else "holdout"
 
 
-def compare_recipe(
-    runs: Sequence[Run], tune: bool = False, *, tune_base: bool = False, seeds: int = 1, split: Split = "holdout"
-) -> Recipe:
-    """Return a recipe that trains these runs with each seed.
+def plan_comparison(
+    methods: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    seeds: int = SEEDS,
+    baseline: str | None = None,
+    tune: bool = False,
+    tune_base: bool = False,
+    tune_seeds: int = 1,
+    data_dir: Path | None = None,
+) -> PlannedRuns:
+    """Return the runs of a comparison.
 
-    Args:
-        runs: the runs of :func:`compared_runs`.
-        tune: whether to choose each method's radius first.
-        tune_base: whether to choose the base optimizer's learning rate and weight decay before that, for all methods.
-        seeds: the number of tuning seeds.
-        split: the split to tune on, from :func:`tuning_split`.
+    ``methods`` and ``settings`` are those of :func:`compared_runs`, the other arguments those of ``bsam.lab.compare``.
     """
-    check_count("tune_seeds", seeds, high=MAX_SEEDS)
-    titles = [variant_of(run).title for run in runs]
-    subject = f"{model_entry(runs[0].model).title}, {dataset_entry(runs[0].data).title}"
-    return Recipe(
+    if settings.get("init") is not None:
+        # relative paths would be looked up in the folder of the experiment
+        settings = {**settings, "init": str(Path(settings["init"]).expanduser().resolve())}
+    compared = compared_runs(methods, settings)
+    first = next(iter(compared.values()))
+    if baseline is not None:
+        first = compared[find_name("baseline", baseline, compared)]
+    if tune_seeds != 1 and not (tune or tune_base):
+        raise BsamValueError("--tune-seeds has no effect without --tune or --tune-base: add one of them")
+    split = tuning_split(first.data, data_dir) if tune or tune_base else "holdout"
+    check_count("tune_seeds", tune_seeds, high=MAX_SEEDS)
+    titles = [variant_of(run).title for run in compared.values()]
+    subject = f"{model_entry(first.model).title}, {dataset_entry(first.data).title}"
+    recipe = Recipe(
         COMPARE,
         f"{', '.join(titles[:-1])} and {titles[-1]}: {subject}",
-        lambda scale: list(runs),
+        lambda scale: list(compared.values()),
         scales=(Scale(COMPARE, "the network and the data set of the command"),),
-        tuning=radius_tuning(split, seeds) if tune else None,
-        base_tuning=base_tuning(split, seeds) if tune_base else None,
+        tuning=radius_tuning(split, tune_seeds) if tune else None,
+        base_tuning=Tuning(base_candidates, split, seeds=tune_seeds) if tune_base else None,
     )
+    runs = recipe.runs(seeds=seeds)
+    return PlannedRuns(recipe, COMPARE, runs, runs, variant_of(first).title)
+
+
+def comparison_folder(runs: PlannedRuns) -> Path:
+    """Return the default folder of a comparison."""
+    tuned = "" if runs.recipe.tuning is None else "-tuned"
+    base = "" if runs.recipe.base_tuning is None else "-base"
+    return Path("runs") / f"{COMPARE}-{subject_name(runs.runs[0])}{tuned}{base}"

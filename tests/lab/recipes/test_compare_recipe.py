@@ -1,10 +1,12 @@
 """The runs of a comparison: the settings that they share, their radii and their tuning."""
 
+from pathlib import Path
+
 import pytest
 
 from bsam.common.errors import BsamValueError
-from bsam.lab.recipes.choices import base_tuning_runs, tuning_runs
-from bsam.lab.recipes.compare import compare_recipe, compared_runs, tuning_split
+from bsam.lab.recipes.choices import TunedRuns
+from bsam.lab.recipes.compare_recipe import compared_runs, plan_comparison, tuning_split
 from bsam.lab.recipes.variants import variant_of, variants
 from bsam.lab.training.config import Run
 
@@ -49,12 +51,13 @@ def test_errors(methods, settings, message):
 
 
 def test_seeds_and_the_table():
-    runs = compared_runs(["sgd", "sam", "sam-sum"], SETTINGS)
-    recipe = compare_recipe(list(runs.values()))
-    planned = recipe.runs(seeds=2)
-    assert [(variant_of(run).name, run.seed) for run in planned] == [(name, seed) for seed in (0, 1) for name in runs]
+    names = ["sgd", "sam", "sam-sum"]
+    plan = plan_comparison(names, SETTINGS, seeds=2, baseline="SAM")
+    recipe, planned = plan.recipe, plan.runs
+    assert plan.baseline == "SAM"
+    assert [(variant_of(run).name, run.seed) for run in planned] == [(name, seed) for seed in (0, 1) for name in names]
     assert recipe.title == "SGD, SAM and SAM (sum): ResNet-8, CIFAR-100"
-    assert tuning_runs(recipe, planned) == []
+    assert TunedRuns(recipe, planned, Path("nowhere")).trials == []
     for seeds in (0, 101):
         with pytest.raises(BsamValueError, match="seeds"):
             recipe.runs(seeds=seeds)
@@ -62,9 +65,8 @@ def test_seeds_and_the_table():
 
 def test_every_method_has_the_same_number_of_tuning_runs():
     """Including SAM at the sum of the radii, which recipes leave out: here the user asks for it."""
-    runs = compared_runs(["sgd", "sam", "sam-sum", "bsam"], SETTINGS)
-    recipe = compare_recipe(list(runs.values()), tune=True)
-    trials = tuning_runs(recipe, recipe.runs(seeds=3))
+    plan = plan_comparison(["sgd", "sam", "sam-sum", "bsam"], SETTINGS, seeds=3, tune=True)
+    trials = TunedRuns(plan.recipe, plan.runs, Path("nowhere")).trials
     tried = [run.arguments for run in trials]
     factors = (0.5, 1, 2, 4)
     sums = [{"rho": 0.2 * factor, "rho_floor": 0.2 * factor} for factor in factors]
@@ -74,10 +76,9 @@ def test_every_method_has_the_same_number_of_tuning_runs():
 
 
 def test_all_seeds_and_trials_begin_with_a_given_run():
-    runs = compared_runs(["sgd", "sam"], {"init": "/elsewhere/float", "weight_bits": 4})
-    recipe = compare_recipe(list(runs.values()), tune=True)
-    planned = recipe.runs(seeds=2)
-    assert {run.init for run in [*planned, *tuning_runs(recipe, planned)]} == {"/elsewhere/float"}
+    plan = plan_comparison(["sgd", "sam"], {"init": "/elsewhere/float", "weight_bits": 4}, seeds=2, tune=True)
+    trials = TunedRuns(plan.recipe, plan.runs, Path("nowhere")).trials
+    assert {run.init for run in [*plan.runs, *trials]} == {"/elsewhere/float"}
 
 
 def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
@@ -106,14 +107,14 @@ def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
 
 
 def test_the_base_optimizer_is_tuned_alone_and_first():
-    runs = compared_runs(["sam", "bsam"], SETTINGS)
-    recipe = compare_recipe(list(runs.values()), tune=True, tune_base=True, seeds=2, split="validation")
-    planned = recipe.runs(seeds=3)
-    trials = base_tuning_runs(recipe, planned)
+    settings = {**SETTINGS, "data": "digits"}
+    plan = plan_comparison(["sam", "bsam"], settings, seeds=3, tune=True, tune_base=True, tune_seeds=2)
+    tuned = TunedRuns(plan.recipe, plan.runs, Path("nowhere"))
+    trials = tuned.base_trials
     assert {(run.method, run.eval_split) for run in trials} == {("base", "validation")}
     grid = [(lr, decay) for lr in (0.03, 0.1, 0.3) for decay in (1e-4, 1e-3, 1e-2, 1e-1)]
     assert [(run.lr, run.weight_decay, run.seed) for run in trials] == [(*p, s) for p in grid for s in (10_000, 10_001)]
-    radii = [(run.arguments["rho"], run.seed) for run in tuning_runs(recipe, planned) if run.method == "sam"]
-    assert radii == [(rho, seed) for rho in (0.05, 0.1, 0.2, 0.4) for seed in (10_000, 10_001)]
+    radii = [(run.arguments["rho"], run.seed) for run in tuned.trials if run.method == "sam"]
+    assert radii == [(rho, seed) for rho in (0.025, 0.05, 0.1, 0.2) for seed in (10_000, 10_001)]
     with pytest.raises(BsamValueError, match="tune_seeds"):
-        compare_recipe(list(runs.values()), tune=True, seeds=0)
+        plan_comparison(["sam", "bsam"], settings, tune=True, tune_seeds=0)

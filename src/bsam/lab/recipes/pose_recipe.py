@@ -12,7 +12,7 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.pose import Pose
 from ..tasks.pose_metrics import SCORES, PoseScore
 from ..training.config import BASE, POSE, Run
-from .cells import TableCell
+from .columns import TableCell
 from .experiments import Recipe
 from .paper import POSE as PUBLISHED
 from .scales import Scale, scale_of
@@ -55,7 +55,7 @@ def pose(scale: Scale | str) -> list[Run]:
     """Return Adam, SAM, SAM at BSAM's total radius, and BSAM.
 
     The data is MPII; at the scale ``short`` it is LSP Extended, at ``smoke`` stick figures. The runs on photographs
-    begin with pretrained weights from a file: see :func:`bsam.lab.recipes.initial_weights.with_weights`.
+    begin with pretrained weights from a file: see :func:`bsam.lab.recipes.run_settings.with_weights`.
     """
     settings = {**POSE, **SETTINGS[scale_of(scale).name], "task": "pose"}
     # the paper does not state its radii for poses; we use those of CIFAR-10

@@ -14,18 +14,17 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..training.config import BASE, Run
 from ..training.run_dir import RunState
-from .cells import CellSummary, TableCell
-from .cifar import MAIN
-from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE
+from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, TableCell, score_of
 from .experiments import Recipe
+from .image_recipes import MAIN
 from .scales import Scale, scale_of
-from .states import score_of
 from .variants import BSAMS, variant_of, variants
 
 NOISE = 0.4
 TOTALS = {"digits": (0.1, 0.2, 0.4, 0.6)}  # total radii, by data set
 DEFAULT_TOTALS = (0.05, 0.1, 0.2, 0.4)  # for all others
 METHODS = ("sam", "sam-follow", "bsam", "bsam-2")
+OTHERS = (("SAM (follow)", "sam-follow", 1), ("SAM", "sam", 1), ("SAM at rho_max", "sam", 0.5))  # shares of the total
 NOTES = (
     "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal.",
     "Memorised: the share of the wrong training labels that the network predicts after the last epoch, in %.",
@@ -83,15 +82,10 @@ def radius_findings(_: Sequence[CellSummary], states: Sequence[RunState]) -> lis
     lines = []
     for (name, total), ours in scores.items():
         if name in BSAMS:
-            others = {
-                "SAM (follow)": ("sam-follow", total),
-                "SAM": ("sam", total),
-                "SAM at rho_max": ("sam", total / 2),
-            }
             differences = [
                 f"minus {title} {text}"
-                for title, (variant, radius) in others.items()
-                if (text := _difference(ours, scores.get((variant, round(radius, 9)), {})))
+                for title, variant, share in OTHERS
+                if (text := _difference(ours, scores.get((variant, round(share * total, 9)), {})))
             ]
             if differences:
                 lines.append(f"{variants()[name].title}, total radius {total:g}: {'; '.join(differences)}.")

@@ -8,7 +8,7 @@ import torch
 import bsam
 from bsam.lab import cli
 from bsam.lab.recipes import RECIPES, scales
-from bsam.lab.recipes.radius import TOTALS, radius_findings, total_radius
+from bsam.lab.recipes.radius_study import TOTALS, radius_findings, total_radius
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.radius import METRICS, radius_lines_info

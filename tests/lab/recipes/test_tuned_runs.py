@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bsam.lab import cli
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.choices import choices, tuned, tuning_runs, untuned, with_tuned_settings
+from bsam.lab.recipes.choices import TunedRuns, tuned_recipe
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.results import write_results
 from bsam.lab.report.tables import sections_info
@@ -27,9 +28,9 @@ def radii(run):
 
 @pytest.mark.parametrize("name", TUNABLE)
 def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
-    recipe = tuned(RECIPES[name])
+    recipe = tuned_recipe(RECIPES[name])
     runs = recipe.runs("short", seeds=2)
-    trials = tuning_runs(recipe, runs)
+    trials = TunedRuns(recipe, runs, Path("nowhere")).trials
     assert {run.eval_split for run in trials} == {"holdout"}
     assert {run.seed for run in trials} == {10_000}
     first = [run for run in runs if run.seed == 0]
@@ -46,8 +47,8 @@ def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
 
 
 def test_the_candidates_are_multiples_of_the_papers_radii():
-    recipe = tuned(RECIPES["label-noise"])
-    noisy = [run for run in tuning_runs(recipe, recipe.runs("paper")) if run.label_noise == 0.4]
+    recipe = tuned_recipe(RECIPES["label-noise"])
+    noisy = [run for run in TunedRuns(recipe, recipe.runs("paper"), Path("nowhere")).trials if run.label_noise == 0.4]
 
     def tried(data, name):
         return [radii(run) for run in noisy if run.data == data and variant_of(run).name == name]
@@ -57,15 +58,19 @@ def test_the_candidates_are_multiples_of_the_papers_radii():
         assert tried(data, "sam-follow") == [{"rho": 2 * factor * rho, "rho_floor": factor * rho} for factor in FACTORS]
         for name in ("bsam", "bsam-2", "bsam-released"):
             assert tried(data, name) == [{"rho_max": factor * rho, "rho_min": factor * rho} for factor in FACTORS]
-    classification = tuned(RECIPES["classification"])
-    losses = [run for run in tuning_runs(classification, classification.runs("short")) if run.method == "saf"]
+    classification = tuned_recipe(RECIPES["classification"])
+    losses = [
+        run
+        for run in TunedRuns(classification, classification.runs("short"), Path("nowhere")).trials
+        if run.method == "saf"
+    ]
     assert [run.arguments["lam"] for run in losses[:4]] == [factor * 0.3 for factor in FACTORS]
 
 
 def test_a_quantized_try_begins_with_a_float_network_that_has_not_seen_the_held_out_images():
-    recipe = tuned(RECIPES["quantization"])
+    recipe = tuned_recipe(RECIPES["quantization"])
     runs = recipe.runs("short", seeds=2)
-    trials = {run_dir_name(run): run for run in tuning_runs(recipe, runs)}
+    trials = {run_dir_name(run): run for run in TunedRuns(recipe, runs, Path("nowhere")).trials}
     quantized = [run for run in trials.values() if run.weight_bits is not None]
     assert quantized
     for run in quantized:
@@ -80,7 +85,7 @@ def small(monkeypatch):
     recipe = RECIPES["label-noise"]
     chosen = ("sgd", "sam", "bsam")
     grid = [run for run in recipe.grid("smoke") if run.label_noise == 0.4 and variant_of(run).name in chosen]
-    return tuned(replace(recipe, grid=lambda scale: grid))
+    return tuned_recipe(replace(recipe, grid=lambda scale: grid))
 
 
 def scored(noisy, clean=None):
@@ -105,13 +110,13 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
     fit = scored(NOISY, CLEAN)
     monkeypatch.setattr(job, "fit", fit)
     runs = small.runs("smoke", seeds=2)
-    assert len(untuned(small, runs, tmp_path)) == 4
-    run_all(tuning_runs(small, runs), tmp_path)
-    finals = with_tuned_settings(small, runs, tmp_path)
+    assert len(TunedRuns(small, runs, tmp_path).waiting) == 4
+    run_all(TunedRuns(small, runs, Path("nowhere")).trials, tmp_path)
+    finals = TunedRuns(small, runs, tmp_path).finals
     assert [radii(run) for run in finals] == [{}, {"rho": 0.1}, {"rho_max": 0.1, "rho_min": 0.1}] * 2
     assert {run.eval_split for run in finals} == {"test"}
-    assert not untuned(small, runs, tmp_path)
-    found = choices(small, runs, tmp_path)
+    assert not TunedRuns(small, runs, tmp_path).waiting
+    found = TunedRuns(small, runs, tmp_path).choices
     assert [choice.best() for choice in found] == [None, 2, 2]
     assert [choice.best(clean=True) for choice in found] == [None, 3, 3]
     states = run_all(finals, tmp_path)
@@ -140,20 +145,20 @@ def test_the_choice_is_by_the_noisy_labels_and_that_by_clean_ones_stands_beside_
 def test_a_try_that_diverged_is_a_result(small, monkeypatch, tmp_path):
     fit = scored(NOISY)
     runs = small.runs("smoke")
-    trials = tuning_runs(small, runs)
+    trials = TunedRuns(small, runs, Path("nowhere")).trials
     fit.trouble = {run_dir_name(trials[2]): "nan", **{run_dir_name(trial): "nan" for trial in trials[4:]}}
     monkeypatch.setattr(job, "fit", fit)
     run_all(trials, tmp_path)
-    (section,) = tuning_sections(small, choices(small, runs, tmp_path))
+    (section,) = tuning_sections(small, TunedRuns(small, runs, tmp_path).choices)
     assert section.rows[0][1:7] == ("30.00 (30.00)", "50.00 (50.00)", "diverged", "40.00 (40.00)", "-", "rho 0.05")
     assert section.rows[1][1:7] == ("diverged",) * 4 + ("-", "rho_max 0.025, rho_min 0.025*")  # at the edge
 
 
 def test_a_row_of_measures_says_what_was_chosen(monkeypatch, tmp_path):
     """The columns of the pose table are groups of joints: there is no column for the choice."""
-    from bsam.lab.recipes.summaries import table_info
+    from bsam.lab.recipes.experiments import table_info
 
-    recipe = tuned(RECIPES["pose"])
+    recipe = tuned_recipe(RECIPES["pose"])
     runs = recipe.runs("smoke")
 
     class Fit(FakeFit):
@@ -163,8 +168,8 @@ def test_a_row_of_measures_says_what_was_chosen(monkeypatch, tmp_path):
             file.write_text(file.read_text().replace("_accuracy", "_pck"))
 
     monkeypatch.setattr(job, "fit", Fit(lambda run: 0.9 if 0.1 in radii(run).values() else 0.5))
-    run_all(tuning_runs(recipe, runs), tmp_path)
-    states = run_all(with_tuned_settings(recipe, runs, tmp_path), tmp_path)
+    run_all(TunedRuns(recipe, runs, Path("nowhere")).trials, tmp_path)
+    states = run_all(TunedRuns(recipe, runs, tmp_path).finals, tmp_path)
     (section,) = sections_info(recipe, table_info(recipe, states))
     labels = [row[0] for row in section.rows]
     assert labels[:2] == ["Adam", "SAM, rho 0.1"]

@@ -11,8 +11,8 @@ import bsam
 from bsam.lab import cli
 from bsam.lab.data import DATASETS
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.pose import SETTINGS, pose
-from bsam.lab.recipes.selection import select
+from bsam.lab.recipes.pose_recipe import SETTINGS, pose
+from bsam.lab.recipes.run_settings import select
 from bsam.lab.recipes.variants import passes_of, variant_of
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training import fit

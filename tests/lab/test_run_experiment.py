@@ -1,0 +1,62 @@
+"""``run_experiment``, which the commands and Python share; the commands' tests train with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from bsam.common.errors import BsamValueError
+from bsam.lab import run_experiment as module
+from bsam.lab.recipes.compare_recipe import plan_comparison
+from bsam.lab.recipes.scales import scale_of
+from bsam.lab.run_experiment import ExperimentOptions, Listener, run_experiment
+from bsam.lab.running import job
+from bsam.lab.running.executors import InProcess
+from bsam.lab.running.runner import RunsFailed
+from bsam.lab.training.run_dir import run_dir_name
+from fake_fit import FakeFit
+
+
+def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
+    monkeypatch.setattr(module, "LocalProcesses", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
+    options = ExperimentOptions(tmp_path, device="cuda:1")
+    scale = replace(scale_of("smoke"), threads=7)
+    listener = Listener()
+    module._executor(replace(options, jobs=3), scale, 4, listener)
+    module._executor(options, replace(scale, workers=2), 4, listener)
+    module._executor(replace(options, ray="auto", gpus_per_run=0.5), scale, 4, listener)
+    assert made == [
+        (3, "cuda:1", 7, listener.on_message, False),
+        (42, "cuda:1", 7, listener.on_message, True),
+        ("auto", 0.5, "cuda:1"),
+    ]
+    assert isinstance(module._executor(replace(options, jobs=1, device="cpu"), scale, 4, listener), InProcess)
+    for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
+        with pytest.raises(BsamValueError, match="--ray"):
+            module._executor(replace(options, **wrong), scale, 4, listener)
+
+
+def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monkeypatch, capsys):
+    fit = FakeFit(lambda run: 0.9 if run.method == "sam" else 0.8)
+    monkeypatch.setattr(job, "fit", fit)
+    runs = plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": 2}, seeds=2)
+    fit.trouble = {run_dir_name(runs.runs[3]): "the loss is nan"}
+    result = run_experiment(runs, ExperimentOptions(tmp_path, device="cpu"))
+    assert capsys.readouterr().out == ""
+    assert [str(state) for state in result.states] == ["done", "done", "done", "diverged"]
+    assert result.files == [tmp_path / name for name in ("table.md", "results.json", "report.html")]
+    assert result.page == result.comparison.page == tmp_path / "report.html"
+    assert [(row.method, row.mean, row.n) for row in result.comparison.methods] == [
+        ("SGD", pytest.approx(80), 2),
+        ("SAM", pytest.approx(90), 1),
+    ]
+    assert str(result.comparison) in result.notes
+    assert isinstance(result.failure, RunsFailed)
+    assert "1 of 4 runs failed" in str(result.failure)
+    asked = len(fit.asked)
+    again = run_experiment(runs, ExperimentOptions(tmp_path), train=False)
+    assert len(fit.asked) == asked
+    assert again.notes == result.notes
+    assert again.failure is None  # nothing was trained, so nothing failed
