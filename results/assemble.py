@@ -18,8 +18,8 @@ from typing import Any
 
 from bsam.lab.recipes import recipe_of
 from bsam.lab.recipes.experiments import Recipe
-from bsam.lab.report.record_sources import SETTINGS
-from bsam.lab.report.results import FIGURES, write_results
+from bsam.lab.report.recipe_results import FIGURES, write_results
+from bsam.lab.report.run_sources import SETTINGS
 from bsam.lab.training.config import BASE, Run, arguments_of, stored_run
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from bsam.methods import METHODS

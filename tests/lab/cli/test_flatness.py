@@ -14,10 +14,10 @@ from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.lab import cli
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
+from bsam.lab.inference.subjects import find_models
 from bsam.lab.models.digits_net import DigitsNet
-from bsam.lab.recipes.subjects import find_models
 from bsam.lab.recipes.variants import variant_of
-from bsam.lab.report import measurements
+from bsam.lab.report.figures import flatness_figures
 from bsam.lab.training.files import LOCK
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
@@ -44,8 +44,10 @@ def load(path):
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch):
     """Figures are empty files: tests/report looks into them."""
-    drawings = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in measurements.DRAWINGS.items()}
-    monkeypatch.setattr(measurements, "DRAWINGS", drawings)
+    drawings = {
+        name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in flatness_figures.DRAWINGS.items()
+    }
+    monkeypatch.setattr(flatness_figures, "DRAWINGS", drawings)
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from bsam.lab import cli
 from bsam.lab.cli import run as cli_run
+from bsam.lab.cli.run_console import plan_info
 from bsam.lab.recipes import RECIPES, experiments, scales
 from bsam.lab.recipes.choices import tuning_runs
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.states import states_of
 from bsam.lab.recipes.variants import variants
-from bsam.lab.report.plan import plan_info
 from bsam.lab.running import job
 from bsam.lab.running.executors import InProcess
 from bsam.lab.running.runner import run_all

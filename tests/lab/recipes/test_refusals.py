@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
+from bsam.lab.inference.measure import FlatnessSettings
+from bsam.lab.inference.subjects import find_loader, load
 from bsam.lab.recipes import RECIPES, PublishedTable, Recipe, Scale, recipe_of, variants
 from bsam.lab.recipes.choices import tuned
 from bsam.lab.recipes.digits_demo import demo_recipe
 from bsam.lab.recipes.initial_weights import check_weights_given
-from bsam.lab.recipes.measure import FlatnessSettings
 from bsam.lab.recipes.pose import pose
 from bsam.lab.recipes.selection import select
-from bsam.lab.recipes.subjects import find_loader, load
-from bsam.lab.report.results import check_folder
+from bsam.lab.report.recipe_results import check_folder
 from bsam.lab.training.config import Run
 
 SMALL = Scale("small", "few epochs", settings={"epochs": 2, "batch": 64})

@@ -15,7 +15,7 @@ from ..recipes.compare import COMPARE, DEFAULT_METHODS, compare_recipe, compared
 from ..recipes.experiments import MAX_SEEDS, Recipe
 from ..recipes.states import states_of
 from ..recipes.variants import variant_of, variants
-from ..report.compare import ComparisonResult, compare_states
+from ..report.method_comparison import ComparisonResult, compare_states
 from ..running.runner import RunsFailed
 from ..tasks.image_inputs import check_weights
 from ..training.config import Run
@@ -175,7 +175,7 @@ def compare(
         >>> [(row.method, row.n, row.passes) for row in result.methods]
         [('SGD', 2, 1), ('SAM', 2, 2)]
     """
-    from ..report.results import PAGE
+    from ..report.recipe_results import PAGE
 
     require_packages(NEEDS)
     known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..training.files import usable, write, write_json
 from .run_flags import DEVICE_HELP
+
+if TYPE_CHECKING:
+    from ..inference.pose_prediction import FoundJoints
+    from ..inference.prediction import Prediction
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TABLES = (".csv", ".json")
@@ -98,7 +105,7 @@ def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason:
 
 def _classes(arguments: argparse.Namespace) -> None:
     from ..inference.prediction import predict
-    from ..report.predictions import draw_grid, prediction_lines, write_predictions
+    from ..report.figures.prediction_pictures import draw_grid
 
     top = TOP if arguments.top is None else arguments.top
     predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
@@ -112,8 +119,7 @@ def _classes(arguments: argparse.Namespace) -> None:
 def _joints(arguments: argparse.Namespace) -> None:
     from ..inference.pose_prediction import find_joints
     from ..inference.prediction import image_paths
-    from ..report.predictions import draw_joints, draw_joints_grid, joint_lines, picture_paths, write_joints
-    from ..training.files import usable
+    from ..report.figures.prediction_pictures import draw_joints, draw_joints_grid
 
     table = _table(arguments)
     draws_pictures = arguments.out is not None and table is None
@@ -147,6 +153,86 @@ def _warn(sentence: str) -> None:
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
     """Print the lines and the paths of the written files. Call it last: the output pipe may be closed."""
-    from ..report.panels import printable
+    from ..report.figures.panels import printable
 
     print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))
+
+
+def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """Return a line for each image: its file and its classes."""
+    from ..report.figures.prediction_pictures import class_texts
+
+    width = max(len(str(prediction.path)) for prediction in predictions)
+    return [f"{prediction.path!s:<{width}}  {', '.join(class_texts(prediction))}" for prediction in predictions]
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
+    """Write the classes of each image: as JSON, or as CSV with a row per image and two columns per class."""
+    if path.suffix.lower() == ".json":
+        rows = [
+            {"file": str(image.path), "classes": list(image.classes), "probabilities": list(image.probabilities)}
+            for image in predictions
+        ]
+        write_json(path, rows)
+        return
+    count = len(predictions[0].classes)
+    numbers = ["", *(f"_{n}" for n in range(2, count + 1))]
+    header = ["file", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))]
+    classes = [(image.path, zip(image.classes, image.probabilities, strict=True)) for image in predictions]
+    _write_csv(path, header, ([file, *(value for pair in pairs for value in pair)] for file, pairs in classes))
+
+
+def write_joints(poses: Sequence[FoundJoints], path: Path) -> None:
+    """Write the joints of each image, in pixels: as JSON with the person's box, or as CSV with a row per joint."""
+    if path.suffix.lower() == ".json":
+        rows = [
+            {
+                "file": str(pose.path),
+                "box": list(pose.box),
+                "joints": dict(zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)),
+            }
+            for pose in poses
+        ]
+        write_json(path, rows)
+        return
+    positions = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
+    _write_csv(
+        path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in positions for joint, xy in pairs)
+    )
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([header, *rows])
+    write(path, text.getvalue().encode("utf-8", "surrogateescape"))  # a file name may have bytes that are not UTF-8
+
+
+def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
+    """Return lines for each image: its file, then x and y of each joint."""
+    width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
+    lines = []
+    for pose in poses:
+        positions = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
+        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in positions)]
+    return lines
+
+
+def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
+    """Return a path in the folder for each image: its name with ``.png``, numbered if names are equal.
+
+    Raise if a file exists already: it may be one of the images.
+    """
+    paths: list[Path] = []
+    for image in images:
+        path, n = folder / f"{image.stem}.png", 1
+        while path in paths:
+            n += 1
+            path = folder / f"{image.stem}-{n}.png"
+        paths.append(path)
+    with usable(folder, "pictures"):
+        if folder.exists() and not folder.is_dir():
+            raise BsamValueError(f"{folder} is not a folder: choose another one")
+        for path in paths:
+            if path.exists():
+                raise BsamValueError(f"{path} already exists: remove it, or choose another folder")
+    return paths

@@ -167,10 +167,10 @@ def run_recipe(
     """
     from rich.console import Console
 
-    from ..report.plan import plan_table, totals
-    from ..report.results import check_folder, text_below, write_report, write_results
-    from ..report.tables import rich_tables, sections_info
-    from ..report.tuning import how_chosen, tuning_sections
+    from ..report.recipe_results import check_folder, text_below, write_report, write_results
+    from ..report.recipe_table import sections_info
+    from ..report.tuning_section import how_chosen, tuning_sections
+    from .run_console import plan_table, rich_tables, totals
 
     scale = arguments.scale or recipe.scale_names[0]
     recipe = recipe.at(scale)
@@ -222,7 +222,7 @@ def _train(
     arguments: argparse.Namespace, recipe: Recipe, scale: str, chosen: Sequence[Run], unfinished: int, console: Any
 ) -> Mapping[str, str]:
     """Train the chosen runs. Return why runs failed or diverged, by the name of the run directory."""
-    from ..report.plan import show_runs
+    from .run_console import show_runs
 
     out, settings = arguments.out, recipe.scale(scale)
     if arguments.download:
