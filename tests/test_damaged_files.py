@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from bsam.lab import cli
-from bsam.lab.inference import flatness_file
+from bsam.lab.inference import measure as measure_module
 from bsam.lab.recipes import RECIPES
 from bsam.lab.report.figures import flatness_figures
 from bsam.lab.training.run_dir import RunDir, run_dir_name
@@ -70,7 +70,7 @@ def test_measurements_are_read_also_with_nulls_notes_and_a_long_name(home, monke
     entry["trace"]["note"] = "some products were not recorded"
     entry["file"] = name
     file.write_text(before := json.dumps(content))
-    monkeypatch.setattr(flatness_file, "measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(measure_module, "measure", lambda *_: pytest.fail("it measures"))
     assert cli.main(["flatness", name, "--out", "flatness", *CHEAP]) == 0
     assert file.read_text() == before
     (figure,) = (home / "flatness").glob("probe_*.png")

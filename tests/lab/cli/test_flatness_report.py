@@ -17,7 +17,7 @@ from torch import nn
 import bsam
 from bsam.lab import cli
 from bsam.lab.cli.flatness import _print, flatness_report
-from bsam.lab.inference import flatness_file
+from bsam.lab.inference import measure as measure_module
 from bsam.lab.inference import subjects as subjects_module
 from bsam.lab.inference.measure import FlatnessSettings
 from bsam.lab.inference.subjects import find_models
@@ -188,7 +188,7 @@ def test_finished_models_are_kept_and_only_new_weights_are_measured(files, tmp_p
     (kept,) = entries(out)
     assert kept["file"] == str(files[0])
     files[1].write_text(content)
-    monkeypatch.setattr(flatness_file, "measure", measured := Counted(flatness_file.measure))
+    monkeypatch.setattr(measure_module, "measure", measured := Counted(measure_module.measure))
     report(files, out)
     assert measured.calls == 2  # the second and the third one
     assert entries(out)[0] == kept
@@ -235,7 +235,7 @@ def test_landscapes_with_non_finite_points_are_drawn_again_from_the_file(files, 
         return model, lambda out, y: torch.sqrt(1.01 * near - out.square().mean()), [(x, torch.zeros(4))]
 
     monkeypatch.setattr(subjects_module, "find_loader", lambda name: load)
-    monkeypatch.setattr(flatness_file, "measure", measured := Counted(flatness_file.measure))
+    monkeypatch.setattr(measure_module, "measure", measured := Counted(measure_module.measure))
     pictures = {name: DRAWINGS[name] for name in ("contours.png", "surfaces.png")}
     monkeypatch.setattr(flatness_figures, "DRAWINGS", pictures)
     tables = []

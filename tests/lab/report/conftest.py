@@ -11,7 +11,7 @@ from bsam.flatness.probe import Reading
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.states import state_of
 from bsam.lab.recipes.variants import variant_of, variants
-from bsam.lab.report.figures import epoch_figures, panels, probe_figures, setting_figures, spectrum_figures
+from bsam.lab.report.figures import epoch_figures, flatness_figures, panels, probe_figures, setting_figures
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from pose_runs import write_predictions
 
@@ -106,6 +106,6 @@ def out(tmp_path):
 def drawn(monkeypatch):
     """The figures, as matplotlib holds them."""
     made, genuine = [], panels.new_figure
-    for module in (panels, epoch_figures, setting_figures, spectrum_figures, probe_figures):
+    for module in (panels, epoch_figures, setting_figures, flatness_figures, probe_figures):
         monkeypatch.setattr(module, "new_figure", lambda *size: made.append(genuine(*size)) or made[-1])
     return made

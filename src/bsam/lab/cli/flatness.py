@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ...flatness.intervals import plus_minus
 from ...flatness.spectrum import WHICH
 from ..common.grouping import group_by
-from ..inference.flatness_file import measured_entries
-from ..inference.measure import FlatnessSettings
+from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models
 from ..recipes.variants import variant_of
-from ..training.config import Run
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked
 from .run import NEEDS
@@ -88,14 +86,11 @@ def _flatness(arguments: argparse.Namespace) -> None:
 
     settings = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
     folders = {"data_dir": arguments.data_dir, "cache_dir": arguments.cache_dir}
-    models = find_models(arguments.files, arguments.loader, arguments.images, **folders, title_of=_title_of)
+    titles = {"title_of": lambda run: variant_of(run).title}
+    models = find_models(arguments.files, arguments.loader, arguments.images, **folders, **titles)
     console = Console(markup=False)
     written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
-
-
-def _title_of(run: Run) -> str:
-    return variant_of(run).title
 
 
 def flatness_report(

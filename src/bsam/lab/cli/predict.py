@@ -6,7 +6,8 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,43 +169,35 @@ def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:
 
 def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
     """Write the classes of each image: as JSON, or as CSV with a row per image and two columns per class."""
-    if path.suffix.lower() == ".json":
-        rows = [
-            {"file": str(image.path), "classes": list(image.classes), "probabilities": list(image.probabilities)}
-            for image in predictions
-        ]
-        write_json(path, rows)
-        return
-    count = len(predictions[0].classes)
-    numbers = ["", *(f"_{n}" for n in range(2, count + 1))]
+    entries = [
+        {"file": str(image.path), "classes": list(image.classes), "probabilities": list(image.probabilities)}
+        for image in predictions
+    ]
+    numbers = ["", *(f"_{n}" for n in range(2, len(predictions[0].classes) + 1))]
     header = ["file", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))]
     classes = [(image.path, zip(image.classes, image.probabilities, strict=True)) for image in predictions]
-    _write_csv(path, header, ([file, *(value for pair in pairs for value in pair)] for file, pairs in classes))
+    _write_table(path, entries, header, [[file, *(v for pair in pairs for v in pair)] for file, pairs in classes])
 
 
 def write_joints(poses: Sequence[FoundJoints], path: Path) -> None:
     """Write the joints of each image, in pixels: as JSON with the person's box, or as CSV with a row per joint."""
+    entries = [{"file": str(pose.path), "box": list(pose.box), "joints": _positions(pose)} for pose in poses]
+    rows = [(pose.path, joint, *xy) for pose in poses for joint, xy in _positions(pose).items()]
+    _write_table(path, entries, ("file", "joint", "x", "y"), rows)
+
+
+def _write_table(path: Path, entries: object, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     if path.suffix.lower() == ".json":
-        rows = [
-            {
-                "file": str(pose.path),
-                "box": list(pose.box),
-                "joints": dict(zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)),
-            }
-            for pose in poses
-        ]
-        write_json(path, rows)
+        write_json(path, entries)
         return
-    positions = ((pose.path, zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)) for pose in poses)
-    _write_csv(
-        path, ("file", "joint", "x", "y"), ((file, joint, *xy) for file, pairs in positions for joint, xy in pairs)
-    )
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows([header, *rows])
     write(path, text.getvalue().encode("utf-8", "surrogateescape"))  # a file name may have bytes that are not UTF-8
+
+
+def _positions(pose: FoundJoints) -> dict[str, list[float]]:
+    """Return x and y of each joint."""
+    return dict(zip(pose.skeleton.joints, pose.joints.tolist(), strict=True))
 
 
 def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
@@ -212,8 +205,8 @@ def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
     width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
     lines = []
     for pose in poses:
-        positions = zip(pose.skeleton.joints, pose.joints.tolist(), strict=True)
-        lines += [str(pose.path), *(f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in positions)]
+        lines.append(str(pose.path))
+        lines += [f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in _positions(pose).items()]
     return lines
 
 
@@ -224,11 +217,8 @@ def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
     """
     paths: list[Path] = []
     for image in images:
-        path, n = folder / f"{image.stem}.png", 1
-        while path in paths:
-            n += 1
-            path = folder / f"{image.stem}-{n}.png"
-        paths.append(path)
+        names = (f"{image.stem}{f'-{n}' if n > 1 else ''}.png" for n in count(1))
+        paths.append(next(folder / name for name in names if folder / name not in paths))
     with usable(folder, "pictures"):
         if folder.exists() and not folder.is_dir():
             raise BsamValueError(f"{folder} is not a folder: choose another one")

@@ -69,7 +69,7 @@ def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
     arguments.out = folder = arguments.out or Path("runs") / run_dir_name(run)
     with terminable(), distributed_context(arguments.device) as context:
-        say = _say if context.is_main else _say_nothing
+        say = _say if context.is_main else lambda line: None
         _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run)
         if state.finished:
@@ -129,10 +129,6 @@ def _summarize(run: Run, run_dir: RunDir) -> None:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _say_nothing(line: str) -> None:
-    """Print nothing: only the first process that torchrun starts prints."""
 
 
 class ConsoleLogger:

@@ -75,22 +75,13 @@ def spectrum_info(
         >>> info.maximum, info.mean, info.variance
         (3.0, 2.0, 1.0)
     """
-    return [
-        SpectrumInfo(
-            title=title,
-            group=group,
-            values=e.values.tolist(),
-            residuals=e.residuals.tolist(),
-            maximum=float(e.values.max()),
-            mean=float(e.values.mean()),
-            variance=float(e.values.var()),
-            converged=bool(e.converged),
-            products=e.products,
-            which=which,
-            note=e.note,
-        )
-        for title, e in eigenvalues.items()
-    ]
+    infos = []
+    for title, e in eigenvalues.items():
+        moments = {"maximum": e.values.max(), "mean": e.values.mean(), "variance": e.values.var()}
+        numbers = _plain_values({**vars(e), **moments})
+        del numbers["vectors"]
+        infos.append(SpectrumInfo(title, group, **numbers, which=which))
+    return infos
 
 
 def density_info(densities: Mapping[str, Density], group: str = "") -> list[DensityInfo]:
@@ -100,22 +91,16 @@ def density_info(densities: Mapping[str, Density], group: str = "") -> list[Dens
         densities: by title.
         group: the name of their group; models of one group are drawn on one scale.
     """
-    return [
-        DensityInfo(
-            title=title,
-            group=group,
-            grid=d.grid.tolist(),
-            density=d.density.tolist(),
-            nodes=d.nodes.tolist(),
-            weights=d.weights.tolist(),
-            mean=float(d.weights @ d.nodes),
-            second_moment=float(d.weights @ d.nodes**2),
-            sigma=d.sigma,
-            products=d.products,
-            note=d.note,
-        )
-        for title, d in densities.items()
-    ]
+    infos = []
+    for title, d in densities.items():
+        moments = {"mean": d.weights @ d.nodes, "second_moment": d.weights @ d.nodes**2}
+        infos.append(DensityInfo(title, group, **_plain_values({**vars(d), **moments})))
+    return infos
+
+
+def _plain_values(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return NumPy arrays and scalars as lists and plain numbers."""
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in numbers.items()}
 
 
 @dataclass(frozen=True)
@@ -156,17 +141,10 @@ def landscape_info(landscapes: Mapping[str, Landscape], group: str = "") -> list
         middle = len(land.axes[0]) // 2
         centre = float(land.loss[middle, middle])
         finite = land.loss[np.isfinite(land.loss)]
-        info = LandscapeInfo(
-            title=title,
-            group=group,
-            axis=land.axes[0].tolist(),
-            loss=land.loss.tolist(),
-            centre=centre,
-            lowest=float(finite.min()) if finite.size else np.nan,
-            highest=float(finite.max()) if finite.size else np.nan,
-            share_near=float(np.mean(land.loss <= centre + NEAR)),
-        )
-        infos.append(info)
+        lowest, highest = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
+        near = float(np.mean(land.loss <= centre + NEAR))
+        axis, loss = land.axes[0].tolist(), land.loss.tolist()
+        infos.append(LandscapeInfo(title, group, axis, loss, centre, lowest, highest, near))
     return infos
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -130,13 +131,10 @@ def seeds_needed(d: Difference, spread: float | None = None, level: float = LEVE
     def excludes_zero(n: int) -> bool:
         return t_quantile(level, n - 1) * spread / math.sqrt(n) < abs(d.mean)
 
-    low, high = d.n, MOST_SEEDS
-    if (low > 1 and excludes_zero(low)) or not excludes_zero(high):
+    if (d.n > 1 and excludes_zero(d.n)) or not excludes_zero(MOST_SEEDS):
         return None
-    while high - low > 1:  # the half-width falls with n
-        middle = (low + high) // 2
-        low, high = (low, middle) if excludes_zero(middle) else (middle, high)
-    return high - d.n
+    more = range(1, MOST_SEEDS - d.n + 1)
+    return more[bisect_left(more, True, key=lambda n: excludes_zero(d.n + n))]  # the half-width falls with n
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -20,9 +20,9 @@ from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .figures.epoch_figures import draw_demo, draw_training_curves
+from .figures.prediction_pictures import draw_skeletons
 from .figures.probe_figures import draw_gradient_conflict, draw_sharpness_curves
 from .figures.setting_figures import draw_accuracy_lines, draw_radius
-from .figures.skeleton_figures import draw_skeletons
 from .page.html_page import page_data, write_page
 from .paper_numbers import PAPER_TABLES
 from .read_runs import read_records

@@ -167,19 +167,23 @@ def _label(ax: Any, info: LandscapeInfo) -> None:
     ax.set_xlabel("first direction")
 
 
-def _levels(infos: Sequence[LandscapeInfo]) -> tuple[Array, dict[str, Any]]:
-    """Return levels for all models, denser near the bottom, and colours in equal steps between them.
+def shared_range(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float]:
+    """Return the range of losses to show for several models, given the ends of the range of each.
 
-    Levels end at the highest loss, or at twice the height of the flattest model if that is lower: otherwise a steep
-    model would leave few levels for the others.
+    It ends at the highest loss, or at twice the height of the flattest model if that is lower: otherwise a steep model
+    would leave few levels for the others.
     """
+    low = min(lowest, default=0.0)
+    ceiling = min(max(highest), low + 2 * (min(highest) - low)) if highest else low
+    return low, ceiling if ceiling > low else low + 1.0
+
+
+def _levels(infos: Sequence[LandscapeInfo]) -> tuple[Array, dict[str, Any]]:
+    """Return levels for all models, denser near the bottom, and colours in equal steps between them."""
     from matplotlib.colors import PowerNorm
 
     finite = [info for info in infos if np.isfinite(info.lowest)]
-    low = min((info.lowest for info in finite), default=0.0)
-    highest = [info.highest for info in finite]
-    ceiling = min(max(highest), low + 2 * (min(highest) - low)) if finite else low
-    ceiling = ceiling if ceiling > low else low + 1.0
+    low, ceiling = shared_range([info.lowest for info in finite], [info.highest for info in finite])
     levels = low + (ceiling - low) * np.linspace(0, 1, LEVELS) ** STEEPNESS
     return levels, {"cmap": "viridis", "norm": PowerNorm(1 / STEEPNESS, levels[0], levels[-1])}
 

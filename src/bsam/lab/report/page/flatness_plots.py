@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....flatness.density import smoothed
+from ...common.grouping import group_by
 from ...recipes.columns import measured_on
+from ..figures.landscape_figures import LEVELS, STEEPNESS, shared_range
 from ..figures.panels import seeds_text
 from ..figures.probe_figures import SHARPNESS, smooth
 from ..run_record import Record
@@ -32,8 +34,6 @@ from .plot_parts import (
 
 BINS = 25
 DECADES = 6  # shown below the peak of a density
-LEVELS = 12
-STEEPNESS = 2.0  # colours follow height ** (1 / STEEPNESS), to resolve the bottom
 MAX_SURFACES = 12  # browsers draw at most 16 at a time
 
 
@@ -50,31 +50,24 @@ def flatness_plots(experiment: Experiment) -> tuple[dict[str, Figure], list[str]
 
 
 def _probe(experiment: Experiment) -> Figure | None:
-    columns: dict[str, dict[str, dict[int, float]]] = {}
-    counts = []
+    probed = {}
     for method in experiment.methods:
-        runs = [run for run in experiment.finished(method) or experiment.of(method) if run.probe]
-        for name in (*SHARPNESS, "cosine"):
-            values: dict[int, list[float]] = {}
-            for row in (row for run in runs for row in run.probe):
-                if row.get(name) is not None:
-                    values.setdefault(row["step"], []).append(row[name])
-            if values:
-                means = {step: sum(numbers) / len(numbers) for step, numbers in sorted(values.items())}
-                columns.setdefault(name, {})[method] = means
-        if runs:
-            counts.append(len(runs))
-    if not columns:
-        return None
+        probed[method] = [run for run in experiment.finished(method) or experiment.of(method) if run.probe]
     panels = []
     for name, label in (SHARPNESS | {"cosine": "cosine of g and g_min"}).items():
         traces = []
-        for method, means in columns.get(name, {}).items():
-            steps, values_ = list(means), smooth(list(means.values()))
-            kept = thinned(len(steps))
-            points = {"x": [steps[i] for i in kept], "y": rounded([values_[i] for i in kept])}
-            traces.append(experiment.trace(method, type="scatter", mode=line_mode(kept), **points))
+        for method, runs in probed.items():
+            readings = [row for run in runs for row in run.probe if row.get(name) is not None]
+            steps = sorted(group_by(readings, lambda row: row["step"]).items())
+            means = smooth([sum(row[name] for row in rows) / len(rows) for _, rows in steps])
+            indices = thinned(len(steps))
+            points = {"x": [steps[i][0] for i in indices], "y": rounded([means[i] for i in indices])}
+            if steps:
+                traces.append(experiment.trace(method, type="scatter", mode=line_mode(indices), **points))
         panels.append(panel_info(traces, "step", label, hovermode="x unified"))
+    if not any(panel["data"] for panel in panels):
+        return None
+    counts = [len(runs) for runs in probed.values() if runs]
     caption = f"MaxS, MinS and BilS at each method's radii, and the cosine: running mean, {seeds_text(counts)}."
     return figure_info("Sharpness during training", caption, panels)
 
@@ -91,28 +84,27 @@ def _measured(experiment: Experiment, part: str) -> dict[str, tuple[Record, Mapp
 
 def _eigenvalues(experiment: Experiment) -> Figure | None:
     measured = _measured(experiment, "eigenvalues")
-    if not measured:
-        return None
-    values = {method: np.array(part["values"], dtype=float) for method, (_, part) in measured.items()}
-    values = {method: numbers[np.isfinite(numbers)] for method, numbers in values.items()}
-    values = {method: numbers for method, numbers in values.items() if numbers.size}
+    values = {}
+    for method, (_, part) in measured.items():
+        numbers = np.array(part["values"], dtype=float)
+        if np.isfinite(numbers).any():
+            values[method] = numbers[np.isfinite(numbers)]
     if not values:
         return None
     ends = np.concatenate([[0.0], *values.values()])
     bins = np.linspace(ends.min(), ends.max() if ends.max() > ends.min() else ends.min() + 1.0, BINS + 1)
     counts = {method: np.histogram(numbers, bins)[0] for method, numbers in values.items()}
-    middles, tallest = rounded((bins[1:] + bins[:-1]) / 2), max(int(count.max()) for count in counts.values())
+    middles = rounded((bins[1:] + bins[:-1]) / 2)
+    tallest = max(int(count.max()) for count in counts.values())
+    x = {"range": [float(bins[0]), float(bins[-1])]}
+    y = {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)}
     panels = []
     for method, count in counts.items():
         bars = experiment.trace(method, type="bar", x=middles, y=count.tolist(), width=float(bins[1] - bins[0]))
-        n, largest, mean = len(values[method]), values[method].max(), values[method].mean()
-        label = _measured_on([measured[method][0]])
-        title = f"{_panel_title(method, measured)}: max {largest:.3g}, mean {mean:.3g} ({label})"
-        x, y = (
-            {"range": [float(bins[0]), float(bins[-1])]},
-            {"range": [0, 1.05 * tallest], "dtick": max(tallest // 4, 1)},
-        )
-        panels.append(panel_info([bars], "eigenvalue", f"how many of the top {n}", title, xaxis=x, yaxis=y, bargap=0))
+        numbers = f"max {values[method].max():.3g}, mean {values[method].mean():.3g}"
+        title = f"{_panel_title(method, measured)}: {numbers} ({_measured_on([measured[method][0]])})"
+        label = f"how many of the top {len(values[method])}"
+        panels.append(panel_info([bars], "eigenvalue", label, title, xaxis=x, yaxis=y, bargap=0))
     return figure_info("Largest eigenvalues of the Hessian", _of_seeds(measured), panels, "panels")
 
 
@@ -159,14 +151,12 @@ def _landscapes(experiment: Experiment) -> dict[str, tuple[Record, tuple[NDArray
     """Return the first run of each method with a loss surface, its axis and the losses."""
     surfaces = {}
     for run in reversed(experiment.runs):
-        land = (run.flatness or {}).get("landscape")
-        if land:
-            surfaces[run.method] = run, land["axis"], land["loss"]
+        if land := (run.flatness or {}).get("landscape"):
+            surfaces[run.method] = run, (np.array(land["axis"], float), np.array(land["loss"], float))
         elif run.surface is not None:
             trained = replace(run, flatness=None)  # measured at the end of training
-            surfaces[run.method] = trained, run.surface.axis, run.surface.loss
-    measured = ((method, *surfaces[method]) for method in experiment.methods if method in surfaces)
-    return {method: (run, (np.array(axis, float), np.array(loss, float))) for method, run, axis, loss in measured}
+            surfaces[run.method] = trained, (np.array(run.surface.axis, float), np.array(run.surface.loss, float))
+    return {method: surfaces[method] for method in experiment.methods if method in surfaces}
 
 
 def _landscape(experiment: Experiment, kind: str) -> Figure | None:
@@ -175,36 +165,29 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
     Without this limit, a steep network would leave few levels for the others.
     """
     lands = dict(list(_landscapes(experiment).items())[:MAX_SURFACES])
-    finite = [loss[np.isfinite(loss)] for _, (_, loss) in lands.values()]
-    finite = [loss for loss in finite if loss.size]
+    finite = [loss[np.isfinite(loss)] for _, (_, loss) in lands.values() if np.isfinite(loss).any()]
     if not finite:
         return None
-    low, highest = min(float(loss.min()) for loss in finite), [float(loss.max()) for loss in finite]
-    ceiling = min(max(highest), low + 2 * (min(highest) - low))
-    ceiling = ceiling if ceiling > low else low + 1.0
+    highest = [float(loss.max()) for loss in finite]
+    low, ceiling = shared_range([float(loss.min()) for loss in finite], highest)
     panels = []
     for method, (_, (axis, loss)) in lands.items():
         clipped = np.nan_to_num(np.minimum(loss, ceiling), nan=ceiling).T  # rows of z go along y
         height = ((clipped - low) / (ceiling - low)) ** (1 / STEEPNESS)
-        z, colour = [rounded(row) for row in clipped], [[round(v, 3) for v in row] for row in height.tolist()]
-        x = {"x": rounded(axis), "y": rounded(axis), "method": method, "style": experiment.styles[method]}
+        z = [rounded(row) for row in clipped]
+        colour = [[round(v, 3) for v in row] for row in height.tolist()]
+        trace = {"x": rounded(axis), "y": rounded(axis), "method": method, "style": experiment.styles[method]}
         centre = loss[len(axis) // 2, len(axis) // 2]
         title = f"{_panel_title(method, lands)}: loss {centre:.3g}"
         if kind == "contours":
-            panels.append(panel_info([{**x, "type": "contour", "z": colour, "text": z}], "", "", title))
+            panels.append(panel_info([{**trace, "type": "contour", "z": colour, "text": z}], "", "", title))
         else:
-            scene = {"zaxis": {"range": [low, ceiling]}}
-            panels.append(
-                {
-                    "title": title,
-                    "data": [{**x, "type": "surface", "z": z, "surfacecolor": colour}],
-                    "layout": {"scene": scene},
-                }
-            )
+            surface = {**trace, "type": "surface", "z": z, "surfacecolor": colour}
+            layout = {"scene": {"zaxis": {"range": [low, ceiling]}}}
+            panels.append({"title": title, "data": [surface], "layout": layout})
     levels = [low + (ceiling - low) * (i / (LEVELS - 1)) ** STEEPNESS for i in range(LEVELS)]
-    runs = {method: (run, None) for method, (run, _) in lands.items()}
     title = "Loss around each network" + (", in 3-D" if kind == "surfaces" else "")
     turn = " Drag to turn them all." if kind == "surfaces" else ""
     cut = f" Losses above {ceiling:.3g} are cut off." if max(highest) > ceiling else ""
-    caption = f"{_of_seeds(runs)} Along two random directions, on one scale for all methods.{cut}{turn}"
+    caption = f"{_of_seeds(lands)} Along two random directions, on one scale for all methods.{cut}{turn}"
     return figure_info(title, caption, panels, kind) | {"levels": rounded(levels)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
+from ...common.grouping import group_by
 from ...recipes.columns import SeedStatistics, seed_statistics
 from ...tasks import TASKS
 from ...training.config import BASE
@@ -19,28 +20,19 @@ from .plot_parts import Draw, Experiment, Figure, draw_all, figure_info, line_mo
 
 FEW = 10  # an axis of at most this many epochs has a tick at each of them
 SKIPPED = 0.2  # share of the epochs, from the first on, that may be outside the initial vertical range
-Value: TypeAlias = Callable[[Mapping[str, Any]], float | None]
 
 
 def score_plots(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]:
     """Return the figures that the runs have numbers for, by name, and a sentence about each that cannot be drawn."""
-    loss, memorised = _metric("train_loss"), _metric("memorised", 100.0)
+    memorised = "wrong labels memorised in %"
     functions: dict[str, Draw] = {
         "score": _score_curves,
-        "loss": partial(_curves, title="Training loss", label="training loss", value=loss),
-        "memorised": partial(_curves, title="Memorised labels", label="wrong labels memorised in %", value=memorised),
+        "loss": partial(_curves, title="Training loss", label="training loss", metric="train_loss"),
+        "memorised": partial(_curves, title="Memorised labels", label=memorised, metric="memorised", factor=100.0),
         "cost": _cost,
         "radius": _radius,
     }
     return draw_all(experiment, functions)
-
-
-def _metric(name: str, factor: float = 1.0) -> Value:
-    def value(metrics: Mapping[str, Any]) -> float | None:
-        number = metrics.get(name)
-        return None if number is None else factor * number
-
-    return value
 
 
 def _score_curves(experiment: Experiment) -> Figure | None:
@@ -48,21 +40,24 @@ def _score_curves(experiment: Experiment) -> Figure | None:
     task = TASKS.get(settings.get("task", "classification"))
     if task is None:
         return None
-    metric = _metric(task.measure.metric(settings.get("eval_split", "test")), task.measure.factor)
-    return _curves(experiment, "Score during training", experiment.unit, metric)
+    metric = task.measure.metric(settings.get("eval_split", "test"))
+    return _curves(experiment, "Score during training", experiment.unit, metric, task.measure.factor)
 
 
-def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Figure | None:
+def _curves(experiment: Experiment, title: str, label: str, metric: str, factor: float = 1.0) -> Figure | None:
     """Return mean and band over the finished seeds, and a dotted line for each unfinished one.
 
     Methods without a finished run also show the runs that diverged.
     """
-    traces, counts, ends, shown = [], [], [], set[int]()
+    traces: list[dict[str, Any]] = []
+    counts: list[int] = []
+    ends: list[SeedStatistics] = []
+    shown: set[int] = set()
     for method in experiment.methods:
         finished = experiment.finished(method)
         others = [run for run in experiment.of(method) if run.state == "unfinished" or not finished]
         for runs, state in [(finished, None), *(([run], run.state) for run in others)]:
-            curves = [curve for run in runs if (curve := _curve(run, value))]
+            curves = [curve for run in runs if (curve := _curve(run, metric, factor))]
             if not curves:
                 continue
             common = set.intersection(*map(set, curves))
@@ -70,8 +65,8 @@ def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Fig
             points = [seed_statistics([curve[epoch] for curve in curves if epoch in curve]) for epoch in epochs]
             shown |= set(epochs)
             ends += points[int(SKIPPED * len(points)) :]
-            kept = thinned(len(epochs))
-            lines = _band(experiment, method, [epochs[i] for i in kept], [points[i] for i in kept])
+            indices = thinned(len(epochs))
+            lines = _band(experiment, method, [epochs[i] for i in indices], [points[i] for i in indices])
             if state is None:
                 counts.append(len(curves))
             else:
@@ -93,11 +88,12 @@ def _curves(experiment: Experiment, title: str, label: str, value: Value) -> Fig
     return figure_info(title, caption, [panel_info(traces, "epoch", label, hovermode="x unified", **axes)])
 
 
-def _curve(run: Record, value: Value) -> dict[int, float]:
+def _curve(run: Record, metric: str, factor: float) -> dict[int, float]:
     """Return the finite values by epoch; none if only the last of several epochs was kept."""
     if run.state == "finished" and len(run.epochs) == 1 and run.settings.get("epochs", 1) > 1:
         return {}
-    return {m["epoch"]: v for m in run.epochs if (v := value(m)) is not None and math.isfinite(v)}
+    known = ((epoch["epoch"], factor * epoch[metric]) for epoch in run.epochs if epoch.get(metric) is not None)
+    return {epoch: value for epoch, value in known if math.isfinite(value)}
 
 
 def _band(
@@ -166,21 +162,21 @@ def _line_key(run: Record) -> str:
 
 def _radius(experiment: Experiment) -> Figure | None:
     """Return a line through the rows that differ only in their radii; base optimizers are horizontal lines."""
-    rows = {run.method: run for run in experiment.runs if run.radius}
+    radii = {run.method: run.radius for run in experiment.runs if run.radius}
+    keys = {run.method: _line_key(run) for run in experiment.runs if run.radius}
     points = _score_points(experiment)
-    lines: dict[str, list[tuple[float, str]]] = {}
-    for method in points:
-        if method in rows:
-            lines.setdefault(_line_key(rows[method]), []).append((rows[method].radius or 0.0, method))
-    x = sorted({radius for line in lines.values() for radius, _ in line})
-    if all(len(line) == 1 for line in lines.values()):
+    lines = group_by((method for method in points if method in radii), keys.__getitem__).values()
+    if all(len(line) == 1 for line in lines):
         return None
+    x = sorted({radii[method] for line in lines for method in line})
     traces = []
-    for line in map(sorted, lines.values()):
-        row = min((method for _, method in line), key=lambda method: (len(without_radii(method)), len(method)))
+    for methods in lines:
+        line = sorted(methods, key=lambda method: (radii[method], method))
+        row = min(line, key=lambda method: (len(without_radii(method)), len(method)))
         style = {"method": row if len(line) == 1 else without_radii(row), "style": experiment.styles[row]}
         marks = {"mode": "lines+markers", "hovertemplate": "total radius %{x}, %{y:.2f}"}
-        traces.append({**style, **marks, "x": [r for r, _ in line], **_markers([points[m] for _, m in line])})
+        numbers = {"x": [radii[method] for method in line], **_markers([points[method] for method in line])}
+        traces.append({**style, **marks, **numbers})
     bases = {run.method for run in experiment.runs if run.settings.get("method") == BASE} & points.keys()
     for base in sorted(bases):
         flat = {"x": [x[0], x[-1]], "y": rounded([points[base].mean] * 2)}

@@ -8,7 +8,7 @@ import pytest
 from bsam.flatness.density import Density
 from bsam.flatness.spectrum import Eigenvalues
 from bsam.lab.inference.flatness_numbers import density_info, spectrum_info
-from bsam.lab.report.figures.spectrum_figures import plot_density, plot_spectrum
+from bsam.lab.report.figures.flatness_figures import plot_density, plot_spectrum
 
 
 def eigenvalues(top, n=5):

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from bsam.lab.data.pose.joints import LSP, MPII, Skeleton
 from bsam.lab.recipes import RECIPES
-from bsam.lab.report.figures import skeleton_figures
+from bsam.lab.report.figures import prediction_pictures
 from bsam.lab.report.recipe_results import FIGURES
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState
@@ -41,8 +41,8 @@ def dots_of(ax):
 
 def drawn_on(joints, skeleton=SKELETON, **options):
     ax = Figure().add_subplot()
-    skeleton_figures.show_picture(ax, np.zeros((30, 40, 3), np.uint8))
-    skeleton_figures.draw_skeleton(ax, np.array(joints, dtype=float), skeleton, **options)
+    prediction_pictures.show_picture(ax, np.zeros((30, 40, 3), np.uint8))
+    prediction_pictures.draw_skeleton(ax, np.array(joints, dtype=float), skeleton, **options)
     return ax
 
 
@@ -89,7 +89,7 @@ def test_the_picture_keeps_its_limits_and_its_pixels():
     ax = drawn_on([[-20, 3], [5, 90], [35, 21], [20, 9]])
     assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 39.5), (29.5, -0.5))  # y points down
     other = Figure().add_subplot()
-    skeleton_figures.show_picture(other, np.zeros((15, 20, 3), np.uint8), (-0.5, -0.5, 39.5, 29.5))
+    prediction_pictures.show_picture(other, np.zeros((15, 20, 3), np.uint8), (-0.5, -0.5, 39.5, 29.5))
     assert (other.get_xlim(), other.get_ylim()) == ((-0.5, 39.5), (29.5, -0.5))
 
 
@@ -111,7 +111,7 @@ def state(tmp_path):
 def figures(monkeypatch):
     """The figures that were saved, as matplotlib holds them."""
     saved = []
-    monkeypatch.setattr(skeleton_figures, "save", lambda drawn, path: saved.append((drawn, path)))
+    monkeypatch.setattr(prediction_pictures, "save", lambda drawn, path: saved.append((drawn, path)))
     return saved
 
 
@@ -151,7 +151,7 @@ def test_a_row_of_labels_and_a_row_per_method_of_the_first_seed(state, figures, 
 
 def test_eight_persons_at_most_and_other_data_in_a_part_of_its_own(state, figures, tmp_path):
     states = [state("a", persons=10), state("b", data="lspet", persons=2, side=16), state("c", "sam", persons=10)]
-    skeleton_figures.draw_skeletons(RECIPE, states, tmp_path / "skeletons.png")
+    prediction_pictures.draw_skeletons(RECIPE, states, tmp_path / "skeletons.png")
     first, second = figures[0][0].subfigs
     assert second.get_suptitle() == "SimCC, ResNet-8 on LSP Extended, seed 0"
     assert np.array([ax.get_visible() for ax in first.axes]).reshape(3, 8).all()
