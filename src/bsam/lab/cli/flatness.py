@@ -85,9 +85,14 @@ def _flatness(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     settings = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
-    folders = {"data_dir": arguments.data_dir, "cache_dir": arguments.cache_dir}
-    titles = {"title_of": lambda run: variant_of(run).title}
-    models = find_models(arguments.files, arguments.loader, arguments.images, **folders, **titles)
+    models = find_models(
+        arguments.files,
+        arguments.loader,
+        arguments.images,
+        arguments.data_dir,
+        arguments.cache_dir,
+        title_of=lambda run: variant_of(run).title,
+    )
     console = Console(markup=False)
     written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
@@ -148,7 +153,8 @@ def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) 
 
 def _cells(entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the numbers of a model as texts, by column."""
-    sharpness, eigenvalues, (low, high) = entry["sharpness"], entry["eigenvalues"], entry["trace"]["interval"]
+    sharpness, eigenvalues = entry["sharpness"], entry["eigenvalues"]
+    low, high = entry["trace"]["interval"]
     return {
         "loss": f"{sharpness['loss']:.3g}",
         "λmax": f"{eigenvalues['maximum']:.3g}" + ("" if eigenvalues["converged"] else " (not converged)"),

@@ -106,13 +106,13 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
     except BsamError:
         return  # empty, or unfinished
     if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.weight_bits is None:
-        kept = ""
+        flags = ""
         if run.weights is not None:  # with --init, these defaults differ
-            kept = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
+            flags = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
         raise BsamValueError(
             f"the run in {run_dir.path} is finished (epochs: {finished.epochs}). To continue from its weights with a "
-            f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{kept} and another --out"
-            + (", without --weights" if kept else "")
+            f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{flags} and another --out"
+            + (", without --weights" if flags else "")
         )
 
 

@@ -156,16 +156,13 @@ def check_folder(out: Path, recipe: Recipe) -> None:
     """Raise if the folder holds results of another recipe or another tuning, or if a figure is unknown."""
     for figure in recipe.figures:
         figure_of(figure)
-    file, ours = out / "results.json", {"recipe": recipe.name, **_tuned(recipe)}
+    file = out / "results.json"
+    ours = {"recipe": recipe.name, "tuned": recipe.tuned, "tuned_base": recipe.base_tuning is not None}
     stored = read_json(file, dict, "choose another folder, or remove it") if file.exists() else ours
     stored = dict.fromkeys(TUNED, False) | stored
     if any(stored.get(name) != value for name, value in ours.items()):
         flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
         raise BsamRuntimeError(f"{file} holds other results ({stored.get('recipe')}{flags}): choose another folder")
-
-
-def _tuned(recipe: Recipe) -> dict[str, bool]:
-    return {"tuned": recipe.tuned, "tuned_base": recipe.base_tuning is not None}
 
 
 def write_results(

@@ -16,7 +16,7 @@ from ....flatness.density import smoothed
 from ...inference.flatness_numbers import DensityInfo, LandscapeInfo, SpectrumInfo
 from ...recipes.columns import measured_on
 from .landscape_figures import plot_contours, plot_surfaces, write_interactive
-from .panels import COLOURS, grouped, line_style, new_figure, panel_title, panels, save, tidy, typeset
+from .panels import COLOURS, group_heading, grouped, line_style, new_figure, panel_title, panels, save, tidy, typeset
 from .probe_figures import plot_probe
 
 BINS = 25
@@ -47,7 +47,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
             tidy(ax)
         first, ax = group[0]
         count = f"how many of {CHOSEN[first.which].format(len(first.values))}"
-        ax.set_ylabel(f"{first.group}\n" * (len(groups) > 1) + count)
+        ax.set_ylabel(group_heading(first, groups) + count)
     save(figure, path)
 
 
@@ -70,7 +70,7 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
         ax.set_yscale("log")
         ax.set_ylim(10.0**-DECADES * peak, 2 * peak)
         ax.set_xlabel(_axis_label(group))
-        ax.set_ylabel(f"{group[0].group}\n" * (len(groups) > 1) + "density")
+        ax.set_ylabel(f"{group_heading(group[0], groups)}density")
         ax.legend(frameon=False)
         tidy(ax)
     save(figure, path)

@@ -18,7 +18,7 @@ from ...inference.flatness_numbers import LandscapeInfo, landscape_info
 from ...recipes.experiments import Recipe
 from ...training.files import write
 from ...training.run_dir import RunDir, RunState
-from .panels import MAX_COLUMNS, grouped, panel_title, panels, save, typeset
+from .panels import MAX_COLUMNS, group_heading, grouped, panel_title, panels, save, typeset
 
 LEVELS = 12
 STEEPNESS = 2.0  # the height of level n grows with n to this power, to resolve the bottom; colours follow the levels
@@ -59,7 +59,8 @@ def plot_contours(infos: Sequence[LandscapeInfo], path: Path) -> None:
     figure.set_layout_engine("compressed", w_pad=0.1, h_pad=0.1)
     for group in groups:
         draw_contours(figure, group)
-        group[0][1].set_ylabel(f"{group[0][0].group}\n" * (len(groups) > 1) + "second direction")
+        info, ax = group[0]
+        ax.set_ylabel(f"{group_heading(info, groups)}second direction")
     save(figure, path)
 
 
@@ -95,7 +96,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
             x, y = np.meshgrid(info.axis, info.axis, indexing="ij")
             ax.plot_surface(x, y, _clipped(info, levels[-1]), **style)
             ax.set_zlim(levels[0], levels[-1])
-            ax.set_title(f"{info.group}\n" * (len(groups) > 1) + _title(info), y=0.98, fontsize=10)
+            ax.set_title(group_heading(info, groups) + _title(info), y=0.98, fontsize=10)
             ax.locator_params(axis="z", nbins=5)
             _label(ax, info)
             ax.set_ylabel("second direction")
@@ -119,7 +120,8 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
     page = go.Figure()
     layout: dict[str, Any] = {}
     colours = [(position**STEEPNESS, colour) for position, colour in get_colorscale("Viridis")]
-    notes, above, number = [], 0, 0
+    notes: list[dict[str, Any]] = []
+    above = 0
     for n, group in enumerate(groups):
         levels, _ = _levels(group)
         low, ceiling = float(levels[0]), float(levels[-1])
@@ -129,8 +131,7 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
         colour_axis = f"coloraxis{n + 1 if n else ''}"
         layout[colour_axis] = {"cmin": low, "cmax": ceiling, "colorscale": colours, "colorbar": bar}
         for m, info in enumerate(group):
-            number += 1
-            scene = f"scene{number if number > 1 else ''}"
+            scene = f"scene{len(notes) + 1 if notes else ''}"
             left, top = m % columns / columns, 1 - (above + m // columns) / rows
             layout[scene] = {
                 "xaxis": {"title": {"text": "first direction"}},
@@ -141,12 +142,10 @@ def write_interactive(infos: Sequence[LandscapeInfo], path: Path, title: str = "
                 "camera": {"eye": {"x": 1.8, "y": 1.8, "z": 1.2}},  # plotly's default cuts the lower corner
             }
             name = re.sub(r"\brho_(max|min)\b", "\u03c1<sub>\\1</sub>", html.escape(info.title, quote=False))
-            heading = (
-                f"{html.escape(info.group, quote=False)}<br>" * (len(groups) > 1)
-                + f"<b>{name}</b><br>loss {info.centre:.3g}"
-            )
+            heading = html.escape(group_heading(info, groups), quote=False).replace("\n", "<br>")
+            text = f"{heading}<b>{name}</b><br>loss {info.centre:.3g}"
             anchor = {"x": left + 0.5 / columns, "y": top, "xanchor": "center", "yanchor": "top"}
-            notes.append({"text": heading, "showarrow": False, "xref": "paper", "yref": "paper", **anchor})
+            notes.append({"text": text, "showarrow": False, "xref": "paper", "yref": "paper", **anchor})
             z = _clipped(info, ceiling).T  # rows of z go along y
             page.add_surface(x=info.axis, y=info.axis, z=z, name=info.title, scene=scene, coloraxis=colour_axis)
         above += group_rows

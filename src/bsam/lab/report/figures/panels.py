@@ -92,6 +92,11 @@ def grouped(infos: Sequence[Info]) -> list[list[Info]]:
     return list(group_by(infos, lambda info: info.group).values())
 
 
+def group_heading(info: Grouped, groups: Sequence[object]) -> str:
+    """Return the name of a model's group as a line of its own; empty if there is only one group."""
+    return f"{info.group}\n" if len(groups) > 1 else ""
+
+
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure; sizes are in inches."""
     require_package("matplotlib", "plot")

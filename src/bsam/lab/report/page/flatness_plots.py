@@ -101,8 +101,8 @@ def _eigenvalues(experiment: Experiment) -> Figure | None:
     panels = []
     for method, count in counts.items():
         bars = experiment.trace(method, type="bar", x=middles, y=count.tolist(), width=float(bins[1] - bins[0]))
-        numbers = f"max {values[method].max():.3g}, mean {values[method].mean():.3g}"
-        title = f"{_panel_title(method, measured)}: {numbers} ({_measured_on([measured[method][0]])})"
+        extremes = f"max {values[method].max():.3g}, mean {values[method].mean():.3g}"
+        title = f"{_panel_title(method, measured)}: {extremes} ({_measured_on([measured[method][0]])})"
         label = f"how many of the top {len(values[method])}"
         panels.append(panel_info([bars], "eigenvalue", label, title, xaxis=x, yaxis=y, bargap=0))
     return figure_info("Largest eigenvalues of the Hessian", _of_seeds(measured), panels, "panels")

@@ -22,7 +22,7 @@ from ...recipes.columns import measured_on, seed_statistics
 from ...training.config import BASE
 from ...training.files import write
 from ..paired_tests import paired
-from ..row_comparison import Verdict
+from ..row_comparison import Row, Verdict
 from ..run_record import Record, Records
 from ..verdicts import baseline_row, baseline_verdicts, paper_verdicts
 from .flatness_plots import flatness_plots
@@ -116,7 +116,7 @@ def _experiment_info(name: str, runs: Sequence[Record], baseline: str) -> dict[s
 
 
 def _row_info(method: str, runs: Sequence[Record], baseline: Sequence[Record]) -> dict[str, Any]:
-    scores, theirs = _scores(runs), _scores(baseline)
+    scores, theirs = Row(method, runs).values(), Row("", baseline).values()
     learned = not any(run.failure for run in (*runs, *baseline))
     difference = paired(scores, theirs) if method != baseline[0].method and learned else None
     seconds = [run.seconds for run in runs if run.seconds is not None]
@@ -139,10 +139,6 @@ def _row_info(method: str, runs: Sequence[Record], baseline: Sequence[Record]) -
         "memorised": _statistics(memorised),
         "top_eigenvalue": _statistics([run.top_eigenvalue for run in runs if run.top_eigenvalue is not None]),
     }
-
-
-def _scores(runs: Sequence[Record]) -> dict[int, float]:
-    return {run.seed: run.score for run in runs if run.score is not None}
 
 
 def _statistics(values: Sequence[float]) -> dict[str, Any]:
