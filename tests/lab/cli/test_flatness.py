@@ -14,7 +14,6 @@ from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.lab import cli
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
-from bsam.lab.inference.subjects import find_models
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.figures import flatness_figures
@@ -136,8 +135,11 @@ def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch
     assert (out / "flatness.json").read_bytes() == before
 
 
-def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path):
+def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path, monkeypatch):
     run = RunDir(runs / "clean").run()
     named = tmp_path / run_dir_name(run)
     shutil.copytree(runs / "clean", named)
-    assert find_models([named, runs / "noisy.0"]).titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
+    titles = []
+    monkeypatch.setattr(cli.flatness, "flatness_report", lambda models, *_: titles.extend(models.titles) or [])
+    assert cli.main(["flatness", str(named), str(runs / "noisy.0")]) == 0
+    assert titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]

@@ -17,6 +17,7 @@ from ..recipes.variants import variant_of
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked
 from .run import NEEDS
+from .run_console import new_table
 from .run_flags import CACHE_HELP, DEVICE_HELP
 
 if TYPE_CHECKING:
@@ -166,11 +167,7 @@ def _cells(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _table(label: str, cells: Mapping[str, Mapping[str, str]], width: int) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    style: dict[str, Any] = {"title_style": "", "title_justify": "left", "min_width": min(len(label), width)}
-    table = Table(title=label, box=box.SIMPLE_HEAD, show_edge=False, **style)
+    table = new_table(label, title_style="", min_width=min(len(label), width))
     table.add_column("model", overflow="fold")
     for name in next(iter(cells.values())):
         table.add_column(name, justify="right", no_wrap=True)

@@ -59,13 +59,17 @@ def plan_info(recipe: Recipe, states: Sequence[RunState]) -> list[tuple[str, str
     return [(name_of(state.run, recipe.method_title(state.run)), str(state), eta.left(state)) for state in states]
 
 
-def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
-    """Return the plan for the terminal."""
+def new_table(title: str, **options: Any) -> Table:
+    """Return an empty table for the terminal, in the style of all commands."""
     from rich import box
     from rich.table import Table
 
-    title = f"{recipe.title}: {len(states)} runs"
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_style="bold", title_justify="left")
+    return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
+
+
+def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
+    """Return the plan for the terminal."""
+    table = new_table(f"{recipe.title}: {len(states)} runs", title_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", overflow="fold")
     table.add_column("left", overflow="fold", justify="right")
@@ -92,13 +96,9 @@ def counts(progress: Progress) -> str:
 
 def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
     """Return the sections as tables for the terminal."""
-    from rich import box
-    from rich.table import Table
-
     tables = []
     for section in sections:
-        style: dict[str, Any] = {"title_style": "bold", "title_justify": "left", "min_width": len(section.title)}
-        table = Table(title=section.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **style)
+        table = new_table(section.title, title_style="bold", min_width=len(section.title), padding=(0, 1, 0, 0))
         table.add_column(section.header[0], no_wrap=not section.wide)
         for name in section.header[1:]:
             is_paper = name == "paper"

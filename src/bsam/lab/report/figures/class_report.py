@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...recipes.variants import variant_of
 from ...training.config import Run
 from ..experiment_titles import network_and_data
-from .panels import COLOURS, MAX_COLUMNS, encoded, new_figure, panel_title, printable
+from .panels import COLOURS, encoded, new_figure, panel_title, picture_grid, printable
 
 MAX_COUNTS = 20  # classes; with more, the cells of the matrix show no numbers
 MAX_NAMES = 60  # classes; with more, their names do not fit along the axes
@@ -103,15 +103,10 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
 def draw_mistakes(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
     """Return a figure of the most confident wrong predictions, the most confident first."""
     names, pixels = _names(predictions), predictions["pixels"]
-    columns = min(len(pixels), MAX_COLUMNS)
-    rows = math.ceil(len(pixels) / columns)
-    figure = new_figure(max(1.9 * columns, 3.2), 2.3 * rows + 0.6)
-    for number, image in enumerate(pixels):
+    figure, axes = picture_grid(len(pixels), 1.9, 2.3, margin=0.6, least=3.2)
+    for number, ax in enumerate(axes):
         truth, predicted = names[predictions["truth"][number]], names[predictions["found"][number]]
-        ax = figure.add_subplot(rows, columns, number + 1)
-        ax.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=255)
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.imshow(pixels[number].squeeze(), cmap="gray", vmin=0, vmax=255)
         title = panel_title(f"{predicted}, {predictions['confidence'][number]:.1%}")
         ax.set_title(title, fontsize=9, color=COLOURS[2], parse_math=False)
         ax.set_xlabel(panel_title(f"true: {truth}"), fontsize=9, parse_math=False)

@@ -142,6 +142,26 @@ def panels(
     return figure, by_group
 
 
+def picture_grid(n: int, width: float, height: float, margin: float = 0.0, least: float = 0.0) -> tuple[Any, list[Any]]:
+    """Return a figure with axes without ticks for ``n`` pictures, at most four in a row; sizes are in inches.
+
+    Args:
+        n: the number of pictures.
+        width: the width for each.
+        height: the height for each.
+        margin: the additional height of the figure.
+        least: the least width of the figure.
+    """
+    columns = min(n, MAX_COLUMNS)
+    rows = math.ceil(n / columns)
+    figure = new_figure(max(width * columns, least), height * rows + margin)
+    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(n)]
+    for ax in axes:
+        ax.set_xticks([])
+        ax.set_yticks([])
+    return figure, axes
+
+
 def tidy(ax: Any) -> None:
     """Remove the top and right spines, and add a faint grid."""
     ax.grid(alpha=0.25)

@@ -23,7 +23,7 @@ from ...tasks.pose_inputs import PoseInputs
 from ...training.files import write
 from ...training.run_dir import RunDir, RunState
 from ..experiment_titles import network_and_data
-from .panels import COLOURS, DPI, MAX_COLUMNS, new_figure, panel_title, printable, save
+from .panels import COLOURS, DPI, new_figure, panel_title, picture_grid, printable, save
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures
 MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline is visible on light pictures
@@ -46,15 +46,10 @@ def class_texts(prediction: Prediction) -> list[str]:
 
 def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
     """Draw the images as the network saw them: the most probable class above, the others and the file below."""
-    columns = min(len(predictions), MAX_COLUMNS)
-    rows = math.ceil(len(predictions) / columns)
-    others = max(len(prediction.classes) for prediction in predictions) - 1
-    figure = new_figure(SIDE * columns, (SIDE + 0.45 + 0.18 * (others + 1)) * rows)
-    for n, prediction in enumerate(predictions):
-        ax = figure.add_subplot(rows, columns, n + 1)
+    lines = max(len(prediction.classes) for prediction in predictions)
+    figure, axes = picture_grid(len(predictions), SIDE, SIDE + 0.45 + 0.18 * lines)
+    for prediction, ax in zip(predictions, axes, strict=True):
         ax.imshow(prediction.pixels)
-        ax.set_xticks([])
-        ax.set_yticks([])
         first, *rest = class_texts(prediction)
         ax.set_title(printable(panel_title(first)), fontsize=10, color=COLOURS[1], parse_math=False)
         below = "\n".join([*rest, panel_title(prediction.path.name)])
@@ -64,11 +59,8 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
 
 def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
     """Draw the part of each image that the network saw, with its skeleton and file name, into one picture."""
-    columns = min(len(poses), MAX_COLUMNS)
-    rows = math.ceil(len(poses) / columns)
-    figure = new_figure(max(SIDE * columns, LEGEND_WIDTH), (SIDE + 0.3) * rows + 0.3)
-    for n, pose in enumerate(poses):
-        ax = figure.add_subplot(rows, columns, n + 1)
+    figure, axes = picture_grid(len(poses), SIDE, SIDE + 0.3, margin=0.3, least=LEGEND_WIDTH)
+    for pose, ax in zip(poses, axes, strict=True):
         show_picture(ax, *_network_input(pose))
         draw_skeleton(ax, pose.joints, pose.skeleton)
         ax.set_xlabel(printable(panel_title(pose.path.name)), fontsize=8, parse_math=False)
