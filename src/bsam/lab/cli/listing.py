@@ -49,18 +49,11 @@ def models_info() -> list[tuple[str, ...]]:
 
 def data_info() -> list[tuple[str, ...]]:
     """Return a row per data set."""
-    return [
-        (
-            d.name,
-            d.title,
-            f"{d.classes} joints" if d.task == "pose" else str(d.classes),
-            d.images,
-            d.augmentation,
-            d.model or "-",
-            d.origin,
-        )
-        for d in DATASETS.values()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for d in DATASETS.values():
+        classes = f"{d.classes} joints" if d.task == "pose" else str(d.classes)
+        rows.append((d.name, d.title, classes, d.images, d.augmentation, d.model or "-", d.origin))
+    return rows
 
 
 def recipes_info() -> list[tuple[str, ...]]:

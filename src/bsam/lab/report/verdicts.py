@@ -54,18 +54,11 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         if name is None:
             continue
         matched = True
-        comparisons = [
-            Comparison(
-                claim=f"{row} against {name}: {title}",
-                at="",
-                ours=Row(row, runs),
-                theirs=Row(name, rows[name]),
-                words=(BETTER, WORSE),
-                more=_tuning_sentence(runs) + _tuning_sentence(rows[name]),
-            )
-            for row, runs in rows.items()
-            if row != name
-        ]
+        theirs = Row(name, rows.pop(name))
+        comparisons = []
+        for row, runs in rows.items():
+            claim, more = f"{row} against {name}: {title}", _tuning_sentence(runs) + _tuning_sentence(theirs.runs)
+            comparisons.append(Comparison(claim, "", Row(row, runs), theirs, words=(BETTER, WORSE), more=more))
         verdicts += verdicts_of(comparisons, records)
     if not matched:
         known = ", ".join(dict.fromkeys(record.method for record in records.runs)) or "none"
@@ -146,16 +139,9 @@ class _PaperExperiment:
         if not shared[n]:
             return None
         measure = f"λmax, {measured_on(ours.runs[0].settings, n)}"
-        return Comparison(
-            claim=f"{ours.title} flatter than {theirs.title} ({measure}): {self.title}",
-            at=at,
-            ours=ours,
-            theirs=theirs,
-            value=values[n],
-            higher_is_better=False,
-            digits=1,
-            more=" The paper used the test set.",
-        )
+        claim = f"{ours.title} flatter than {theirs.title} ({measure}): {self.title}"
+        more = " The paper used the test set."
+        return Comparison(claim, at, ours, theirs, value=values[n], higher_is_better=False, digits=1, more=more)
 
     def _row(self, name: str, at: str) -> Row:
         return Row(_title(name), self.rows[at == TUNED_RADII].get(name, []))

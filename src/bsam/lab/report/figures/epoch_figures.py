@@ -92,12 +92,12 @@ def plot_curves(curves: Sequence[Curve], metrics: Sequence[EpochMetric], path: P
 
 def curves_text(curves: Sequence[Curve]) -> str:
     """Describe the number of seeds, and how their deviation is drawn."""
-    counts = [curve.n for curve in curves]
-    if max(counts) == 1:
-        return seeds_text(counts)
+    seeds = seeds_text(curve.n for curve in curves)
+    if all(curve.n == 1 for curve in curves):
+        return seeds
     if len(curves) > MAX_BANDS:
-        return f"{seeds_text(counts)}, whiskers of one standard deviation at the last epoch"
-    return f"{seeds_text(counts)}, bands of one standard deviation"
+        return f"{seeds}, whiskers of one standard deviation at the last epoch"
+    return f"{seeds}, bands of one standard deviation"
 
 
 def draw_curves(ax: Any, curves: Sequence[Curve], which: int, label: str) -> None:

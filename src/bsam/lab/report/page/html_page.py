@@ -156,17 +156,11 @@ def state_of(run: Record) -> str:
 
 
 def _run_info(run: Record) -> dict[str, Any]:
+    about = {name: getattr(run, name) for name in ("name", "method", "seed", "score")}
     state = state_of(run)
-    return {
-        "name": run.name,
-        "method": run.method,
-        "seed": run.seed,
-        "score": run.score,
-        "state": state,
-        "reason": None if state == "not started" else run.reason or run.failure,
-        "epochs_done": len(run.epochs),
-        "epochs": run.settings.get("epochs"),
-    }
+    reason = None if state == "not started" else run.reason or run.failure
+    epochs = {"epochs_done": len(run.epochs), "epochs": run.settings.get("epochs")}
+    return {**about, "state": state, "reason": reason, **epochs}
 
 
 def page_html(data: Mapping[str, Any]) -> bytes:
