@@ -8,7 +8,6 @@ recipes, each with the folder for its results ("." is this one). A run of a reci
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,11 +17,11 @@ from typing import Any
 
 from bsam.lab.recipes import recipe_of
 from bsam.lab.recipes.experiments import Recipe
-from bsam.lab.report.record_sources import SETTINGS
-from bsam.lab.report.results import FIGURES, write_results
-from bsam.lab.training.config import BASE, Run, arguments_of, stored_run
+from bsam.lab.report.paper_numbers import all_arguments
+from bsam.lab.report.recipe_results import FIGURES, write_results
+from bsam.lab.report.run_sources import SETTINGS
+from bsam.lab.training.config import Run, stored_run
 from bsam.lab.training.run_dir import RunState, run_dir_name
-from bsam.methods import METHODS
 
 
 def finished_runs(folder: Path, listed: Mapping[str, Any], scratch: Path) -> Iterator[RunState]:
@@ -60,15 +59,7 @@ def states_of(recipe: Recipe, finished: list[RunState], scale: str, seeds: int) 
 
 def _key(run: Run) -> str:
     """Return the settings of a run with all arguments of its method, without a floor that equals the radius."""
-    arguments = dict(run.arguments)
-    if run.method != BASE:
-        parameters = inspect.signature(METHODS[run.method]).parameters
-        defaults = {name: parameters[name].default for name in arguments_of(run.method)}
-        arguments = {
-            name: value for name, value in {**defaults, **arguments}.items() if value is not inspect.Parameter.empty
-        }
-        if arguments.get("rho_floor") == arguments.get("rho"):
-            arguments["rho_floor"] = None
+    arguments = all_arguments(run.method, run.arguments)
     return json.dumps({**run.settings(), "arguments": arguments, "curvature": None}, sort_keys=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from bsam.lab.cli import main
-from bsam.lab.report.measurements import DRAWINGS
+from bsam.lab.report.figures.flatness_figures import DRAWINGS
 
 
 def in_small(text: str, changes: Mapping[str, str]) -> str:
@@ -42,10 +42,10 @@ def run_commands(commands: str, capsys: pytest.CaptureFixture[str], draw: bool =
     """
     printed = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bsam.lab.report.classes.find_spec", lambda name: None)  # no pictures, which take long
+        patch.setattr("bsam.lab.report.figures.class_report.find_spec", lambda name: None)  # pictures take long
         if not draw:
             empty = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in DRAWINGS.items()}
-            patch.setattr("bsam.lab.report.measurements.DRAWINGS", empty)
+            patch.setattr("bsam.lab.report.figures.flatness_figures.DRAWINGS", empty)
         for line in commands.replace("\\\n", "").splitlines():
             words = [name for word in shlex.split(line)[1:] for name in (sorted(glob.glob(word)) or [word])]
             assert main(words) == 0, capsys.readouterr().err

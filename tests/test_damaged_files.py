@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save
 
 from bsam.lab import cli
+from bsam.lab.inference import measure as measure_module
 from bsam.lab.recipes import RECIPES
-from bsam.lab.report import measurements
+from bsam.lab.report.figures import flatness_figures
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 LONG = "x" * 300
@@ -29,7 +30,7 @@ def finished(tmp_path_factory):
     """A folder with a finished run and its measurements."""
     folder = tmp_path_factory.mktemp("finished")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurements, "_draw", lambda *_: [])
+        patch.setattr(flatness_figures, "draw_entries", lambda *_: [])
         assert cli.main([*SMALL, "--out", "run"]) == 0
         assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
     return folder
@@ -69,7 +70,7 @@ def test_measurements_are_read_also_with_nulls_notes_and_a_long_name(home, monke
     entry["trace"]["note"] = "some products were not recorded"
     entry["file"] = name
     file.write_text(before := json.dumps(content))
-    monkeypatch.setattr(measurements, "measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(measure_module, "measure", lambda *_: pytest.fail("it measures"))
     assert cli.main(["flatness", name, "--out", "flatness", *CHEAP]) == 0
     assert file.read_text() == before
     (figure,) = (home / "flatness").glob("probe_*.png")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bsam.lab.report.records import read_records
-from bsam.lab.report.statistics import holm, paired
+from bsam.lab.report.paired_tests import holm, paired
+from bsam.lab.report.read_runs import read_records
 from bsam.lab.report.verdicts import paper_verdicts
 
 ROOT = Path(__file__).parents[1]
@@ -401,7 +401,7 @@ def test_the_shift_on_cifar():
 
 @pytest.fixture
 def coarse_figures(monkeypatch):
-    monkeypatch.setattr("bsam.lab.report.panels.DPI", 20)
+    monkeypatch.setattr("bsam.lab.report.figures.panels.DPI", 20)
 
 
 @pytest.mark.usefixtures("coarse_figures")

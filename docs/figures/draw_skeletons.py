@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from bsam.lab.recipes import RECIPES
-from bsam.lab.report.skeletons import draw_skeletons
+from bsam.lab.report.figures.prediction_pictures import draw_skeletons
 from bsam.lab.training import POSE, Run, fit
 from bsam.lab.training.run_dir import RunDir
 

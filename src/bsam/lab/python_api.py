@@ -19,7 +19,7 @@ from .recipes.compare_recipe import (
     plan_comparison,
 )
 from .recipes.run_settings import check_start, complete_settings
-from .report.compare import ComparisonResult
+from .report.method_comparison import ComparisonResult
 from .run_experiment import NEEDS, ExperimentOptions, refuse_torchrun
 from .training.config import Run
 from .training.run_writer import CHECKPOINT_EVERY

@@ -18,9 +18,9 @@ from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
 from .recipes.experiments import PlannedRuns, Recipe, table_info
 from .recipes.scales import Scale
-from .report.compare import ComparisonResult, compare_states
-from .report.tables import TableSection, sections_info
-from .report.tuning import how_chosen, tuning_sections
+from .report.method_comparison import ComparisonResult, compare_states
+from .report.recipe_table import TableSection, sections_info
+from .report.tuning_section import how_chosen, tuning_sections
 from .running.downloads import download_all
 from .running.executors import Executor, InProcess, LocalProcesses, default_slots
 from .running.ray_tasks import ray_tasks
@@ -112,7 +112,7 @@ def planned_states(runs: PlannedRuns, out: Path) -> list[RunState]:
 
     Raise if the folder holds the results of another experiment.
     """
-    from .report.results import check_folder
+    from .report.recipe_results import check_folder
 
     check_folder(out, runs.recipe)
     tuned = TunedRuns(runs.recipe, runs.selected, out)
@@ -214,7 +214,7 @@ def _executor(
 
 def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
-    from .report.results import text_below, write_report, write_results
+    from .report.recipe_results import text_below, write_report, write_results
 
     recipe = runs.recipe
     tuned = TunedRuns(recipe, runs.runs, out)

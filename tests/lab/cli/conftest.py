@@ -16,7 +16,7 @@ from pose_runs import train_pose
 def without_pictures() -> Iterator[None]:
     """Let ``bsam train`` draw no pictures, as without matplotlib: they take most of the time of a short run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bsam.lab.report.classes.find_spec", lambda name: None)
+        patch.setattr("bsam.lab.report.figures.class_report.find_spec", lambda name: None)
         yield
 
 
@@ -30,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if not folder.exists():
             command = ["train", "--method", "sgd", "--device", "cpu", "--epochs", "1", *flags, "--out", folder]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("bsam.lab.report.classes.find_spec", lambda name: None)
+                patch.setattr("bsam.lab.report.figures.class_report.find_spec", lambda name: None)
                 assert cli.main(list(map(str, command))) == 0
         return folder
 

@@ -120,7 +120,7 @@ def test_flatness_reads_the_images_of_a_run_from_its_cache(photos, tmp_path, mon
         loaded.append(models.load(models.paths[0], torch.device("cpu")))
         return []
 
-    monkeypatch.setattr("bsam.lab.report.measurements.flatness_report", report)
+    monkeypatch.setattr("bsam.lab.cli.flatness.flatness_report", report)
     places = ["--data-dir", str(tmp_path), "--cache-dir", str(cache)]
     assert cli.main(["flatness", str(out), "--images", "5", *places, "--device", "cpu"]) == 0
     ((network, _, ((x, y),)),) = loaded

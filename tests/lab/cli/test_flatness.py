@@ -15,9 +15,8 @@ from bsam.lab import cli
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
 from bsam.lab.models.digits_net import DigitsNet
-from bsam.lab.recipes.subjects import find_models
 from bsam.lab.recipes.variants import variant_of
-from bsam.lab.report import measurements
+from bsam.lab.report.figures import flatness_figures
 from bsam.lab.training.files import LOCK
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
@@ -44,8 +43,10 @@ def load(path):
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch):
     """Figures are empty files: tests/report looks into them."""
-    drawings = {name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in measurements.DRAWINGS.items()}
-    monkeypatch.setattr(measurements, "DRAWINGS", drawings)
+    drawings = {
+        name: (lambda infos, path: path.touch(), *rest) for name, (_, *rest) in flatness_figures.DRAWINGS.items()
+    }
+    monkeypatch.setattr(flatness_figures, "DRAWINGS", drawings)
 
 
 @pytest.fixture
@@ -134,8 +135,11 @@ def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch
     assert (out / "flatness.json").read_bytes() == before
 
 
-def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path):
+def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path, monkeypatch):
     run = RunDir(runs / "clean").run()
     named = tmp_path / run_dir_name(run)
     shutil.copytree(runs / "clean", named)
-    assert find_models([named, runs / "noisy.0"]).titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
+    titles = []
+    monkeypatch.setattr(cli.flatness, "flatness_report", lambda models, *_: titles.extend(models.titles) or [])
+    assert cli.main(["flatness", str(named), str(runs / "noisy.0")]) == 0
+    assert titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]

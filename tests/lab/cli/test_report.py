@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 from bsam.lab import cli
+from bsam.lab.cli import page_server
 from bsam.lab.recipes.candidates import TUNING_SEED
-from bsam.lab.report import watch
 from bsam.lab.training.config import Run
 from fake_fit import FakeFit
 
@@ -199,8 +199,8 @@ def test_flags_that_do_not_fit(runs, error_of, flags, message):
 
 def visited(monkeypatch, visit, *arguments):
     """Serve a page, and return what ``visit`` sees in it; the files are looked at each time."""
-    monkeypatch.setattr(watch, "SECONDS", 0)
-    serve, seen = watch.PageServer.serve_forever, []
+    monkeypatch.setattr(page_server, "SECONDS", 0)
+    serve, seen = page_server.PageServer.serve_forever, []
 
     def read(server):
         thread = threading.Thread(target=serve, args=[server, 0.01])
@@ -217,7 +217,7 @@ def visited(monkeypatch, visit, *arguments):
             thread.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.PageServer, "serve_forever", read)
+    monkeypatch.setattr(page_server.PageServer, "serve_forever", read)
     assert report("--watch", "--port", 0, *arguments) == 0
     return seen
 
@@ -269,8 +269,8 @@ def test_a_served_page_survives_that_its_runs_vanish(runs, tmp_path, monkeypatch
 
 def test_a_served_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(watch, "SECONDS", 0)
-    serve, seen = watch.PageServer.serve_forever, []
+    monkeypatch.setattr(page_server, "SECONDS", 0)
+    serve, seen = page_server.PageServer.serve_forever, []
 
     def visit(server):
         thread = threading.Thread(target=serve, args=[server, 0.01])
@@ -295,7 +295,7 @@ def test_a_served_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):
             thread.join()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.PageServer, "serve_forever", visit)
+    monkeypatch.setattr(page_server.PageServer, "serve_forever", visit)
     assert report("--watch", runs, "--port", 0, "--baseline", "sgd") == 0
     first, version, second, status = seen
     assert content(first)["version"] != content(second)["version"] == version
@@ -312,7 +312,7 @@ def test_ctrl_c_ends_the_server(runs, monkeypatch, capsys):
         assert b"<html" in server.page.html()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.PageServer, "serve_forever", served)
+    monkeypatch.setattr(page_server.PageServer, "serve_forever", served)
     assert cli.main(["report", "--watch", str(runs), "--port", "0"]) == 0
     printed = capsys.readouterr()
     assert re.search(r"http://127.0.0.1:\d+", printed.out)

@@ -10,12 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from bsam.lab import cli, run_experiment
+from bsam.lab.cli.run_console import plan_info
 from bsam.lab.recipes import RECIPES, experiments, scales
 from bsam.lab.recipes.choices import TunedRuns
 from bsam.lab.recipes.columns import states_of
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variants
-from bsam.lab.report.plan import plan_info
 from bsam.lab.run_experiment import ExperimentOptions
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all

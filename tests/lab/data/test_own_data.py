@@ -12,10 +12,10 @@ from PIL import Image
 
 import bsam
 from bsam.lab import cli
+from bsam.lab.cli.train import ConsoleLogger
 from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry, functions
 from bsam.lab.data.pose.joints import LSP
-from bsam.lab.recipes.subjects import load_run
-from bsam.lab.report.epochs import ConsoleLogger
+from bsam.lab.inference.subjects import load_run
 from bsam.lab.training import Run
 from helpers import draw_images
 

@@ -11,7 +11,7 @@ from bsam.lab.recipes import RECIPES, scales
 from bsam.lab.recipes.radius_study import TOTALS, radius_findings, total_radius
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variant_of
-from bsam.lab.report.radius import METRICS, radius_lines_info
+from bsam.lab.report.figures.setting_figures import METRICS, radius_lines_info
 from bsam.lab.training import loop
 from bsam.lab.training.run_dir import RunState
 

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
+from bsam.lab.inference.measure import FlatnessSettings
+from bsam.lab.inference.subjects import find_loader, load
 from bsam.lab.recipes import RECIPES, PublishedTable, Recipe, Scale, recipe_of, variants
 from bsam.lab.recipes.choices import tuned_recipe
 from bsam.lab.recipes.digits_demo import demo_recipe
-from bsam.lab.recipes.measure import FlatnessSettings
 from bsam.lab.recipes.pose_recipe import pose
 from bsam.lab.recipes.run_settings import check_weights_given, select
-from bsam.lab.recipes.subjects import find_loader, load
-from bsam.lab.report.results import check_folder
+from bsam.lab.report.recipe_results import check_folder
 from bsam.lab.training.config import Run
 
 SMALL = Scale("small", "few epochs", settings={"epochs": 2, "batch": 64})

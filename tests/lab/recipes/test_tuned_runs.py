@@ -10,9 +10,9 @@ from bsam.lab import cli
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.choices import TunedRuns, tuned_recipe
 from bsam.lab.recipes.variants import variant_of
-from bsam.lab.report.results import write_results
-from bsam.lab.report.tables import sections_info
-from bsam.lab.report.tuning import tuning_notes, tuning_sections
+from bsam.lab.report.recipe_results import write_results
+from bsam.lab.report.recipe_table import sections_info
+from bsam.lab.report.tuning_section import tuning_notes, tuning_sections
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.run_dir import run_dir_name

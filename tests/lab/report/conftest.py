@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from rich.console import Console
 from safetensors.torch import save
 
 from bsam.flatness.probe import Reading
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.columns import state_of
 from bsam.lab.recipes.variants import variant_of, variants
-from bsam.lab.report import demo_report, figures, panels, probes, spectra
+from bsam.lab.report.figures import epoch_figures, flatness_figures, panels, probe_figures, setting_figures
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from pose_runs import write_predictions
 
@@ -105,30 +103,9 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def shown():
-    """What is printed, as text."""
-
-    def show(*printed, width=200):
-        console = Console(width=width, no_color=True)
-        with console.capture() as capture:
-            for each in printed:
-                console.print(each)
-        return capture.get()
-
-    return show
-
-
-@pytest.fixture
 def drawn(monkeypatch):
     """The figures, as matplotlib holds them."""
-    made, genuine = [], panels.figure
-    for module in (panels, figures, spectra, probes, demo_report):
-        monkeypatch.setattr(module, "figure", lambda *size: made.append(genuine(*size)) or made[-1])
+    made, genuine = [], panels.new_figure
+    for module in (panels, epoch_figures, setting_figures, flatness_figures, probe_figures):
+        monkeypatch.setattr(module, "new_figure", lambda *size: made.append(genuine(*size)) or made[-1])
     return made
-
-
-@pytest.fixture
-def coarse(monkeypatch):
-    """Figures of few pixels, and without a layout, for tests that do not look at them."""
-    monkeypatch.setattr(panels, "DPI", 20)
-    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)

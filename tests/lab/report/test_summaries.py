@@ -6,7 +6,7 @@ import pytest
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.columns import SeedStatistics
 from bsam.lab.recipes.experiments import table_info
-from bsam.lab.report.results import cell_info
+from bsam.lab.report.recipe_results import cell_info
 
 GROUPS = ["Head", "Shoulder", "Elbow", "Wrist", "Hip", "Knee", "Ankle", "Mean"]
 BASELINE = "mean pose, no network"

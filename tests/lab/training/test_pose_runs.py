@@ -15,8 +15,8 @@ from torch import nn
 import bsam
 from bsam.flatness import HessianOperator, top_eigenvalues
 from bsam.lab.data.pose.stick_figures import stick_figures
-from bsam.lab.recipes.measure import FlatnessSettings, measure
-from bsam.lab.recipes.subjects import find_models, load_run
+from bsam.lab.inference.measure import FlatnessSettings, measure
+from bsam.lab.inference.subjects import find_models, load_run
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.config import POSE, Run
 from bsam.lab.training.distributed import DistributedContext

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...flatness.spectrum import WHICH
-from ..recipes.measure import FlatnessSettings
-from ..recipes.subjects import IMAGES
+from ...flatness.trace import plus_minus
+from ..common.grouping import group_by
+from ..inference.measure import FlatnessSettings, measured_entries
+from ..inference.subjects import IMAGES, MeasuredModels, find_models
+from ..recipes.variants import variant_of
 from ..run_experiment import NEEDS
+from ..training.environment import environment_info, pick_device
+from ..training.files import locked
+from .run_console import new_table
 from .run_flags import CACHE_HELP, DEVICE_HELP
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
@@ -40,6 +51,8 @@ HELP = {
     "(default: a part of the free memory)",
     "seed": "seed of all random vectors",
 }
+MAX_TITLE = 100  # characters: figures have no room for more
+MIN_TITLE = 14  # characters of a title in one line of a table
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
 
@@ -72,11 +85,92 @@ def add(commands: Any) -> None:
 def _flatness(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from ..recipes.subjects import find_models
-    from ..report.measurements import flatness_report
-
     settings = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
-    models = find_models(arguments.files, arguments.loader, arguments.images, arguments.data_dir, arguments.cache_dir)
+    models = find_models(
+        arguments.files,
+        arguments.loader,
+        arguments.images,
+        arguments.data_dir,
+        arguments.cache_dir,
+        title_of=lambda run: variant_of(run).title,
+    )
     console = Console(markup=False)
     written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+
+
+def flatness_report(
+    models: MeasuredModels, options: FlatnessSettings, folder: Path, device: str, console: Console
+) -> list[Path]:
+    """Measure each model whose numbers are not in ``folder`` yet, print a table and draw the figures.
+
+    The loss of a model that was measured before is computed again: if it differs, the loader or its data has changed,
+    and the model is measured again. The readings of a run's probe are recorded and drawn too.
+
+    Args:
+        models: the networks.
+        options: what to measure, and how.
+        folder: the folder for the results.
+        device: the name of a device, or ``"auto"``.
+        console: prints the table.
+
+    Returns:
+        the paths of the files.
+    """
+    from ..report.figures.flatness_figures import draw_entries, entry_label
+
+    torch_device = pick_device(device)
+    versions = {name: environment_info()[name] for name in ("bsam", "torch")}
+    settings = {**models.settings, "device": str(torch_device), **asdict(options), **versions}
+    titles = [title if len(title) <= MAX_TITLE else f"…{title[1 - MAX_TITLE :]}" for title in models.titles]
+    with locked(folder, "measuring"):
+        file = folder / "flatness.json"
+        entries = measured_entries(file, settings, models, torch_device, options)
+        pairs = zip(titles, entries, strict=True)
+        for label, rows in group_by(pairs, lambda pair: entry_label(pair[1])).items():
+            _print(f"Loss: {label}", dict(rows), console)  # numbers in one table have one meaning
+
+        def say(sentence: str) -> None:
+            console.print(sentence, soft_wrap=True, markup=False)
+
+        return [file, *draw_entries(titles, entries, folder, say)]
+
+
+def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Print a table or, if it is wider than the console, a list."""
+    cells = {title: _cells(entry) for title, entry in rows.items()}
+    names = next(iter(cells.values()))
+    widths = [max(len(name), *(len(numbers[name]) for numbers in cells.values())) for name in names]
+    title_width = min(max(map(len, cells)), MIN_TITLE)
+    if title_width + 2 + sum(width + 3 for width in widths) <= console.width:  # two spaces and a border between columns
+        console.print(_table(label, cells, console.width))
+        return
+    console.print(label, markup=False)
+    for title, numbers in cells.items():
+        console.print(f" {title}", markup=False)
+        for name, text in numbers.items():
+            console.print(f"   {name:<12}  {text}", markup=False)
+
+
+def _cells(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the numbers of a model as texts, by column."""
+    sharpness, eigenvalues = entry["sharpness"], entry["eigenvalues"]
+    low, high = entry["trace"]["interval"]
+    return {
+        "loss": f"{sharpness['loss']:.3g}",
+        "λmax": f"{eigenvalues['maximum']:.3g}" + ("" if eigenvalues["converged"] else " (not converged)"),
+        "trace (95 %)": plus_minus(entry["trace"]["value"], (high - low) / 2),
+        "MaxS": f"{sharpness['max_sharpness']:.3g}",
+        "MinS": f"{sharpness['min_sharpness']:.3g}",
+        "BilS": f"{sharpness['bilateral']:.3g}",
+    }
+
+
+def _table(label: str, cells: Mapping[str, Mapping[str, str]], width: int) -> Table:
+    table = new_table(label, title_style="", min_width=min(len(label), width))
+    table.add_column("model", overflow="fold")
+    for name in next(iter(cells.values())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for title, numbers in cells.items():
+        table.add_row(title, *numbers.values())
+    return table

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..training.files import usable, write, write_json
 from .run_flags import DEVICE_HELP
+
+if TYPE_CHECKING:
+    from ..inference.class_prediction import Prediction
+    from ..inference.pose_prediction import FoundJoints
 
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TABLES = (".csv", ".json")
@@ -98,7 +106,7 @@ def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason:
 
 def _classes(arguments: argparse.Namespace) -> None:
     from ..inference.class_prediction import predict
-    from ..report.predictions import draw_grid, prediction_lines, write_predictions
+    from ..report.figures.prediction_pictures import draw_grid
 
     top = TOP if arguments.top is None else arguments.top
     predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
@@ -112,8 +120,7 @@ def _classes(arguments: argparse.Namespace) -> None:
 def _joints(arguments: argparse.Namespace) -> None:
     from ..inference.class_prediction import image_paths
     from ..inference.pose_prediction import find_joints
-    from ..report.predictions import draw_joints, draw_joints_grid, joint_lines, picture_paths, write_joints
-    from ..training.files import usable
+    from ..report.figures.prediction_pictures import draw_joints, draw_joints_grid
 
     table = _table(arguments)
     draws_pictures = arguments.out is not None and table is None
@@ -147,6 +154,75 @@ def _warn(sentence: str) -> None:
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
     """Print the lines and the paths of the written files. Call it last: the output pipe may be closed."""
-    from ..report.panels import printable
+    from ..report.figures.panels import printable
 
     print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))
+
+
+def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """Return a line for each image: its file and its classes."""
+    from ..report.figures.prediction_pictures import class_texts
+
+    width = max(len(str(prediction.path)) for prediction in predictions)
+    return [f"{prediction.path!s:<{width}}  {', '.join(class_texts(prediction))}" for prediction in predictions]
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
+    """Write the classes of each image: as JSON, or as CSV with a row per image and two columns per class."""
+    entries = [
+        {"file": str(image.path), "classes": list(image.classes), "probabilities": list(image.probabilities)}
+        for image in predictions
+    ]
+    numbers = ["", *(f"_{n}" for n in range(2, len(predictions[0].classes) + 1))]
+    header = ["file", *(f"{name}{n}" for n in numbers for name in ("class", "probability"))]
+    classes = [(image.path, zip(image.classes, image.probabilities, strict=True)) for image in predictions]
+    _write_table(path, entries, header, [[file, *(v for pair in pairs for v in pair)] for file, pairs in classes])
+
+
+def write_joints(poses: Sequence[FoundJoints], path: Path) -> None:
+    """Write the joints of each image, in pixels: as JSON with the person's box, or as CSV with a row per joint."""
+    entries = [{"file": str(pose.path), "box": list(pose.box), "joints": _positions(pose)} for pose in poses]
+    rows = [(pose.path, joint, *xy) for pose in poses for joint, xy in _positions(pose).items()]
+    _write_table(path, entries, ("file", "joint", "x", "y"), rows)
+
+
+def _write_table(path: Path, entries: object, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if path.suffix.lower() == ".json":
+        write_json(path, entries)
+        return
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([header, *rows])
+    write(path, text.getvalue().encode("utf-8", "surrogateescape"))  # a file name may have bytes that are not UTF-8
+
+
+def _positions(pose: FoundJoints) -> dict[str, list[float]]:
+    """Return x and y of each joint."""
+    return dict(zip(pose.skeleton.joints, pose.joints.tolist(), strict=True))
+
+
+def joint_lines(poses: Sequence[FoundJoints]) -> list[str]:
+    """Return lines for each image: its file, then x and y of each joint."""
+    width = max(len(joint) for pose in poses for joint in pose.skeleton.joints)
+    lines = []
+    for pose in poses:
+        lines.append(str(pose.path))
+        lines += [f"  {joint:<{width}} {x:8.1f} {y:8.1f}" for joint, (x, y) in _positions(pose).items()]
+    return lines
+
+
+def picture_paths(images: Sequence[Path], folder: Path) -> list[Path]:
+    """Return a path in the folder for each image: its name with ``.png``, numbered if names are equal.
+
+    Raise if a file exists already: it may be one of the images.
+    """
+    paths: list[Path] = []
+    for image in images:
+        names = (f"{image.stem}{f'-{n}' if n > 1 else ''}.png" for n in count(1))
+        paths.append(next(folder / name for name in names if folder / name not in paths))
+    with usable(folder, "pictures"):
+        if folder.exists() and not folder.is_dir():
+            raise BsamValueError(f"{folder} is not a folder: choose another one")
+        for path in paths:
+            if path.exists():
+                raise BsamValueError(f"{path} already exists: remove it, or choose another folder")
+    return paths

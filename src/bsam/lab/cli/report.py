@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamRuntimeError, BsamValueError
+from ..common.grouping import count_text, group_by
 
 if TYPE_CHECKING:
-    from ..report.records import Records
+    from ..report.run_record import Records
 
 OUT, PORT = Path("report.html"), 8000
 DESCRIPTION = """\
@@ -70,7 +71,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    from ..report.page import write_page
+    from ..report.page.html_page import write_page
 
     data, records = _data(arguments)
     out = arguments.out or OUT
@@ -81,12 +82,12 @@ def _write(arguments: argparse.Namespace) -> None:
         print(f"Warning: {problem}")
     print(f"{_counts(records)}.\nWritten: {out}")
     if arguments.strict and problems:
-        raise BsamRuntimeError(f"{_number(len(problems), 'problem')}, listed above and in {out}")
+        raise BsamRuntimeError(f"{count_text(len(problems), 'problem')}, listed above and in {out}")
 
 
 def _watch(arguments: argparse.Namespace) -> None:
-    from ..report.page import page_html
-    from ..report.watch import SECONDS, PageServer, WatchedPage
+    from ..report.page.html_page import page_html
+    from .page_server import SECONDS, PageServer, WatchedPage
 
     def render(version: str) -> bytes:
         return page_html(_data(arguments, version)[0])
@@ -106,8 +107,8 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
 
     Raise if there are no runs or if none has the baseline; a served page, which has a version, says so and waits.
     """
-    from ..report.page import page_data
-    from ..report.records import read_records
+    from ..report.page.html_page import page_data
+    from ..report.read_runs import read_records
 
     records = read_records(arguments.runs)
     served = version is not None
@@ -132,22 +133,17 @@ def _check_baseline(records: Records, baseline: str) -> None:
     """Raise unless the name matches a single row in at least one experiment."""
     from ..report.verdicts import baseline_row
 
-    rows: dict[str, dict[str, None]] = {}
-    for run in records.runs:
-        rows.setdefault(run.experiment, {})[run.method] = None
-    if all(baseline_row(names, baseline) is None for names in rows.values()):
+    groups = group_by(records.runs, lambda run: run.experiment)
+    rows = [dict.fromkeys(run.method for run in group) for group in groups.values()]
+    if all(baseline_row(names, baseline) is None for names in rows):
         known = "; ".join(dict.fromkeys(run.method for run in records.runs))
         raise BsamValueError(f"--baseline must be one of the methods of the runs ({known}), got {baseline!r}")
 
 
 def _counts(records: Records) -> str:
-    from ..report.page import STATES, state_of
+    from ..report.page.html_page import STATES, state_of
 
     experiments = len({run.experiment for run in records.runs})
     states = Counter(map(state_of, records.runs))
     listed = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    return f"{_number(len(records.runs), 'run')} in {_number(experiments, 'experiment')}: {listed}"
-
-
-def _number(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"{count_text(len(records.runs), 'run')} in {count_text(experiments, 'experiment')}: {listed}"

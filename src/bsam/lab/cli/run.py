@@ -143,7 +143,7 @@ def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
 def _print_plan(runs: PlannedRuns, out: Path) -> None:
     from rich.console import Console
 
-    from ..report.plan import plan_table, totals
+    from .run_console import plan_table, totals
 
     console = Console(markup=False)
     states = planned_states(runs, out)
@@ -155,7 +155,7 @@ def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool =
     """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
     from rich.console import Console
 
-    from ..report.tables import rich_tables
+    from .run_console import rich_tables
 
     console = Console(markup=False)
     result = run_experiment(runs, options, _ConsoleListener(console), train)
@@ -177,7 +177,7 @@ class _ConsoleListener(Listener):
         self._printed_messages: set[str] = set()
 
     def on_plan(self, recipe: Recipe, states: Sequence[RunState]) -> None:
-        from ..report.plan import totals
+        from .run_console import totals
 
         self._console.print(f"{recipe.title}. {totals(states)}", highlight=False)
 
@@ -186,7 +186,7 @@ class _ConsoleListener(Listener):
 
     @contextlib.contextmanager
     def on_stage(self, recipe: Recipe, runs: int, name: str) -> Iterator[Callbacks]:
-        from ..report.plan import show_runs
+        from .run_console import show_runs
 
         try:
             with show_runs(recipe, runs, name, self._printed_messages) as callbacks:

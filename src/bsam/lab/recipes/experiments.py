@@ -59,7 +59,7 @@ class Recipe:
         cell: the position of a run in the table.
         rows: the header of the first column, which says what the rows are.
         published_table: published numbers, shown next to ours.
-        figures: names in ``bsam.lab.report.results.FIGURES``, or functions ``draw(recipe, states, path)``.
+        figures: names in ``bsam.lab.report.recipe_results.FIGURES``, or functions ``draw(recipe, states, path)``.
         axis: the horizontal axis of the figure ``accuracy_lines``.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
         tuning: how settings are chosen before the final runs; None keeps them as they are.

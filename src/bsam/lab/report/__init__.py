@@ -1,1 +1,1 @@
-"""Tables, figures and console output. ``*_info`` functions return the numbers that ``plot_*`` and ``draw_*`` draw."""
+"""Numbers first, drawing second: read runs, compare them, and write tables, figures and the page."""

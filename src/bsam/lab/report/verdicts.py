@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import partial
 
 from ...common.errors import BsamValueError
+from ..common.grouping import count_text, group_by
 from ..recipes.columns import measured_on
 from ..recipes.variants import BSAMS, MATCHED, variant_of, variants
 from ..training.config import Run
-from .comparisons import BETTER, TOO_FEW, WORSE, Comparison, Value, group_by, values_by_seed, verdicts_of
-from .comparisons import Verdict as Verdict
-from .record import Record, Records
-from .record_titles import claimed_numbers, of_paper, paper_variant
-from .statistics import MIN_SEEDS, paired
+from .paired_tests import MIN_SEEDS, paired
+from .paper_numbers import claimed_numbers, of_paper, paper_variant
+from .row_comparison import BETTER, TOO_FEW, WORSE, Comparison, Row, Verdict, verdicts_of
+from .run_record import Record, Records
 
 PAPER_RADII, OUR_RADII = "at the paper's radii", "at our radii"  # ours where the paper states none
 MATCHED_RADII, TUNED_RADII = "at matched radii", "at tuned radii"
@@ -54,23 +54,19 @@ def baseline_verdicts(records: Records, baseline: str) -> list[Verdict]:
         if name is None:
             continue
         matched = True
-        verdicts += verdicts_of(
-            [
-                Comparison(
-                    *(f"{row} against {name}: {title}", "", runs, rows[name], row, name, records, (BETTER, WORSE)),
-                    more=_tuning(runs) + _tuning(rows[name]),
-                )
-                for row, runs in rows.items()
-                if row != name
-            ]
-        )
+        theirs = Row(name, rows.pop(name))
+        comparisons = []
+        for row, runs in rows.items():
+            claim, more = f"{row} against {name}: {title}", _tuning_sentence(runs) + _tuning_sentence(theirs.runs)
+            comparisons.append(Comparison(claim, "", Row(row, runs), theirs, words=(BETTER, WORSE), more=more))
+        verdicts += verdicts_of(comparisons, records)
     if not matched:
         known = ", ".join(dict.fromkeys(record.method for record in records.runs)) or "none"
         raise BsamValueError(f"baseline must be one of the rows of an experiment ({known}); got {baseline!r}")
     return verdicts
 
 
-def _tuning(runs: Sequence[Record]) -> str:
+def _tuning_sentence(runs: Sequence[Record]) -> str:
     """Return a sentence on how the settings of a row were tuned; empty if they were not."""
     return f" {runs[0].method}: {runs[0].chosen}." if "tuned" in runs[0].chosen else ""
 
@@ -96,14 +92,14 @@ class _PaperExperiment:
     def __init__(self, title: str, runs: Sequence[tuple[Record, Run]], records: Records) -> None:
         self.title, self.records = title, records
         first = runs[0][1]
-        self.base, (self.numbers, self.note) = first.base, claimed_numbers(first)
+        self.base = first.base
+        self.numbers, self.note = claimed_numbers(first)
         self.radii = OUR_RADII if first.task == "pose" else PAPER_RADII
         self.rows: dict[bool, dict[str, list[Record]]] = {False: {}, True: {}}  # by whether they are tuned
         for record, run in runs:
-            tuned = record.tuned
-            name = variant_of(run).name if tuned else paper_variant(run)
+            name = variant_of(run).name if record.tuned else paper_variant(run)
             if name is not None:
-                self.rows[tuned].setdefault(name, []).append(record)
+                self.rows[record.tuned].setdefault(name, []).append(record)
         self.rows[True].setdefault(self.base, self.rows[False].get(self.base, []))
 
     def score_verdicts(self) -> list[Verdict]:
@@ -112,12 +108,12 @@ class _PaperExperiment:
         for higher, lower in (("sam", self.base), ("bsam", "sam")):
             gap = self.numbers[higher].mean - self.numbers[lower].mean
             pair = (higher, lower) if gap > 0 else (lower, higher)
-            at_paper = verdicts_of(self._score_comparisons([pair], self.radii, abs(gap)))
-            tuned = verdicts_of(self._score_comparisons([pair], TUNED_RADII, abs(gap)))
+            at_paper = self._score_verdicts([pair], self.radii, abs(gap))
+            tuned = self._score_verdicts([pair], TUNED_RADII, abs(gap))
             matched = []
             if "bsam" in pair:
                 pairs = [("bsam", name) if pair[0] == "bsam" else (name, "bsam") for name in MATCHED]
-                matched = verdicts_of(self._score_comparisons(pairs, MATCHED_RADII))
+                matched = self._score_verdicts(pairs, MATCHED_RADII)
                 if at_paper and not matched and not tuned:
                     evidence = "No runs of SAM at BSAM's total radius, nor of both methods at tuned radii."
                     matched = [Verdict(self._claim(*pair), MATCHED_RADII, TOO_FEW, evidence, MIN_SEEDS)]
@@ -130,50 +126,46 @@ class _PaperExperiment:
         verdicts = []
         for at, names in others.items():
             compared = (self._flatness_comparison(name, at) for name in names)
-            verdicts += verdicts_of([comparison for comparison in compared if comparison is not None])
+            verdicts += verdicts_of([comparison for comparison in compared if comparison is not None], self.records)
         return verdicts
 
     def _flatness_comparison(self, other: str, at: str) -> Comparison | None:
         """Compare the eigenvalues on those samples for which most seeds are shared; None without shared seeds."""
         ours, theirs = self._row("bsam", at), self._row(other, at)
-        samples = {None, *(_samples(record) for record in (*ours, *theirs))}
-        measured = [(lambda record, n=n: _eigenvalue(record, n), n) for n in samples]
-        value, n = max(measured, key=lambda pair: (_shared(ours, theirs, pair[0]), pair[1] or 0))
-        if not _shared(ours, theirs, value):
+        samples = {None, *(_samples(record) for record in (*ours.runs, *theirs.runs))}
+        values = {n: partial(_eigenvalue, samples=n) for n in samples}
+        shared = {n: len(ours.values(value).keys() & theirs.values(value).keys()) for n, value in values.items()}
+        n = max(samples, key=lambda n: (shared[n], n or 0))
+        if not shared[n]:
             return None
-        titles = _title("bsam"), _title(other)
-        claim = f"{titles[0]} flatter than {titles[1]} (λmax, {measured_on(ours[0].settings, n)}): {self.title}"
-        shown: dict[str, Any] = {"value": value, "higher_is_better": False, "digits": 1}
-        return Comparison(claim, at, ours, theirs, *titles, self.records, **shown, more=" The paper used the test set.")
+        measure = f"λmax, {measured_on(ours.runs[0].settings, n)}"
+        claim = f"{ours.title} flatter than {theirs.title} ({measure}): {self.title}"
+        more = " The paper used the test set."
+        return Comparison(claim, at, ours, theirs, value=values[n], higher_is_better=False, digits=1, more=more)
 
-    def _row(self, name: str, at: str) -> list[Record]:
-        return self.rows[at == TUNED_RADII].get(name, [])
+    def _row(self, name: str, at: str) -> Row:
+        return Row(_title(name), self.rows[at == TUNED_RADII].get(name, []))
 
     def _claim(self, better: str, worse: str) -> str:
         return f"{_title(better)} better than {_title(worse)}: {self.title}"
 
-    def _score_comparisons(
-        self, pairs: Iterable[tuple[str, str]], at: str, gap: float | None = None
-    ) -> list[Comparison]:
+    def _score_verdicts(self, pairs: Iterable[tuple[str, str]], at: str, gap: float | None = None) -> list[Verdict]:
         """Compare the scores of the pairs for which there are runs."""
         comparisons = []
         for better, worse in pairs:
             ours, theirs = self._row(better, at), self._row(worse, at)
-            if ours and theirs:
-                rows = (ours, theirs, _title(better), _title(worse), self.records)
+            if ours.runs and theirs.runs:
                 more = self.note + (self._variants(theirs, at) if better == "bsam" else "")
-                comparisons.append(Comparison(self._claim(better, worse), at, *rows, gap=gap, more=more))
-        return comparisons
+                comparisons.append(Comparison(self._claim(better, worse), at, ours, theirs, gap=gap, more=more))
+        return verdicts_of(comparisons, self.records)
 
-    def _variants(self, theirs: Sequence[Record], at: str) -> str:
+    def _variants(self, theirs: Row, at: str) -> str:
         """Return a sentence with the differences between the other variants of BSAM and ``theirs``."""
         texts = []
-        for name in BSAMS[1:]:
-            ours = values_by_seed(self._row(name, at), lambda record: record.score)
-            difference = paired(ours, values_by_seed(theirs, lambda record: record.score))
+        for row in (self._row(name, at) for name in BSAMS[1:]):
+            difference = paired(row.values(), theirs.values())
             if difference is not None:
-                seeds = f"{difference.n} seed{'s' * (difference.n > 1)}"
-                texts.append(f"{variants()[name].title} {difference.mean:+.2f} ({seeds})")
+                texts.append(f"{row.title} {difference.mean:+.2f} ({count_text(difference.n, 'seed')})")
         return f" Other variants: {', '.join(texts)}." if texts else ""
 
 
@@ -194,7 +186,3 @@ def _eigenvalue(record: Record, samples: int | None) -> float | None:
     if samples is None:
         return record.top_eigenvalue
     return record.flatness["eigenvalues"]["maximum"] if record.flatness and _samples(record) == samples else None
-
-
-def _shared(ours: Sequence[Record], theirs: Sequence[Record], value: Value) -> int:
-    return len(values_by_seed(ours, value).keys() & values_by_seed(theirs, value).keys())

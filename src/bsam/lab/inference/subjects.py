@@ -1,0 +1,173 @@
+"""The networks that ``bsam flatness`` measures: files that a user's function loads, or run directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ...common.checks import check_count
+from ...common.errors import BsamTypeError, BsamValueError
+from ...flatness.dataset_loss import Batches, LossFunction
+from ..common.names import find_function
+from ..quantization import freeze_scales
+from ..tasks import TASKS
+from ..training.config import Run, method_title
+from ..training.run_dir import NETWORK, RunDir, run_dir_name
+
+Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
+IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
+
+
+@dataclass(frozen=True)
+class MeasuredModels:
+    """The networks that ``bsam flatness`` measures.
+
+    Args:
+        paths: the paths of files or of run directories.
+        titles: their titles in tables and figures.
+        settings: plain values that must be equal for two measurements to be comparable.
+        load: returns the network, its loss and its data, on a device.
+        weights: returns the file whose content tells whether a network has changed.
+        about: returns further values to record with the numbers.
+    """
+
+    paths: Sequence[Path]
+    titles: Sequence[str]
+    settings: Mapping[str, Any]
+    load: Callable[[Path, torch.device], Loaded]
+    weights: Callable[[Path], Path] = lambda path: path
+    about: Callable[[Path], dict[str, Any]] = lambda path: {}
+
+
+def find_models(
+    paths: Sequence[Path],
+    loader_name: str | None = None,
+    images: int | None = None,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    title_of: Callable[[Run], str] = method_title,
+) -> MeasuredModels:
+    """Return the networks in files (with a loader) or in run directories, after checking all of them.
+
+    Args:
+        paths: the paths of files or of run directories.
+        loader_name: for files: ``module:function``; ``function(path)`` returns ``(model, loss_fn, data)``.
+        images: for run directories: number of training samples to measure on (all if fewer); None means 1000.
+        data_dir: for run directories: the folder of the data, if it is read from files.
+        cache_dir: for run directories: the folder for decoded image files.
+        title_of: for run directories: returns the title of a run's method.
+    """
+    paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise BsamValueError(f"there is no run directory or file {missing[0]}: check its name")
+    folders = [path for path in paths if path.is_dir()]
+    if folders and len(folders) < len(paths):
+        file = next(path for path in paths if path not in folders)
+        raise BsamValueError(f"{folders[0]} is a folder, but {file} is not: measure them in two calls")
+    if folders:
+        options = {"data_dir": data_dir, "cache_dir": cache_dir}
+        data_folders = {name: path for name, path in options.items() if path is not None}
+        return _runs(paths, loader_name, images, data_folders, title_of)
+    if images is not None or data_dir is not None or cache_dir is not None:
+        raise BsamValueError(
+            "the loader decides which data a file is measured on: leave --images, --data-dir and --cache-dir out"
+        )
+    return _files(paths, loader_name)
+
+
+def _files(paths: Sequence[Path], loader_name: str | None) -> MeasuredModels:
+    if loader_name is None:
+        raise BsamValueError(
+            f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
+            "directory of bsam train"
+        )
+    function = find_loader(loader_name)
+    titles = _titles(paths, [path.stem for path in paths])
+    return MeasuredModels(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
+
+
+def _runs(
+    paths: Sequence[Path],
+    loader_name: str | None,
+    images: int | None,
+    data_folders: Mapping[str, Path],
+    title_of: Callable[[Run], str],
+) -> MeasuredModels:
+    if loader_name is not None:
+        raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
+    images = check_count("images", IMAGES if images is None else images)
+    for path in paths:
+        if (task := RunDir(path).finished_run().task) not in TASKS:
+            raise BsamValueError(
+                f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
+                "and --loader instead"
+            )
+    return MeasuredModels(
+        paths,
+        _titles(paths, [_run_title(path, title_of) for path in paths]),
+        {"images": images},
+        load=lambda path, device: load_run(path, images, device, **data_folders),
+        weights=lambda path: path / NETWORK,
+        about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
+    )
+
+
+def _run_title(path: Path, title_of: Callable[[Run], str]) -> str:
+    """Return the name of the directory, or the method and seed if it has the long default name."""
+    run = RunDir(path).run()
+    return f"{title_of(run)}, seed {run.seed}" if path.name == run_dir_name(run) else path.name
+
+
+def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """Return the names, or the whole paths if two names are equal."""
+    return list(names) if len(set(names)) == len(paths) else list(map(str, paths))
+
+
+def load_run(folder: Path, images: int, device: torch.device, **data_folders: Path) -> Loaded:
+    """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
+
+    The samples are not augmented and have the labels used in training; they are balanced over the classes, or, for
+    pose, evenly spaced in the training data. The scales of a quantized network are fixed.
+    """
+    run = RunDir(folder).run()
+    task = TASKS[run.task](run, device, **data_folders)
+    network = RunDir(folder).load_into(task.network())
+    if run.weight_bits is not None:
+        freeze_scales(network)
+    return network, task.loss, task.examples(images)
+
+
+def find_loader(name: str) -> Callable[[Path], Any]:
+    """Return the function that ``module:function`` names; the module may be a file in the current folder."""
+    return find_function(name, "loader")
+
+
+def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:
+    """Return the model, the loss function and the data that ``function(path)`` returns, on the device."""
+    loaded = function(path)
+    if not isinstance(loaded, tuple) or len(loaded) != 3 or not isinstance(loaded[0], nn.Module):
+        raise BsamTypeError(
+            "the loader must return (model, loss_fn, data): a torch.nn.Module, a function, and a list or DataLoader; "
+            f"for {path} it returned {type(loaded).__name__}"
+        )
+    model, loss_fn, data = loaded
+    loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
+    return model.to(device), loss_fn, _BatchesOnDevice(data, device)
+
+
+class _BatchesOnDevice:
+    """Batches on a device, including tensors inside tuples, lists and dicts."""
+
+    def __init__(self, data: Batches, device: torch.device) -> None:
+        self.data, self.device = data, device
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self.data:
+            yield tree_map(lambda t: t.to(self.device) if hasattr(t, "to") else t, batch)

@@ -1,0 +1,186 @@
+"""Parts of figures: panels by group, line styles, a shared legend, saving."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ....common.extras import require_package
+from ...common.grouping import group_by
+from ...training.files import write
+
+MAX_COLUMNS = 4
+DPI = 150  # pixels per inch of a saved figure
+TITLE_WIDTH = 34  # characters per line of a panel's title
+# distinguishable by colour-blind readers
+COLOURS = ("#666666", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("-", "--", (0, (8, 1)), "-.", ":")  # 5 dash patterns and 7 colours give 35 different lines
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Return colour and dashes of the n-th line; the first 35 differ."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+
+
+def seeds_text(counts: Iterable[int]) -> str:
+    """Return the number of seeds behind each line in words.
+
+    Example:
+        >>> seeds_text([1, 1]), seeds_text([3, 3]), seeds_text([3, 2])
+        ('one seed', 'mean of 3 seeds', 'mean of 2 to 3 seeds')
+    """
+    low, *_, high = sorted([*counts] * 2)
+    return "one seed" if high == 1 else f"mean of {high} seeds" if low == high else f"mean of {low} to {high} seeds"
+
+
+def typeset(text: str) -> str:
+    r"""Return text for matplotlib with the names of radii as mathematical symbols.
+
+    Example:
+        >>> typeset("BSAM, rho_min 0.1"), typeset("rho falls, $5")
+        ('BSAM, $\\rho_{\\min}$ 0.1', '$\\rho$ falls, \\$5')
+    """
+    escaped = text.replace("$", r"\$")
+    return re.sub(r"\brho(?:_(max|min))?\b", lambda name: rf"$\rho_{{\{name[1]}}}$" if name[1] else r"$\rho$", escaped)
+
+
+def integer_ticks(ax: Any) -> None:
+    """Set the ticks of the horizontal axis at whole numbers, for epochs and steps."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
+
+
+def panel_title(text: str) -> str:
+    """Return a title wrapped to the width of a panel.
+
+    Example:
+        >>> panel_title("BSAM (Algorithm 1), rho_min 0.1, seed 0")
+        'BSAM (Algorithm 1), rho_min 0.1,\\nseed 0'
+    """
+    return textwrap.fill(text, TITLE_WIDTH)
+
+
+def printable(name: str) -> str:
+    r"""Return the name of a file or folder with question marks for bytes that are not UTF-8.
+
+    Example:
+        >>> printable(b"caf\xe9".decode("utf-8", "surrogateescape"))
+        'caf?'
+    """
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+class Grouped(Protocol):
+    """The numbers of a model; models of one group are drawn on one scale."""
+
+    @property
+    def group(self) -> str: ...  # noqa: D102
+
+
+Info = TypeVar("Info", bound=Grouped)
+
+
+def grouped(infos: Sequence[Info]) -> list[list[Info]]:
+    """Return the models of each group, in order of first appearance."""
+    return list(group_by(infos, lambda info: info.group).values())
+
+
+def group_heading(info: Grouped, groups: Sequence[object]) -> str:
+    """Return the name of a model's group as a line of its own; empty if there is only one group."""
+    return f"{info.group}\n" if len(groups) > 1 else ""
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure; sizes are in inches."""
+    require_package("matplotlib", "plot")
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Write a figure in the format of the path's suffix.
+
+    It is drawn in memory first, so that an error leaves an existing file unchanged.
+    """
+    write(Path(path), encoded(figure, Path(path).suffix[1:] or None))
+
+
+def encoded(figure: Any, format: str | None) -> bytes:
+    """Return a figure as the content of a file."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that the font lacks are drawn as boxes
+        figure.savefig(buffer, format=format, dpi=DPI)
+    return buffer.getvalue()
+
+
+def panels(
+    infos: Sequence[Info], width: float, height: float, **options: Any
+) -> tuple[Any, list[list[tuple[Info, Any]]]]:
+    """Return a figure with a panel of this size for each model, and the panels by group.
+
+    Each group begins a new row and wraps after four panels.
+    """
+    groups = grouped(infos)
+    columns = min(max(map(len, groups)), MAX_COLUMNS)
+    rows = [math.ceil(len(group) / columns) for group in groups]
+    figure = new_figure(width * columns, height * sum(rows))
+    grid = figure.add_gridspec(sum(rows), columns)
+    by_group, above = [], 0
+    for group, group_rows in zip(groups, rows, strict=True):
+        cells = (grid[above + n // columns, n % columns] for n in range(len(group)))
+        by_group.append([(info, figure.add_subplot(cell, **options)) for info, cell in zip(group, cells, strict=True)])
+        above += group_rows
+    return figure, by_group
+
+
+def picture_grid(n: int, width: float, height: float, margin: float = 0.0, least: float = 0.0) -> tuple[Any, list[Any]]:
+    """Return a figure with axes without ticks for ``n`` pictures, at most four in a row; sizes are in inches.
+
+    Args:
+        n: the number of pictures.
+        width: the width for each.
+        height: the height for each.
+        margin: the additional height of the figure.
+        least: the least width of the figure.
+    """
+    columns = min(n, MAX_COLUMNS)
+    rows = math.ceil(n / columns)
+    figure = new_figure(max(width * columns, least), height * rows + margin)
+    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(n)]
+    for ax in axes:
+        ax.set_xticks([])
+        ax.set_yticks([])
+    return figure, axes
+
+
+def tidy(ax: Any) -> None:
+    """Remove the top and right spines, and add a faint grid."""
+    ax.grid(alpha=0.25)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def legend(figure: Any, columns: int, **options: Any) -> None:
+    """Draw one shared legend below the panels, with the lines of published numbers last."""
+    handles: dict[str, Any] = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    labels = sorted(handles, key=lambda label: label.endswith("paper"))
+    figure.legend(
+        [handles[label] for label in labels],
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        **options,
+    )

@@ -1,0 +1,153 @@
+"""Figures of a probe's readings: sharpness, and the cosine of g and g_min."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....common.errors import BsamValueError
+from ...common.grouping import group_by
+from ...inference.flatness_numbers import READING_FIELDS, read_probe
+from ...recipes.columns import TableCell
+from ...recipes.experiments import Recipe
+from ...recipes.variants import variant_of
+from ...training.run_dir import RunState
+from ..experiment_titles import network_and_data
+from .panels import COLOURS, integer_ticks, legend, new_figure, save, seeds_text, tidy, typeset
+
+SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
+LETTERS = 10  # letters of a title per inch
+SMOOTHED = 40  # approximate number of independent points of a smoothed line
+
+
+def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
+    """Draw sharpness above the cosine of g and g_min, over the steps of a run."""
+    figure = new_figure(6.4, 6.0)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for (name, label), colour in zip(SHARPNESS.items(), COLOURS[1:], strict=False):
+        upper.plot(columns["step"], columns[name], color=colour, label=label)
+    largest = max((abs(value) for value in columns["bilateral"] if math.isfinite(value)), default=0.0)
+    if largest > 0:  # the first steps are much sharper than the others, and MinS may be negative
+        upper.set_yscale("symlog", linthresh=largest / 100, linscale=0.5)
+        upper.yaxis.set_major_formatter("{x:g}")
+    upper.set_ylabel("sharpness of the batch")
+    upper.legend(frameon=False)
+    lower.plot(columns["step"], columns["cosine"], color=COLOURS[0])
+    lowest = min((value for value in columns["cosine"] if math.isfinite(value)), default=0.0)
+    lower.set_ylim(lowest - 0.1 * (1.1 - lowest), 1 + 0.1 * (1.1 - lowest))
+    lower.set_ylabel(r"cosine of $g$ and $g_{\min}$")
+    lower.set_xlabel("step")
+    integer_ticks(lower)
+    for ax in (upper, lower):
+        tidy(ax)
+    save(figure, path)
+
+
+@dataclass(frozen=True)
+class ProbeSeries:
+    """The readings of the runs in a table cell, averaged over the seeds at each step. A reading uses one mini-batch."""
+
+    title: str
+    where: str
+    section: str
+    row: str
+    columns: dict[str, list[float]]
+    n: int
+
+
+def probe_series_info(recipe: Recipe, states: Sequence[RunState]) -> list[ProbeSeries]:
+    """Return the series of each cell of the table, from finished runs with a probe."""
+    if all(state.run.probe is None for state in states):
+        raise BsamValueError(
+            f"no run of the recipe {recipe.name} has a probe: set `probe` in its runs to draw readings"
+        )
+    probed = [state for state in states if state.finished and state.run.probe is not None]
+    groups = group_by(probed, lambda state: recipe.cell(state.run))
+    return [_series(recipe, cell, group) for cell, group in groups.items()]
+
+
+def _series(recipe: Recipe, cell: TableCell, states: Sequence[RunState]) -> ProbeSeries:
+    seeds, run = [read_probe(state.path) for state in states], states[0].run
+    columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
+    where = recipe.titled(network_and_data(run))
+    return ProbeSeries(variant_of(run).title, where, cell.section, cell.row, columns, len(seeds))
+
+
+def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:
+    """Return a centred running mean, over fewer values at the ends.
+
+    Example:
+        >>> smooth([0.0, 3.0, 0.0, 3.0, 0.0, 3.0], points=2)
+        [1.5, 1.0, 2.0, 1.0, 2.0, 1.5]
+    """
+    half = len(values) // points // 2
+    return [float(np.mean(values[max(i - half, 0) : i + half + 1])) for i in range(len(values))]
+
+
+def draw_sharpness_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw a panel per method on one scale: MaxS, MinS and BilS over the steps."""
+    all_series = probe_series_info(recipe, states)
+    figure = new_figure(3.4 * len(all_series), 3.9)
+    axes = figure.subplots(1, len(all_series), squeeze=False, sharey=True)[0]
+    for ax, series in zip(axes, all_series, strict=True):
+        for i, (name, label) in enumerate(SHARPNESS.items()):
+            _draw_series(ax, series, name, COLOURS[i + 1], label)
+        _finish(ax, series.title)
+    axes[0].set_ylabel("difference in loss, on a mini-batch")
+    legend(figure, columns=len(SHARPNESS))
+    _headline(figure, all_series, ", at each method's radii")
+    save(figure, path)
+
+
+def draw_gradient_conflict(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+    """Draw a column per section of the table and a line per row: the cosine of g and g_min over the steps, and rho_min
+    below it.
+    """
+    all_series = probe_series_info(recipe, states)
+    sections = list(dict.fromkeys(series.section for series in all_series))
+    rows = list(dict.fromkeys(series.row for series in all_series))
+    colours = dict(zip(rows, cycle(COLOURS[1:]), strict=False))  # a row has the same colour in all columns
+    figure = new_figure(4.2 * len(sections), 5.6)
+    axes = figure.subplots(2, len(sections), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
+    for (upper, lower), section in zip(axes.T, sections, strict=True):
+        in_section = [series for series in all_series if series.section == section]
+        for series in in_section:
+            colour = colours[series.row]
+            _draw_series(upper, series, "cosine", colour, typeset(f"{recipe.rows} {series.row}"))
+            lower.plot(series.columns["step"], series.columns["rho_min"], color=colour, linewidth=1.5)
+        upper.axhline(0, color="black", linewidth=0.8)
+        upper.set_title(in_section[0].title, fontsize=10)
+        tidy(upper)
+        _finish(lower)
+    axes[0, 0].set_ylabel(r"cosine of $g$ and $g_{\min}$")
+    axes[1, 0].set_ylabel(r"$\rho_{\min}$")
+    legend(figure, columns=len(rows))
+    _headline(figure, all_series)
+    save(figure, path)
+
+
+def _draw_series(ax: Any, series: ProbeSeries, name: str, colour: str, label: str) -> None:
+    """Draw every reading faintly, and their running mean."""
+    steps, values = series.columns["step"], series.columns[name]
+    ax.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
+    ax.plot(steps, smooth(values), color=colour, linewidth=1.6, label=label)
+
+
+def _finish(ax: Any, title: str = "") -> None:
+    ax.set_title(title, fontsize=10)
+    ax.set_xlabel("step")
+    integer_ticks(ax)
+    tidy(ax)
+
+
+def _headline(figure: Any, all_series: Sequence[ProbeSeries], remark: str = "") -> None:
+    seeds = seeds_text(series.n for series in all_series)
+    text = f"{all_series[0].where}: running mean over the steps, {seeds}{remark}"
+    figure.suptitle(textwrap.fill(text, int(LETTERS * figure.get_figwidth())), fontsize=11)

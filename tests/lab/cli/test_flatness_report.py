@@ -1,0 +1,327 @@
+"""``bsam flatness``, on files with a loader and on run directories."""
+
+import io
+import json
+import math
+import re
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+
+import bsam
+from bsam.lab import cli
+from bsam.lab.cli.flatness import _print, flatness_report
+from bsam.lab.inference import measure as measure_module
+from bsam.lab.inference import subjects as subjects_module
+from bsam.lab.inference.measure import FlatnessSettings
+from bsam.lab.inference.subjects import find_models
+from bsam.lab.report.figures import flatness_figures, panels
+from bsam.lab.report.figures.flatness_figures import DRAWINGS
+from bsam.lab.training.files import LOCK
+
+pytestmark = pytest.mark.usefixtures("coarse")
+CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
+CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
+SMALL = ("--limit-train", "128", "--limit-test", "50")
+QUIET = Console(file=io.StringIO(), width=80)
+
+
+def report(files, out, console=QUIET, loader_name="m:f", device="cpu", **settings):
+    return flatness_report(
+        find_models(files, loader_name), FlatnessSettings(**{**CHEAP, **settings}), out, device, console
+    )
+
+
+def report_runs(folders, out):
+    return flatness_report(find_models(folders, images=50), CHEAPEST, out, "cpu", QUIET)
+
+
+def network(seed, width=4):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def loader(path):
+    """The file holds a seed, and the width of the network."""
+    seed, width = map(int, path.read_text().split())
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 3, generator=generator), torch.randint(0, 2, (12,), generator=generator)
+    loader.asked.append(path.name)
+    if seed < 0:
+        raise KeyboardInterrupt
+    return network(seed, width), F.cross_entropy, list(zip(x.split(5), y.split(5), strict=True))
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    loader.asked = []
+    monkeypatch.setattr(subjects_module, "find_loader", lambda name: loader)
+    monkeypatch.chdir(tmp_path)
+    paths = [tmp_path / name for name in ("a.pt", "b.pt", "wide.pt")]
+    for path, text in zip(paths, ("1 4", "2 4", "3 6"), strict=True):
+        path.write_text(text)
+    return paths
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are empty files: that they are drawn is tested once, and what is in them elsewhere."""
+    draw_with(monkeypatch, lambda infos, path: path.touch())
+
+
+def draw_with(monkeypatch, draw):
+    monkeypatch.setattr(flatness_figures, "DRAWINGS", {name: (draw, *rest) for name, (_, *rest) in DRAWINGS.items()})
+
+
+def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
+    console = Console(file=io.StringIO(), width=80)
+    files = files[1:]
+    written = report(files, tmp_path / "out", console)
+    assert [path.name for path in written] == ["flatness.json", *DRAWINGS]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, "flatness.json", *DRAWINGS}
+    found = json.loads((tmp_path / "out" / "flatness.json").read_text(), parse_constant=pytest.fail)
+    assert {"bsam", "torch", "machine", "cores", "date"} <= set(found["environment"])
+    assert found["settings"] == {
+        "loader": "m:f",
+        "device": "cpu",
+        **asdict(FlatnessSettings(**CHEAP)),
+        "bsam": bsam.__version__,
+        "torch": torch.__version__,
+    }
+    for path, entry in zip(files, found["models"], strict=True):
+        model, loss_fn, data = loader(path)
+        x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+        assert entry["sharpness"]["loss"] == pytest.approx(loss_fn(model(x), y).item(), rel=1e-5)
+        assert entry["landscape"]["centre"] == entry["sharpness"]["loss"] == entry["landscape"]["loss"][1][1]
+        exact = hessian(model, loss_fn, x, y)
+        assert entry["eigenvalues"]["values"] == pytest.approx(
+            torch.linalg.eigvalsh(exact).flip(0)[:2].tolist(), rel=1e-3
+        )
+        assert entry["eigenvalues"]["maximum"] == entry["eigenvalues"]["values"][0]
+        low, high = entry["trace"]["interval"]
+        assert low - 1e-4 <= float(exact.trace()) <= high + 1e-4
+        assert entry["parameters"] == len(exact)
+        assert entry["samples"] == 12
+        assert set(entry["seconds"]) == {"sharpness", "eigenvalues", "trace", "density", "landscape"}
+        assert len(entry["density"]["grid"]) == 1000
+    out = console.file.getvalue()
+    assert out.startswith("Loss: the loader's loss, 12 samples ")
+    assert [line.split()[0] for line in out.splitlines() if line.startswith((" b ", " wide "))] == ["b", "wide"]
+    assert f"{found['models'][0]['eigenvalues']['maximum']:.3g}" in out
+    total = found["models"][0]["trace"]
+    half = scipy.stats.t.ppf(0.975, 1) * total["standard_error"]  # from the last two of six products
+    shown = re.search(r"^ b .*?([\d.]+) ± ([\d.]+)", out, flags=re.MULTILINE)
+    assert [float(number) for number in shown.groups()] == pytest.approx([total["value"], half], abs=half / 10)
+
+
+def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path, monkeypatch):
+    """Figures have them on their axes."""
+    console, drawn = Console(file=io.StringIO(), width=80), {}
+    draw_with(monkeypatch, lambda infos, path: drawn.update({path.name: infos}))
+    tasks = dict(zip(files, ("classification", "pose", "classification"), strict=True))
+    models = replace(find_models(files, "m:f"), about=lambda path: {"run": {"task": tasks[path]}})
+    flatness_report(models, FlatnessSettings(**CHEAP), tmp_path / "out", "cpu", console)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    labels = ["cross-entropy, 12 training samples", "SimCC loss, 12 training samples"]
+    shown = [line for line in lines if line and line[0] in ("Loss:", "a", "b", "wide")]
+    assert [line[0] for line in shown] == ["Loss:", "a", "wide", "Loss:", "b"]
+    assert [" ".join(line[1:]) for line in shown if line[0] == "Loss:"] == labels
+    for name in ("spectrum.png", "density.png"):
+        assert [info.measured_on for info in drawn[name]] == [labels[0], labels[1], labels[0]]
+
+
+def entry_of(size, converged):
+    near = dict.fromkeys(("loss", "max_sharpness", "min_sharpness", "bilateral"), -1.23e-5 * size)
+    trace = {"value": -1.2345e-7 * size, "interval": [-1.2365e-7 * size, -1.2325e-7 * size]}
+    return {"sharpness": near, "eigenvalues": {"maximum": 4.56e-5 * size, "converged": converged}, "trace": trace}
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 81, 90, 119, 120, 200])
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_names_and_numbers_are_whole_at_any_width(width, size):
+    titles = ["SGD", "BSAM rho_max 0.05 rho_min 0.05, seed 1", "runs/" + "long_" * 10 + "name.pt"]
+    entries = dict(zip(titles, (entry_of(size, True), entry_of(size, False), entry_of(size, True)), strict=True))
+    console = Console(file=io.StringIO(), width=width)
+    _print("Loss: cross-entropy, 12 training samples", entries, console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    out = " ".join(" ".join(lines).split())
+    assert "…" not in out
+    expected = ["(-1.2345 ± 0.0020)e-07" if size == 1 else "-0.0012345 ± 0.0000020"] * 3
+    expected += [f"{-1.23e-5 * size:.3g}"] * 12 + [f"{4.56e-5 * size:.3g}"] * 3 + ["(not converged)"]
+    for text in set(expected):
+        assert out.count(text) == expected.count(text)
+    column = "".join(re.split(" {2,}", line.strip())[0] for line in lines).replace(" ", "")  # names may be wrapped
+    assert all(title.replace(" ", "") in column for title in titles)
+    for name in ("loss", "λmax", "trace (95 %)", "MaxS", "MinS", "BilS"):
+        assert name in out
+
+
+def hessian(model, loss_fn, x, y):
+    names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    def value(w):
+        pieces = w.split([shape.numel() for shape in shapes])
+        return loss_fn(
+            torch.func.functional_call(
+                model, {n: p.view(s) for n, p, s in zip(names, pieces, shapes, strict=True)}, (x,)
+            ),
+            y,
+        )
+
+    return torch.autograd.functional.hessian(value, flat)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_finished_models_are_kept_and_only_new_weights_are_measured(files, tmp_path, monkeypatch):
+    content, out = files[1].read_text(), tmp_path / "out"
+    files[1].write_text("-1 4")
+    with pytest.raises(KeyboardInterrupt):
+        report(files, out)
+    (kept,) = entries(out)
+    assert kept["file"] == str(files[0])
+    files[1].write_text(content)
+    monkeypatch.setattr(measure_module, "measure", measured := Counted(measure_module.measure))
+    report(files, out)
+    assert measured.calls == 2  # the second and the third one
+    assert entries(out)[0] == kept
+    assert [entry["file"] for entry in entries(out)] == list(map(str, files))
+    files[0].write_text("7 4")  # other weights under the same name
+    report(files[:1] * 2, out)
+    assert measured.calls == 3
+    assert [entry["file"] for entry in entries(out)] == [str(files[i]) for i in (1, 2, 0)]  # its old numbers are gone
+    assert entries(out)[2]["eigenvalues"] != kept["eigenvalues"]
+
+
+def entries(out):
+    return json.loads((out / "flatness.json").read_text())["models"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_file_is_measured_again_when_its_loss_changed(files, tmp_path, monkeypatch, capsys):
+    def measured(scale):
+        x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+        returned = network(1), F.cross_entropy, [(scale * x, y)]
+        monkeypatch.setattr(subjects_module, "find_loader", lambda name: lambda path: returned)
+        report(files[:1], tmp_path / "out")
+        (entry,) = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"]
+        return entry, capsys.readouterr().out
+
+    first, _ = measured(1.0)
+    assert measured(1.0) == (first, "")
+    changed, out = measured(1.01)
+    assert re.search(
+        r"Measuring .*a\.pt again: its loss was 0\.\d+ and is 0\.\d+ now\. The loader or its data may", out
+    )
+    assert changed["eigenvalues"]["values"] != first["eigenvalues"]["values"]
+    assert measured(1.01)[0] == changed
+
+
+def test_landscapes_with_non_finite_points_are_drawn_again_from_the_file(files, tmp_path, monkeypatch):
+    class Edge(nn.Linear):
+        """Its loss exists on one side of the model alone, and sharpness reaches beyond the edge."""
+
+    def load(path):
+        torch.manual_seed(0)
+        model, x = Edge(3, 2), torch.ones(4, 3)
+        near = float(model(x).detach().square().mean())
+        return model, lambda out, y: torch.sqrt(1.01 * near - out.square().mean()), [(x, torch.zeros(4))]
+
+    monkeypatch.setattr(subjects_module, "find_loader", lambda name: load)
+    monkeypatch.setattr(measure_module, "measure", measured := Counted(measure_module.measure))
+    pictures = {name: DRAWINGS[name] for name in ("contours.png", "surfaces.png")}
+    monkeypatch.setattr(flatness_figures, "DRAWINGS", pictures)
+    tables = []
+    for _ in range(2):
+        console = Console(file=io.StringIO(), width=80)
+        report(files[:1], tmp_path / "out", console, points=5, rho=1.0)
+        tables.append(console.file.getvalue()[console.file.getvalue().index("model ") :])
+    entry = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"][0]
+    assert any(None in row for row in entry["landscape"]["loss"])
+    assert entry["sharpness"]["min_sharpness"] is None or entry["sharpness"]["max_sharpness"] is None
+    assert measured.calls == 1
+    assert "nan" in tables[0]
+    assert tables[1].split("models")[0] == tables[0].split("models")[0]
+
+
+class Counted:
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.function(*arguments)
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"loader_name": "m:g"}, "loader"),
+        ({"device": "gpu"}, "gpu"),
+    ],
+)
+def test_other_settings_are_refused_and_the_folder_is_untouched(changed, words, files, tmp_path):
+    out = tmp_path / "out"
+    report(files[:1], out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(bsam.BsamError, match=words):
+        report(files, out, **changed)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_loss_that_is_not_finite_is_refused_with_the_file(files, tmp_path, monkeypatch):
+    returned = network(0), lambda out, y: out.sum() * math.nan, [(torch.ones(2, 3), torch.ones(2))]
+    monkeypatch.setattr(subjects_module, "find_loader", lambda name: lambda path: returned)
+    with pytest.raises(bsam.BsamError, match=r"a\.pt"):
+        report(files, tmp_path / "out")
+
+
+def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    twin = tmp_path / "other" / "a.pt"
+    twin.write_text("9 4")
+    seen = []
+    draw_with(monkeypatch, lambda infos, path: seen.append([[info.title for info in g] for g in panels.grouped(infos)]))
+    report(files, tmp_path / "out")  # models of one architecture are one group
+    report([files[0], twin], tmp_path / "out")
+    assert seen == [[["a", "b"], ["wide"]]] * 5 + [[[str(files[0]), str(twin)]]] * 5
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_plotly_there_are_all_numbers_and_pictures_and_a_sentence(files, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    console = Console(file=io.StringIO(), width=200)
+    written = report(files[:1], tmp_path / "out", console)
+    assert [path.name for path in written] == ["flatness.json", *list(DRAWINGS)[:-1]]
+    assert (
+        "surfaces.html is not written: it needs plotly (pip install -c constraints.txt '.[plot]' in a clone of bsam)."
+        in console.file.getvalue()
+    )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_readings_of_a_probe_are_recorded_and_drawn(tmp_path, monkeypatch):
+    run, drawn, genuine = tmp_path / "probed", [], flatness_figures.plot_probe
+    command = ["train", "--method", "bsam", "--epochs", "1", "--batch", "32", "--device", "cpu", *SMALL, "--probe", "2"]
+    assert cli.main([*command, "--out", str(run)]) == 0
+    monkeypatch.setattr(
+        flatness_figures, "plot_probe", lambda columns, path: (drawn.append(columns), genuine(columns, path))
+    )
+    for _ in range(2):  # the second time from the numbers that were kept
+        written = report_runs([run], tmp_path / "out")
+    assert [path.name for path in written] == ["flatness.json", *DRAWINGS, "probe_probed.png"]
+    assert written[-1].read_bytes().startswith(b"\x89PNG")
+    readings = [json.loads(line) for line in (run / "probe.jsonl").read_text().splitlines()]
+    assert len(readings) > 1
+    expected = {name: [reading[name] for reading in readings] for name in readings[0]}
+    assert drawn == [expected] * 2
+    assert entries(tmp_path / "out")[0]["probe"] == expected

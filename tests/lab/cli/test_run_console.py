@@ -1,0 +1,57 @@
+from dataclasses import replace
+from pathlib import Path
+
+from bsam.lab.cli.run_console import name_of, plan_info, plan_table, show_runs, totals
+from bsam.lab.recipes import RECIPES
+from bsam.lab.running.runner import Progress
+from bsam.lab.training.run_dir import RunState
+
+CURVES = RECIPES["training-curves"]
+
+
+def test_the_plan(shown):
+    recipe = CURVES
+    runs = [replace(run, epochs=3) for run in recipe.runs("smoke")]
+    states = [
+        RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
+        RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
+        *(RunState(run, Path("c")) for run in runs[2:]),
+    ]
+    plan = plan_info(recipe, states)
+    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
+    # SAM as measured; three passes by the median second of a pass: 1.5, 2, 2, 2
+    assert [seconds for _, _, seconds in plan] == [0.0, 2 * 3.0, 3 * 3 * 2.0, 3 * 3.0, 3 * 3 * 2.0]
+    text = shown(plan_table(recipe, states), totals(states))
+    assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 51 s." in text
+    assert all(name_of(run) in text for run in runs)
+    assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
+
+
+def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    run = CURVES.runs("smoke")[2]
+    diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
+    told = set()
+    with show_runs(CURVES, 5, "tuning", told) as callbacks:
+        callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)), None)
+        callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)), None)
+        callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
+        (tmp_path / "log.txt").touch()
+        callbacks.on_end(RunState(run, tmp_path), Progress(5, 1, 0, 4, (90.0, 0)), "out of memory")
+        callbacks.on_message("Something else.")
+        callbacks.on_message("Something else.")
+        callbacks.on_progress(Progress(5, 1, 2, 2, (45.0, 0)))
+    out, error = capsys.readouterr()
+    assert out.splitlines() == [
+        f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s",
+        f"{name_of(run)}: the training loss is nan in epoch 2",
+        f"{name_of(run)}: no folder",
+        f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
+        "Something else.",
+    ]
+    with show_runs(CURVES, 5, "runs", told) as callbacks:
+        callbacks.on_message("Something else.")
+        callbacks.on_message("Something new.")
+    assert capsys.readouterr().out == "Something new.\n"
+    assert error.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K\n")

@@ -1,0 +1,28 @@
+"""What the tests of reports and of commands share."""
+
+import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from rich.console import Console
+
+from bsam.lab.report.figures import panels
+
+
+@pytest.fixture
+def shown():
+    """What is printed, as text."""
+
+    def show(*printed, width=200):
+        console = Console(width=width, no_color=True)
+        with console.capture() as capture:
+            for each in printed:
+                console.print(each)
+        return capture.get()
+
+    return show
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """Figures of few pixels, and without a layout, for tests that do not look at them."""
+    monkeypatch.setattr(panels, "DPI", 20)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)

@@ -1,0 +1,62 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.lab.inference.measure import FlatnessSettings, loss_of
+from bsam.lab.inference.subjects import find_loader, load
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder whose modules can be found, and are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
+    (folder / "my_loader_1.py").write_text("def load(path):\n    return 'mine', path\n")
+    assert find_loader("my_loader_1:load")("x") == ("mine", "x")
+    (folder / "my_package_1").mkdir()
+    (folder / "my_package_1" / "inner.py").write_text("def load(path):\n    return 'inner', path\n")
+    assert find_loader("my_package_1.inner:load")("x") == ("inner", "x")
+
+
+MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
+
+
+class Own:
+    """Something that knows itself how to move."""
+
+    def to(self, device):
+        return f"moved to {device}"
+
+
+def test_tensors_in_nested_batches_and_in_a_loss_that_is_a_module_go_to_the_device():
+    x, y = {"a": torch.ones(1, 2), "b": (torch.ones(1), ["text", torch.ones(1)])}, (torch.ones(1), 3, Own())
+    loss_fn = nn.CrossEntropyLoss(weight=torch.ones(2))
+    _, loss_fn, data = load(
+        lambda path: (nn.Linear(2, 1), loss_fn, [(x, y), [x, y]]), Path("some.pt"), torch.device("meta")
+    )
+    assert loss_fn.weight.device.type == "meta"
+    for moved_x, moved_y in data:
+        tensors = moved_x["a"], moved_x["b"][0], moved_x["b"][1][1], moved_y[0]
+        assert [t.device.type for t in tensors] == ["meta"] * 4
+        assert (moved_x["b"][1][0], moved_y[1:]) == ("text", (3, "moved to meta"))
+
+
+def test_batches_of_a_loader_that_are_not_pairs_are_refused_where_they_are_measured():
+    model, loss_fn, data = load(
+        lambda path: (MODEL, F.mse_loss, [(*BATCHES[0], "index")]), Path("some.pt"), torch.device("cpu")
+    )
+    with pytest.raises(bsam.BsamError, match=r"pair.*tuple"):
+        loss_of(model, loss_fn, data, FlatnessSettings())
