@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from inspect import Parameter
 from numbers import Integral
 from typing import Any
 
@@ -45,6 +46,13 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
     return count
 
 
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False; otherwise raise."""
+    if not isinstance(value, bool):
+        raise BsamValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def is_number(value: object) -> bool:
     """Whether ``value`` is a finite int or float (a bool is neither)."""
     try:
@@ -72,56 +80,49 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
 def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Raise if a method is called in the style of another package; the message says which line to write."""
     name, parameters = cls.__name__, inspect.signature(cls).parameters
-    line = f"bsam.{name}(base, model)"
+    line = f"bsam.{name}(base, model"
     first = arguments[0] if arguments else named.get("base")
     if isinstance(first, nn.Module):
-        raise BsamTypeError(f"base must be an optimizer, got {type(first).__name__}: write {line}, base first")
+        raise BsamTypeError(f"base must be an optimizer, got {type(first).__name__}: write {line}), base first")
     iterable = isinstance(first, Iterable) and not isinstance(first, (Optimizer, type, str))
     if iterable or "params" in named or "base_optimizer" in named:
         classes = [a.__name__ for a in (*arguments[1:], *named.values()) if isinstance(a, type)]
         raise BsamTypeError(
             f"{name} takes an optimizer, not parameters: write base = torch.optim.{(*classes, 'SGD')[0]}"
-            f"(model.parameters(), lr=...) and {line}"
+            f"(model.parameters(), lr=...) and {line})"
         )
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    extra = arguments[len(positional) :]
-    if extra and not any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
-        settings = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
-        radius = next((name for name in settings if name.startswith("rho")), None)
-        is_radius = radius is not None and is_number(extra[0])
-        hint = (
-            f"write bsam.{name}(base, model, {radius}={extra[0]!r})" if is_radius else f"it has {', '.join(settings)}"
-        )
-        got = repr(extra[0]) if is_radius else f"a {type(extra[0]).__name__}"
+    kinds = {p.kind for p in parameters.values()}
+    settings = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
+    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    radii = [setting for setting in settings if setting.startswith("rho") and "floor" not in setting]
+    hint = f"it has {', '.join(settings)}"
+    if len(arguments) > len(positional) and Parameter.VAR_POSITIONAL not in kinds:
+        extra = arguments[len(positional)]
+        got = f"a {type(extra).__name__}"
+        if radii and is_number(extra):
+            got, hint = repr(extra), f"write {line}, {radii[0]}={extra!r})"
         raise BsamTypeError(f"{name} takes its settings by name, got {got} without one: {hint}")
     unknown = next((argument for argument in named if argument not in parameters), None)
-    options = [p.name for p in parameters.values() if p.kind == p.KEYWORD_ONLY]
-    if unknown is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
-        radii = ", ".join(f"{p}=..." for p in options if p.startswith("rho") and "floor" not in p)
-        hint = f"its radii are {radii}" if unknown.startswith("rho") else f"it has {', '.join(options)}"
+    if unknown is not None and Parameter.VAR_KEYWORD not in kinds:
         if unknown in ("lr", "momentum", "weight_decay", "betas", "nesterov"):
             hint = "pass it to the base optimizer"
+        elif unknown.startswith("rho"):
+            hint = f"its radii are {', '.join(f'{radius}=...' for radius in radii)}"
         raise BsamTypeError(f"{name} has no argument {unknown}: {hint}")
-    required = [
-        p.name for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    missing = next((p for p in required[len(arguments) :] if p not in named), None)
-    if missing is not None:
-        hints = {"total_steps": ", the number of training steps", "model": ", the network to train"}
-        more = "" if missing in ("base", "model") else f", {missing}=..."
-        raise BsamTypeError(f"{name} needs {missing}{hints.get(missing, '')}: write {line[:-1]}{more})")
+    given = {*positional[: len(arguments)], *named}
+    for missing in [*positional, *settings]:
+        if missing not in given and parameters[missing].default is Parameter.empty:
+            hints = {"total_steps": ", the number of training steps", "model": ", the network to train"}
+            more = "" if missing in ("base", "model") else f", {missing}=..."
+            raise BsamTypeError(f"{name} needs {missing}{hints.get(missing, '')}: write {line}{more})")
 
 
 def missing_attribute(optimizer: object, name: str) -> AttributeError:
     """Return the error for a missing attribute, with a hint if SAM of other packages has it."""
-    hints = {
-        "base_optimizer": ": it is called base",
-        **dict.fromkeys(
-            ("first_step", "second_step"),
-            ": write optimizer.step(closure), where the closure computes the loss; the step runs all passes",
-        ),
-    }
-    return AttributeError(f"{type(optimizer).__name__} has no attribute {name}{hints.get(name, '')}")
+    hint = ": it is called base" if name == "base_optimizer" else ""
+    if name in ("first_step", "second_step"):
+        hint = ": write optimizer.step(closure), where the closure computes the loss; the step runs all passes"
+    return AttributeError(f"{type(optimizer).__name__} has no attribute {name}{hint}")
 
 
 def check_base(base: object) -> None:

@@ -115,9 +115,7 @@ class CombinedOptimizer(Optimizer):
             member_groups, groups = groups[: len(member.param_groups)], groups[len(member.param_groups) :]
             indices = {i for group in member_groups for i in group["params"]}
             entries = {k: v for k, v in state.items() if k in indices}
-            for k, v in state.items():
-                if isinstance(k, str) and k.startswith(f"{n}."):
-                    entries[k.removeprefix(f"{n}.")] = v
+            entries |= {k.removeprefix(f"{n}."): v for k, v in state.items() if str(k).startswith(f"{n}.")}
             member.load_state_dict({"state": entries, "param_groups": member_groups})
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -45,6 +46,7 @@ def check_mode(mode: str, micro_batch: int | None) -> None:
             raise BsamValueError(OTHER_STATISTICS)
 
 
+@dataclass(eq=False)
 class DatasetLoss:
     """The mean of ``loss_fn(model(x), y)`` over all samples of ``data``.
 
@@ -54,29 +56,22 @@ class DatasetLoss:
         model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFunction,
-        data: Batches,
-        micro_batch: int | None = None,
-        mode: str = "eval",
-        batch_weight: BatchWeight | None = None,
-    ) -> None:
-        if isinstance(data, Iterator):
+    model: nn.Module
+    loss_fn: LossFunction
+    data: Batches
+    micro_batch: int | None = None
+    mode: str = "eval"
+    batch_weight: BatchWeight | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, Iterator):
             raise BsamTypeError("data must be iterable more than once, got an iterator: pass a list or a DataLoader")
-        check_mode(mode, micro_batch)
-        norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-        if micro_batch is not None and any(norm.running_mean is None for norm in norms):
+        check_mode(self.mode, self.micro_batch)
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        if self.micro_batch is not None and any(norm.running_mean is None for norm in norms):
             raise BsamValueError(OTHER_STATISTICS)
-        self.model = model
-        self.loss_fn = loss_fn
-        self.data = data
-        self.micro_batch = micro_batch
-        self.mode = mode
-        self.batch_weight = batch_weight
         self.weights = Weights()
-        self.weights.refresh([{"params": list(model.parameters())}])
+        self.weights.refresh([{"params": list(self.model.parameters())}])
         if not self.weights.params:
             raise BsamValueError("model has no trainable parameters: set requires_grad on those to measure")
         self.num_samples: int | None = None  # known after the first pass
@@ -256,11 +251,12 @@ def split(x: Any, y: Any, size: int) -> list[tuple[Any, Any, int]]:
     return [(a, b, len(b)) for a, b in zip(x.split(size), y.split(size), strict=True)]
 
 
+@dataclass
 class CastBatches:
     """``data`` with all floating-point tensors cast to ``dtype``."""
 
-    def __init__(self, data: Batches, dtype: torch.dtype) -> None:
-        self.data, self.dtype = data, dtype
+    data: Batches
+    dtype: torch.dtype
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.data:

@@ -139,19 +139,18 @@ class HessianOperator:
 
     def times(self, flat: Tensor) -> Tensor:
         """Return ``H v`` for a 1-D tensor ``v``."""
-        out = self._times(self._views(flat))
-        self.products += 1
-        return out
-
-    def _times(self, v: list[Tensor]) -> Tensor:
-        recording = self._recording
+        v, recording = self._views(flat), self._recording
+        out = None
         if recording is not None and recording.recorded:
             try:
-                return self._mean(self._with_recording(v, recording))
+                out = self._mean(self._with_recording(v, recording))
             except torch.OutOfMemoryError:
                 recording.drop("out of memory")
-        self._check_forward_mode()
-        return self._mean(self._batch_products(v))
+        if out is None:
+            self._check_forward_mode()
+            out = self._mean(self._batch_products(v))
+        self.products += 1
+        return out
 
     def _mean(self, products: Products) -> Tensor:
         """Return the weighted mean of the batches' products as a 1-D tensor."""
@@ -173,9 +172,24 @@ class HessianOperator:
         finally:
             clear_weight_caches()  # and now hold casts with tangents
 
-    def _batch_products(self, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
-        differentiate = _forward_over_reverse if self.differentiation == "forward" else _reverse_over_reverse
-        return differentiate(self.loss, v, batches)
+    def _batch_products(
+        self, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None, mode: str | None = None
+    ) -> Products:
+        """Yield the derivative of each batch's gradient along ``v``: forward or reverse mode over the backward pass."""
+        forward = (mode or self.differentiation) == "forward"
+        with _attach_tangents(self.params, v) if forward else contextlib.nullcontext():
+            for loss, _, weight in self.loss.losses(batches):
+                gradient = self.loss.gradient(loss, create_graph=not forward)
+                if forward:
+                    tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in gradient]
+                    yield [torch.zeros_like(u) if t is None else t for t, u in zip(tangents, v, strict=True)], weight
+                    continue
+                product = [torch.zeros_like(t) for t in v]
+                pairs = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
+                if pairs:
+                    grads, vectors = zip(*pairs, strict=True)
+                    product = list(torch.autograd.grad(grads, self.params, vectors, materialize_grads=True))
+                yield product, weight
 
     def _check_forward_mode(self) -> None:
         """Switch to reverse mode if forward mode gives different products; checked again when the weights change."""
@@ -184,9 +198,9 @@ class HessianOperator:
             return
         v = self._views(self.random(torch.Generator().manual_seed(1)))
         with _full_precision(self.device):
-            expected = self._mean(_reverse_over_reverse(self.loss, v))
+            expected = self._mean(self._batch_products(v, mode="reverse"))
             try:
-                actual = self._mean(_forward_over_reverse(self.loss, v))
+                actual = self._mean(self._batch_products(v, mode="forward"))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an operation without a forward derivative
@@ -244,15 +258,11 @@ class HessianOperator:
                     self._mean(self._batch_products(v))  # a full pass checks data and loss_fn
                 devices = [self.device] if self.device.type == "cuda" else []
                 with _full_precision(self.device), self._differentiating(), torch.random.fork_rng(devices):
-                    self._recording.record(self.loss, v, self._product_of, self._products_close)
+                    self._recording.record(self.loss, v, self._batch_products, self._products_close)
             yield self._recording
         finally:
             self._recording.free()
             self._recording = None
-
-    def _product_of(self, v: list[Tensor], batch: WeightedBatch) -> Product:
-        ((product, _),) = self._batch_products(v, [batch])
-        return product
 
     def _with_recording(self, v: list[Tensor], recording: Recording) -> Products:
         yield from recording.products(v)
@@ -265,26 +275,6 @@ def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[N
     cudnn: Any = torch.backends.cudnn
     switches: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul) if device.type == "cuda" else ()
     return set_temporarily((switch, "fp32_precision", "ieee") for switch in switches)
-
-
-def _forward_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
-    """Yield the derivative of each batch's gradient along ``v``, with forward mode through the backward pass."""
-    with _attach_tangents(L.weights.params, v):
-        for loss, _, weight in L.losses(batches):
-            tangents = [None if g is None else forward_ad.unpack_dual(g).tangent for g in L.gradient(loss)]
-            yield [torch.zeros_like(u) if t is None else t for t, u in zip(tangents, v, strict=True)], weight
-
-
-def _reverse_over_reverse(L: DatasetLoss, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None) -> Products:
-    """Yield the derivative of each batch's gradient along ``v``, with a backward pass through the backward pass."""
-    for loss, _, weight in L.losses(batches):
-        gradient = L.gradient(loss, create_graph=True)
-        pairs = [(g, t) for g, t in zip(gradient, v, strict=True) if g is not None and g.requires_grad]
-        product = [torch.zeros_like(t) for t in v]
-        if pairs:
-            grads, vectors = zip(*pairs, strict=True)
-            product = list(torch.autograd.grad(grads, L.weights.params, vectors, materialize_grads=True))
-        yield product, weight
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,23 +13,21 @@ from .products import check_finite
 CHUNK = 1 << 22  # vector entries that are rotated at a time
 
 
+@dataclass(eq=False)
 class Krylov:
-    """An orthonormal basis ``V`` that grows by one vector per product, and the matrix ``T = V H V^T``.
+    """An orthonormal basis ``V`` that grows by one vector per product, and the matrix ``T = V H V^T``."""
 
-    Args:
-        H: the operator.
-        max_steps: the largest number of products before a restart; the basis then has one more vector.
-        generator: random generator for the start vectors.
-    """
+    H: HessianOperator
+    max_steps: int  # the largest number of products before a restart; the basis then has one more vector
+    generator: torch.Generator  # for the start vectors
+    steps: int = 0  # vectors whose products are known
+    beta: float = 0.0  # the norm of the last product's component outside the basis
 
-    def __init__(self, H: HessianOperator, max_steps: int, generator: torch.Generator) -> None:
-        self.H = H
-        self.max_steps = min(max_steps, H.size)
-        self.generator = generator
+    def __post_init__(self) -> None:
+        H = self.H
+        self.max_steps = min(self.max_steps, H.size)
         self.V = torch.empty(self.max_steps + 1, H.size, dtype=H.dtype, device=H.device)
         self.T = torch.zeros(self.max_steps, self.max_steps, dtype=torch.float64)
-        self.steps = 0  # vectors whose products are known
-        self.beta = 0.0  # the norm of the last product's component outside the basis
 
     def begin(self, start: Tensor | None = None) -> None:
         """Set the next vector to ``start`` (by default a random one), made orthogonal to the basis."""

@@ -6,6 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ ROUNDING = 16.0  # tolerance for rounding, in machine epsilons times the mean si
 MAX_SAMPLES, MAX_ENTRIES = 16, 1 << 22  # samples of different batches that are compared at once, and their size
 
 
+@dataclass(eq=False)
 class MeanCheck:
     """Compares the losses of batches with the losses of their parts, in one pass over the data.
 
@@ -31,72 +33,58 @@ class MeanCheck:
     The losses of parts are computed from the outputs. If these do not have one row per sample, the model runs again on
     the inputs of the parts; with ``mode="train"``, such batches are not checked. Neither are batches that cannot be
     split, nor losses that accept whole batches only.
-
-    Args:
-        model: the network.
-        batch_loss: returns the loss for outputs and targets.
-        mode: as in :class:`bsam.flatness.HessianOperator`.
     """
 
-    def __init__(self, model: Callable[[Any], Any], batch_loss: Callable[[Any, Any], Tensor], mode: str) -> None:
-        self.model = model
-        self.batch_loss = batch_loss
-        self.mode = mode
-        self._batches, self._problem = 0, ""
-        self._collected: list[tuple[Samples, float]] = []  # a sample of each batch, not compared yet, and its loss
+    model: Callable[[Any], Any]
+    batch_loss: Callable[[Any, Any], Tensor]  # for outputs and targets
+    mode: str  # as in HessianOperator
+    batches: int = 0
+    problem: str = ""  # the first one found
+    collected: list[tuple[Samples, float]] = field(default_factory=list)  # a sample of each batch, and its loss
 
     def add(self, loss: Tensor, x: Any, out: Any, y: Any, n: int) -> None:
         """Check a batch of ``n`` samples."""
-        self._batches += 1
+        self.batches += 1
         leaves = tree_leaves(out)
         # a second output with one row, such as a penalty, may not belong to the sample
         from_outputs = all(_has_rows(t, n) for t in leaves) and (n > 1 or len(leaves) == 1)
         samples = from_outputs, out if from_outputs else x, y
-        with self._ignore_failures():
-            if (from_outputs or self.mode == "eval") and _can_be_split(samples, n):
-                if n > 1:
-                    self._compare_halves(loss, out, samples, n)
-                self._collect(loss, samples, n)
-        self._raise_problem()
+        with self._checking():
+            if not (from_outputs or self.mode == "eval") or not _can_be_split(samples, n):
+                return
+            one = tree_map(lambda t: t.detach().clone() if _has_rows(t, 1) else t, _rows(samples, n, slice(1)))
+            if n > 1:
+                halves = (slice(0, n // 2), slice(n // 2, n))
+                losses = [float(self._evaluate(*_rows(samples, n, half))[1]) for half in halves]
+                self._compare(loss, out, [(losses[0], n // 2), (losses[1], n - n // 2)], from_outputs)
+                _, loss = self._evaluate(*one)
+            if self.collected and not _can_be_joined(self.collected[0][0], one):
+                self._compare_collected()
+                self.collected = []
+            self.collected.append((one, float(loss)))
+            size = sum(t.numel() for t in tree_leaves(one) if isinstance(t, Tensor))
+            if len(self.collected) >= max(2, min(MAX_SAMPLES, MAX_ENTRIES // size)):
+                self._compare_collected()
 
     def finish(self) -> None:
         """Check the samples that remain at the end of the pass."""
-        with self._ignore_failures():
+        with self._checking():
             self._compare_collected()
-        self._raise_problem()
-
-    def _raise_problem(self) -> None:
-        if self._problem and self._batches > 1:
-            raise BsamValueError(self._problem)
 
     @contextlib.contextmanager
-    def _ignore_failures(self) -> Iterator[None]:
+    def _checking(self) -> Iterator[None]:
+        """Ignore failures of the loss; then, if there are several batches, raise the problem found."""
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a loss may warn about the shapes of a single sample
             with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):  # for whole batches only
                 yield
-
-    def _compare_halves(self, loss: Tensor, out: Any, samples: Samples, n: int) -> None:
-        halves = (slice(0, n // 2), slice(n // 2, n))
-        losses = [(float(self._evaluate(*_rows(samples, n, half))[1]), half.stop - half.start) for half in halves]
-        self._compare(loss, out, losses, samples[0])
-
-    def _collect(self, loss: Tensor, samples: Samples, n: int) -> None:
-        one = tree_map(lambda t: t.detach().clone() if _has_rows(t, 1) else t, _rows(samples, n, slice(1)))
-        if n > 1:
-            _, loss = self._evaluate(*one)
-        if self._collected and not _can_be_joined(self._collected[0][0], one):
-            self._compare_collected()
-            self._collected = []
-        self._collected.append((one, float(loss)))
-        size = sum(t.numel() for t in tree_leaves(one) if isinstance(t, Tensor))
-        if len(self._collected) >= max(2, min(MAX_SAMPLES, MAX_ENTRIES // size)):
-            self._compare_collected()
+        if self.problem and self.batches > 1:
+            raise BsamValueError(self.problem)
 
     def _compare_collected(self) -> None:
         """Compare the collected samples, and keep the last one to compare it with the next."""
-        collected = self._collected * 2 if len(self._collected) == 1 else self._collected
-        self._collected = collected[-1:]
+        collected = self.collected * 2 if len(self.collected) == 1 else self.collected
+        self.collected = collected[-1:]
         if collected:
             joined = _join([one for one, _ in collected])
             out, loss = self._evaluate(*joined)
@@ -117,7 +105,7 @@ class MeanCheck:
             allowed = max(torch.finfo(t.dtype).eps for t in floats) ** 0.5
         if math.isclose(mean, full, abs_tol=scale * allowed) or (math.isnan(mean) and math.isnan(full)):
             return
-        self._problem = self._problem or (
+        self.problem = self.problem or (
             f"loss_fn is not a mean over samples: it gives {full:.6g} for {n} samples, but the mean over parts of them "
             f"is {mean:.6g} (reduction='sum'? class weights? ignore_index?). Use a mean, pass one single batch, or "
             "pass batch_weight, such as lambda x, y: (y != -100).sum()"

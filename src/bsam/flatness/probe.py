@@ -89,12 +89,12 @@ class Probe:
         """Measure a step; called after the method's passes, with their evaluations."""
         passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
-            here = next((e for e in L.evaluations if e.at is None), None) or _evaluate(L, None)
+            here = _evaluation(L, None)
             g = here.gradient
             top = self.rho_max if self.rho_max is not None else _radius(optimizer, ("rho_max", "rho"), 0.05)
             low = self.rho_min if self.rho_min is not None else _radius(optimizer, ("rho_min",), top)
             uphill, downhill = g * top / (g.norm() + TINY), -(g * low / (g.norm() + TINY))
-            up, down = (_find(L.evaluations, at) or _evaluate(L, at) for at in (uphill, downhill))
+            up, down = (_evaluation(L, at) for at in (uphill, downhill))
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))
         cosine = min(max(float(ratio(g.dot(down.gradient), n * n_min)), -1.0), 1.0)
@@ -125,14 +125,14 @@ def _radius(optimizer: SharpnessAware, names: tuple[str, ...], default: Coeffici
     return next((optimizer.radii(name) for name in names if name in optimizer.settings), default)
 
 
-def _evaluate(L: Objective, at: Vector | None) -> Evaluation:
+def _evaluation(L: Objective, at: Vector | None) -> Evaluation:
+    """Return the evaluation at this displacement; run a pass if there is none."""
+    for past in L.evaluations:
+        if past.at is None or at is None:
+            same = past.at is at
+        else:
+            same = bool((past.at - at).norm() <= DISPLACEMENT_RTOL * at.norm())
+        if same:
+            return past
     L.value_and_grad(at)
     return L.evaluations[-1]
-
-
-def _find(evaluations: list[Evaluation], at: Vector) -> Evaluation | None:
-    """Return the evaluation at this displacement, if there is one."""
-    for evaluation in evaluations:
-        if evaluation.at is not None and bool((evaluation.at - at).norm() <= DISPLACEMENT_RTOL * at.norm()):
-            return evaluation
-    return None

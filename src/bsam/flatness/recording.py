@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from .dataset_loss import DatasetLoss, WeightedBatch
 Product: TypeAlias = list[Tensor]  # one tensor per parameter
 Products: TypeAlias = Generator[tuple[Product, float]]  # one per batch, with its weight in the mean
 BatchProduct: TypeAlias = Callable[[list[Tensor]], Product]
-PlainProduct: TypeAlias = Callable[[list[Tensor], WeightedBatch], Product]  # computed without a recording
+PlainProducts: TypeAlias = Callable[[list[Tensor], list[WeightedBatch]], Products]  # computed without a recording
 ProductsClose: TypeAlias = Callable[[Product, Product], bool]  # whether two products agree up to rounding
 
 CPU_BYTES = 3 << 30  # a container may have less than its machine reports
@@ -30,27 +31,17 @@ MIN_WORK = 5_000_000  # samples times weights below which recording does not pay
 MAX_SHAPES = 2  # batch shapes: usually one, and another for the last batch; ignored if max_bytes is given
 
 
+@dataclass(eq=False, repr=False)
 class Recording:
-    """The products that :meth:`bsam.flatness.HessianOperator.linearized` recorded, batch by batch.
+    """The products that :meth:`bsam.flatness.HessianOperator.linearized` recorded, batch by batch."""
 
-    Args:
-        budget: memory limit in bytes.
-        max_shapes: the largest number of batch shapes to record (each takes seconds); None means no limit.
-
-    Attributes:
-        batches: number of (micro-)batches in the data; 0 if recording was not tried.
-        recorded: number of recorded batches; the products of the others are computed as usual.
-        bytes: memory used by the recorded batches.
-        reason: why some batches were not recorded; empty if all were.
-    """
-
-    def __init__(self, budget: int, max_shapes: int | None) -> None:
-        self.batches = 0
-        self.recorded = 0
-        self.bytes = 0
-        self.reason = ""
-        self._budget, self._max_shapes = budget, max_shapes
-        self._products: list[tuple[BatchProduct, float]] = []  # with the weight of each batch
+    budget: int  #: memory limit in bytes
+    max_shapes: int | None  #: the largest number of batch shapes to record (each takes seconds); None means no limit
+    batches: int = 0  #: number of (micro-)batches in the data; 0 if recording was not tried
+    recorded: int = 0  #: number of recorded batches; the products of the others are computed as usual
+    bytes: int = 0  #: memory used by the recorded batches
+    reason: str = ""  #: why some batches were not recorded; empty if all were
+    _products: list[tuple[BatchProduct, float]] = field(default_factory=list)  # with the weight of each batch
 
     def __repr__(self) -> str:
         reason = f"; {self.note}" if self.note else ""
@@ -63,7 +54,7 @@ class Recording:
         return f"{plain} of {self.batches} batches computed without a recording: {self.reason}" if plain else ""
 
     def record(
-        self, dataset_loss: DatasetLoss, v: list[Tensor], plain: PlainProduct, products_close: ProductsClose
+        self, dataset_loss: DatasetLoss, v: list[Tensor], plain: PlainProducts, products_close: ProductsClose
     ) -> None:
         """Record the batches in order, until one does not fit or its product differs from the plain one."""
         recorder = Recorder(dataset_loss, v, products_close)
@@ -72,12 +63,12 @@ class Recording:
             if self.reason:
                 continue
             try:
-                expected = plain(v, batch)
+                ((expected, _),) = plain(v, [batch])
                 if not all(bool(t.isfinite().all()) for t in expected):
                     raise CannotRecord("the product is not finite")
                 product, size = self._record_batch(recorder, batch, expected)
-                if self.bytes + size > self._budget:
-                    raise CannotRecord(f"max_bytes={self._budget} is not enough for all batches")
+                if self.bytes + size > self.budget:
+                    raise CannotRecord(f"max_bytes={self.budget} is not enough for all batches")
             except CannotRecord as error:
                 self.reason = str(error)
             except torch.OutOfMemoryError:
@@ -96,8 +87,8 @@ class Recording:
         x, y, _ = batch
         shape = recorder.shape(x, y)
         is_new, reason = shape not in recorder.graphs, ""
-        if is_new and len(recorder.graphs) == self._max_shapes:
-            raise CannotRecord(f"more than {self._max_shapes} batch shapes")
+        if is_new and len(recorder.graphs) == self.max_shapes:
+            raise CannotRecord(f"more than {self.max_shapes} batch shapes")
         for forward in (True, False) if is_new else (True,):
             try:
                 if is_new:
@@ -145,27 +136,24 @@ class CannotRecord(Exception):
     """The product of a batch cannot be recorded; the message says why."""
 
 
+@dataclass(eq=False)
 class Recorder:
     """Makes functions ``v -> H v`` for batches, with everything that does not depend on ``v`` computed once and stored.
 
     The derivative of the gradient along ``v`` is traced as a graph, once for each batch shape. The part that does not
     depend on ``v`` is run once for each batch; the rest is run for each ``v``, with six convolutions per convolutional
     layer (a gradient takes three). ``torch.func.linearize`` does the same, but traces again for each batch.
-
-    Args:
-        dataset_loss: the network and its loss.
-        v: the vector with which recorded products are compared.
-        products_close: whether two products agree up to rounding.
     """
 
-    def __init__(self, dataset_loss: DatasetLoss, v: list[Tensor], products_close: ProductsClose) -> None:
-        self.dataset_loss = dataset_loss
-        self.v = v
-        self.products_close = products_close
-        self.graphs: dict[Any, tuple[fx.GraphModule, fx.GraphModule]] = {}
-        named = list(dataset_loss.model.named_parameters())
+    dataset_loss: DatasetLoss
+    v: list[Tensor]  # the vector with which recorded products are compared
+    products_close: ProductsClose
+    graphs: dict[Any, tuple[fx.GraphModule, fx.GraphModule]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = list(self.dataset_loss.model.named_parameters())
         self._names = [name for name, p in named if p.requires_grad]  # in the order of the vectors
-        self._constants = {name: t.detach() for name, t in (*named, *dataset_loss.model.named_buffers())}
+        self._constants = {name: t.detach() for name, t in (*named, *self.dataset_loss.model.named_buffers())}
         self._weights = [self._constants.pop(name) for name in self._names]
         self._model_storages = _storages((*self._weights, *self._constants.values()))
 
@@ -257,17 +245,14 @@ def _partition(whole: fx.GraphModule, size: int) -> tuple[fx.GraphModule, fx.Gra
     product = output.args[0]
     stored = [n for n in nodes if n not in reached and (n in product or any(user in reached for user in n.users))]
 
-    constant, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in nodes:
-        if node not in reached:
-            copies[node] = constant.node_copy(node, copies.__getitem__)
-    constant.output([copies[node] for node in stored])
-    constant.eliminate_dead_code()
+    def extract(inputs: list[fx.Node], operations: list[fx.Node], outputs: list[fx.Node]) -> fx.GraphModule:
+        graph = fx.Graph()
+        copies = {node: graph.placeholder(node.name) for node in inputs}
+        for node in operations:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output([copies[node] for node in outputs])
+        graph.eliminate_dead_code()
+        return fx.GraphModule(whole, graph)
 
-    linear = fx.Graph()
-    copies = {node: linear.placeholder(node.name) for node in [*stored, *v]}
-    for node in nodes:
-        if node in reached and node not in v:
-            copies[node] = linear.node_copy(node, copies.__getitem__)
-    linear.output([copies[node] for node in product])
-    return fx.GraphModule(whole, constant), fx.GraphModule(whole, linear)
+    constant = extract([], [node for node in nodes if node not in reached], stored)
+    return constant, extract([*stored, *v], [node for node in nodes if node in reached and node not in v], product)

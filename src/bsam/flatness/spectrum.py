@@ -18,9 +18,7 @@ from .products import Array, Progress, after_products, no_progress, seeded_gener
 WHICH = ("largest", "magnitude", "both ends")
 MAX_CYCLES = 60  # the search ends after this many products per vector of the basis
 MIN_STEPS = 8  # products in each round of the search before its result counts
-MISSED = (
-    0.01  # probability of missing an eigenvalue: a random unit vector has a component below 0.01 / sqrt(n) so often
-)
+MISSED = 0.01  # probability of missing an eigenvalue: that of a component of a random unit vector below 0.01 / sqrt(n)
 ROUNDING = 10.0  # machine epsilons, relative to |H|: residuals cannot get smaller
 NEGLIGIBLE = 1e-10  # relative to |H|: residuals this small are accepted for eigenvalues near 0
 

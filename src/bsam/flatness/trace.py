@@ -92,7 +92,10 @@ def trace(
             value, error, half = _diagonal(H, times)
         else:
             sketched = samples // 3 if method == "hutch++" else 0
-            Q = _sketch(H, times, sketched, generator)
+            Q = torch.zeros(H.size, 0, dtype=wide, device=H.device)  # an orthonormal basis of the sketch, as columns
+            if sketched:
+                sketch = [times(H.random(generator, "signs")) for _ in range(sketched)]
+                Q = torch.linalg.qr(torch.stack(sketch, dim=1)).Q
             exact = [float(torch.dot(q, times(q.contiguous()))) for q in Q.T]
             rest, size, distances = _samples(H, times, Q, samples - 2 * sketched, generator)
             # the only error if the sketch contains the whole range of H
@@ -114,13 +117,6 @@ def _diagonal(H: HessianOperator, times: Callable[[Tensor], Tensor]) -> tuple[fl
         size += float(column.norm())
     error = ROUNDING * torch.finfo(H.dtype).eps * size
     return value, error, 2 * error
-
-
-def _sketch(H: HessianOperator, times: Callable[[Tensor], Tensor], n: int, generator: torch.Generator) -> Tensor:
-    """Return an orthonormal basis of the products with ``n`` random vectors, as columns."""
-    if not n:
-        return torch.zeros(H.size, 0, dtype=torch.promote_types(H.dtype, torch.float32), device=H.device)
-    return torch.linalg.qr(torch.stack([times(H.random(generator, "signs")) for _ in range(n)], dim=1)).Q
 
 
 def _samples(

@@ -78,11 +78,4 @@ class SharpnessAwareClassifier(SharpnessAwareMixin, NeuralNetClassifier):  # typ
 
 
 class SharpnessAwareRegressor(SharpnessAwareMixin, NeuralNetRegressor):  # type: ignore[misc]
-    """A ``skorch.NeuralNetRegressor`` that trains with a sharpness-aware method (:class:`SharpnessAwareMixin`).
-
-    Example::
-
-        net = SharpnessAwareRegressor(
-            Network, optimizer=bsam.SAM, optimizer__rho=0.05, lr=0.1
-        )
-    """
+    """A ``skorch.NeuralNetRegressor`` with the same arguments as :class:`SharpnessAwareClassifier`."""

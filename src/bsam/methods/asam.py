@@ -67,8 +67,7 @@ class ASAM(SharpnessAware):
         **options: Unpack[StepOptions],
     ) -> None:
         self.eta = check_number("eta", eta, low=0)
-        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, **options)
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -68,8 +68,7 @@ class FriendlySAM(SharpnessAware):
         **options: Unpack[StepOptions],
     ) -> None:
         self.sigma, self.decay = check_number("sigma", sigma), check_number("decay", decay, low=0, high=1)
-        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, **options)
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -78,8 +78,7 @@ class GAM(SharpnessAware):
             raise BsamValueError(f"beta must be three numbers, the weights of g1, g2 and g3; got {beta!r}")
         self.beta = tuple(check_number("beta", b) for b in beta)
         self.gamma, self.form = check_number("gamma", gamma), form
-        radii = {"rho": rho, "rho_norm": rho_norm}
-        super().__init__(base, model, radii, **options)
+        super().__init__(base, model, {"rho": rho, "rho_norm": rho_norm}, **options)
 
     def direction(self, L: Objective) -> Vector:
         return self.released(L) if self.form == "released" else self.paper(L)

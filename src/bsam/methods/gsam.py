@@ -63,8 +63,7 @@ class GSAM(SharpnessAware):
         **options: Unpack[StepOptions],
     ) -> None:
         self.alpha = check_number("alpha", alpha)
-        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, **options)
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -34,11 +34,7 @@ class MESA(Distillation):
         model: the network that is trained, or its DDP or compiled wrapper.
         optimizer: the optimizer that trains it; its steps update the average.
         decay: the decay of the average.
-        lam: :math:`\lambda`, the weight of the second term.
-        tau: :math:`\tau`, the temperature.
-        start_epoch: the second term begins in epoch ``start_epoch + 1``, counted from 0.
-        label_smoothing: the label smoothing of the cross-entropy.
-        reduction: ``"mean"``, or ``"none"`` for one loss per sample.
+        lam, tau, start_epoch, label_smoothing, reduction: as in :class:`SAF`.
 
     Example:
         >>> model = nn.Linear(2, 3)

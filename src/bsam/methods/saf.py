@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from ..common.checks import check_count
+from ..common.checks import check_count, check_flag
 from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import Need
 from .distillation import Distillation
@@ -99,9 +99,7 @@ class SAF(Distillation):
         self.epochs_back = check_count("epochs_back", epochs_back)
         slots = self.epochs_back + 1  # one is read while this epoch's is written
         shape = slots, check_count("samples", samples), check_count("classes", classes)
-        if not isinstance(half, bool):
-            raise BsamValueError(f"half must be True or False, got {half!r}")
-        dtype = torch.half if half else torch.float
+        dtype = torch.half if check_flag("half", half) else torch.float
         self.register_buffer("table", torch.zeros(shape, dtype=dtype))
         # the epoch in which an entry was filled
         self.register_buffer("stamp", torch.full((slots, samples), NEVER, dtype=torch.int32))

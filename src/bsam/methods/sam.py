@@ -16,9 +16,6 @@ class SAM(SharpnessAware):
     .. math::  d = \nabla L(w + \rho\, g / |g|), \qquad g = \nabla L(w)
 
     Args:
-        base: the optimizer that takes the step.
-        model: the network that the closure calls, or its DDP, FSDP or compiled wrapper; None if it has no buffers.
-            If the closure runs several modules, a list of them, the trained one first.
         rho: the radius, or its maximum if it follows the learning rate. The paper uses 0.05 for CIFAR-10 and 0.1 for
             CIFAR-100.
         rho_floor: the minimum of a radius that follows the learning rate, from ``rho`` at ``lr_max`` down to
@@ -27,8 +24,7 @@ class SAM(SharpnessAware):
             ``rho_max=a, rho_min=b``.
         lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
-        m_sharpness: each DDP rank perturbs along its own gradient.
-        same_draws: all passes of a step see the same random draws (dropout, noise).
+        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -65,8 +61,7 @@ class SAM(SharpnessAware):
         lr_min: float = 0.0,
         **options: Unpack[StepOptions],
     ) -> None:
-        settings = radius_settings(rho, rho_floor, lr_max, lr_min)
-        super().__init__(base, model, settings, **options)
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
