@@ -64,7 +64,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients and leaves ``p.grad`` empty.
     Every evaluation starts with the buffers from before the step and, unless ``same_draws=False``, repeats the random
     numbers of the first one. An objective is a context manager: on exit the weights are restored, the direction in
-    :attr:`gradients` is added to ``p.grad``, and the buffers are as the first evaluation left them; after an error,
+    ``gradients`` is added to ``p.grad``, and the buffers are as the first evaluation left them; after an error,
     buffers and ``p.grad`` are restored, too. ``SharpnessAware.backward`` creates it.
     """
 
