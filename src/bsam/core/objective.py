@@ -195,10 +195,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
     ) -> tuple[Tensor, Vector]:
         """Return the mean loss and its gradient at ``w + at``; None is ``w`` itself.
 
-        Args:
-            at: the displacement.
-            subset: the samples to use; the closure is called with these indices.
-            wrt: one flag per parameter; if False, its gradient counts as zero and, except with FSDP, is not computed.
+        With ``subset``, the closure is called with these indices of samples. ``wrt`` has one flag per parameter; if it
+        is False, the gradient counts as zero and, except with FSDP, is not computed.
         """
         if wrt is not None and not any(wrt):
             return self.value(at, subset=subset), self._take_gradient(wrt, 1.0, without_reducer=False)

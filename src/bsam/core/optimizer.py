@@ -42,7 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..common.checks import check_base, check_call, check_modules, check_names, missing_attribute
+from ..common.checks import check_base, check_call, check_flag, check_modules, check_names, missing_attribute
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.method_info import MethodInfo
 from .calls import observe_calls, refuse_batch_norm
@@ -179,9 +179,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     ) -> None:
         check_base(base)
         modules = check_modules(model, base)
-        for name, value in (("m_sharpness", m_sharpness), ("same_draws", same_draws)):
-            if not isinstance(value, bool):
-                raise BsamValueError(f"{name} must be True or False, got {value!r}")
         settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0, METHOD: self.method()}
         if self.scheduled_radii:
             settings |= {LR_START: None, LR_SEEN: None}
@@ -192,8 +189,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self.base = base
         self.model = modules[0] if modules else None
         self.others = modules[1:]
-        self.m_sharpness = m_sharpness
-        self.same_draws = same_draws
+        self.m_sharpness = check_flag("m_sharpness", m_sharpness)
+        self.same_draws = check_flag("same_draws", same_draws)
         self.defaults = {**base.defaults, **settings}
         self.settings = settings
         self.__setstate__({})  # not Optimizer.__init__, which would create parameter groups
@@ -288,15 +285,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if name in self.numbers:
             return self.param_groups[0][name]
         state = self.state
-        stored = [state[p].get(name) if p in state else None for p in self.params]
+        stored: list[Any] = [state[p].get(name) if p in state else None for p in self.params]
         if all(t is None for t in stored):
             return missing
-        others: Sequence[Tensor] = self.params  # not used if there is an entry for each
         if any(t is None for t in stored):
             zeros = [torch.zeros_like(p, requires_grad=False) for p in self.params]
             others = zeros if missing is None else missing.tensors(self.params)
-        entries = (other if t is None else t for t, other in zip(stored, others, strict=True))
-        return self.vector(t.to(p) for t, p in zip(entries, self.params, strict=True))
+            stored = [other if t is None else t for t, other in zip(stored, others, strict=True)]
+        return self.vector(t.to(p) for t, p in zip(stored, self.params, strict=True))
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number over ranks under DDP's ``no_sync``: all ranks have the same, except with ``m_sharpness``."""

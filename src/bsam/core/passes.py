@@ -136,13 +136,8 @@ class Buffers(PassPart):
 
 def _entries(module_buffers: list[Any]) -> list[_Entry]:
     """Return the entries of the modules' dictionaries that have a value or None; lazy buffers have no value yet."""
-    return [
-        (buffers, name, t)
-        for buffers in module_buffers
-        if buffers
-        for name, t in buffers.items()
-        if t is None or not is_lazy(t)
-    ]
+    items = ((buffers, name, t) for buffers in module_buffers for name, t in buffers.items())
+    return [item for item in items if item[2] is None or not is_lazy(item[2])]
 
 
 class RngReplay(PassPart):

@@ -61,13 +61,6 @@ class Term:
             self.cached_norm = layout.total(norms, torch.linalg.vector_norm)
         return self.cached_norm
 
-    def move_to(self, buckets: BucketedTensors) -> None:
-        """Copy the entries to memory that is kept between steps."""
-        for source, target in zip(self.buckets, buckets, strict=True):
-            torch._foreach_copy_(target, source)
-        self.buckets = buckets
-        self.kept = True
-
 
 class Vector:
     """A vector in weight space: a linear combination of stored terms, evaluated when its entries are needed.
@@ -202,7 +195,6 @@ class Vector:
         return self - ratio(self.dot(other), other.norm() ** 2) * other
 
     def __repr__(self) -> str:
-        """Show the size only."""
         sizes = [t.numel() for bucket in next(iter(self.terms)).buckets for t in bucket]
         return f"Vector({sum(sizes):,} entries in {len(sizes)} tensor(s))"
 

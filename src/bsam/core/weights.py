@@ -154,7 +154,10 @@ class Gradients(PassPart):
             kept = self._weights.kept
             if self._used == len(kept):
                 kept.append(self._weights.allocate())
-            self._latest.move_to(kept[self._used])
+            for source, target in zip(self._latest.buckets, kept[self._used], strict=True):
+                torch._foreach_copy_(target, source)
+            self._latest.buckets = kept[self._used]
+            self._latest.kept = True
             self._latest = None
             self._used += 1
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..common.checks import check_names, check_radius, is_number
+from ..common.checks import check_flag, check_names, check_radius, is_number
 from ..common.errors import BsamValueError
 from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START
 
@@ -41,8 +41,7 @@ class OptimizerWrapper(Optimizer):
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a group, and return it with derived settings filled in."""
-        if not isinstance(group.get(PERTURB, True), bool):
-            raise BsamValueError(f"{PERTURB} of a parameter group must be True or False, got {group[PERTURB]!r}")
+        check_flag(f"{PERTURB} of a parameter group", group.get(PERTURB, True))
         for name, value in group.items():
             if name.startswith("rho") and name not in self.scheduled_radii.values():
                 check_radius(name, value)
@@ -119,14 +118,11 @@ class OptimizerWrapper(Optimizer):
 
 def _without(state: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
     """Return the state without the entries whose names are in ``names``. State that belongs to no parameter is kept."""
-    kept = {}
-    for i, entry in state.items():
-        if isinstance(entry, dict):
-            entry = {k: v for k, v in entry.items() if k not in names}
-            if not entry:
-                continue
-        kept[i] = entry
-    return kept
+    entries: dict[Any, Any] = {
+        i: {k: v for k, v in entry.items() if k not in names} if isinstance(entry, dict) else entry
+        for i, entry in state.items()
+    }
+    return {i: entry for i, entry in entries.items() if not isinstance(entry, dict) or entry}
 
 
 def radius_settings(
@@ -138,7 +134,8 @@ def radius_settings(
 
 def _completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
     """Check and complete a group whose ``radius`` follows the learning rate down to ``floor``."""
-    lr_min, lr_max, lr = group[LR_MIN], group[LR_MAX], group.get("lr")
+    lr_min, lr_max = group[LR_MIN], group[LR_MAX]
+    lr = group.get("lr")
     if group[floor] is not None:
         check_radius(floor, group[floor])
         if group[floor] > group[radius]:

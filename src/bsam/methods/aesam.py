@@ -46,8 +46,7 @@ class AESAM(SharpnessAware):
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.AESAM(base, model, total_steps=50)
-        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
-        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
 
     Reference:
         Jiang, Yang, Zhang, Kwok, "An Adaptive Policy to Employ Sharpness-Aware Minimization", ICLR 2023.

@@ -31,8 +31,7 @@ class ASAM(SharpnessAware):
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.ASAM(base, model, rho=0.1)
-        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
-        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
 
     Reference:
         Kwon, Kim, Park, Choi, "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning of Deep Neural

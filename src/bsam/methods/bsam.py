@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..common.checks import check_count, check_number, check_radius
+from ..common.checks import check_count, check_flag, check_number, check_radius
 from ..common.errors import BsamValueError
 from ..core import TINY, Modules, Objective, SharpnessAware, StepOptions, Vector, ratio
 from ..core.schedule import LR_MAX, LR_MIN
@@ -93,7 +93,9 @@ class BSAM(SharpnessAware):
         first step.
     """
 
-    title, reference, arxiv = "BSAM", "Deng et al., arXiv 2024", "2409.13173"
+    title = "BSAM"
+    reference = "Deng et al., arXiv 2024"
+    arxiv = "2409.13173"
     purpose = "Flat in both directions, up and down the gradient; passes=2 costs the same as SAM."
     passes: float = 3
     memory = "3"
@@ -122,26 +124,21 @@ class BSAM(SharpnessAware):
     ) -> None:
         if not isinstance(passes, int) or passes not in (2, 3):
             raise BsamValueError(f"passes must be 3 (Algorithm 1) or 2 (g_min extrapolated), got {passes!r}")
-        for name, switch in (
-            ("start_from_min", start_from_min),
-            ("side_by_side", side_by_side),
-            ("adaptive", adaptive),
-        ):
-            if not isinstance(switch, bool):
-                raise BsamValueError(f"{name} must be True or False, got {switch!r}")
         radii = {"rho_max": rho_max, "rho_min": rho_min, "rho_min_floor": rho_min_floor}
         settings = {**radii, LR_MAX: lr_max, LR_MIN: lr_min}
         check_radius("rho_min_floor", rho_min_floor)
         if every != 1:
             self.vectors = ("orthogonal",)  # the component of d orthogonal to g, divided by |g|
-        self.every, self.start_from_min = check_count("every", every), start_from_min
+        self.every = check_count("every", every)
+        self.start_from_min = check_flag("start_from_min", start_from_min)
         if every > 1 and start_from_min:
             raise BsamValueError(
                 f"every={every} needs start_from_min=False: most steps have no point downhill to start from"
             )
         self.full_passes, self.passes = passes, self.passes_with({"passes": passes, "every": every})
-        self.side_by_side = side_by_side and passes == 3
-        self.adaptive, self.eta = adaptive, check_number("eta", 0.01 if eta is None else eta, low=0)
+        self.side_by_side = check_flag("side_by_side", side_by_side) and passes == 3
+        self.adaptive = check_flag("adaptive", adaptive)
+        self.eta = check_number("eta", 0.01 if eta is None else eta, low=0)
         if eta is not None and not adaptive:
             raise BsamValueError("eta belongs to the adaptive metric: also set adaptive=True, or leave eta out")
         super().__init__(base, model, settings, **options)

@@ -30,8 +30,7 @@ class FisherSAM(SharpnessAware):
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.FisherSAM(base, model, rho=0.05)
-        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
-        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
 
     Reference:
         Kim, Li, Hu, Hospedales, "Fisher SAM: Information Geometry and Sharpness Aware Minimisation", ICML 2022.

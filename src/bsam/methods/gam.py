@@ -40,8 +40,7 @@ class GAM(SharpnessAware):
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.GAM(base, model, rho_norm=0.05)
-        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
-        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
 
     Reference:
         Zhang, Xu, Yu, Zou, Cui, "Gradient Norm Aware Minimization Seeks First-Order Flatness and Improves

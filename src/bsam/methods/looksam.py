@@ -33,8 +33,7 @@ class LookSAM(SharpnessAware):
         >>> model = torch.nn.Linear(3, 1)
         >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = bsam.LookSAM(base, model, k=5)
-        >>> x, y = torch.randn(8, 3), torch.randn(8, 1)
-        >>> loss = optimizer.step(lambda: torch.nn.functional.mse_loss(model(x), y))
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
 
     Reference:
         Liu, Mai, Chen, Hsieh, You, "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022.
