@@ -35,6 +35,7 @@ CASES = {
     "SAM": Run("sam", data="cifar10"),
     "BSAM2": Run("bsam", {"passes": 2}, data="cifar10"),
     "BSAM3": Run("bsam", data="cifar10"),
+    "BSAM3 in turn": Run("bsam", {"side_by_side": False}, data="cifar10"),  # not on two streams
 }
 STEPS = {
     "cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60},
@@ -98,11 +99,11 @@ def table(result: dict[str, Any]) -> str:
         "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, ".format(**result)
         + "{steps_timed} steps per epoch, n = {n}".format(**result)
     ]
-    lines.append(f"  {'':<8}{'s per epoch of 390 steps':<28}{'images/s':>10}   over SGD")
+    lines.append(f"  {'':<16}{'s per epoch of 390 steps':<28}{'images/s':>10}   over SGD")
     for name, s in result["epoch_seconds"].items():
         epoch = f"{s['median']:.3f} [{s['q1']:.3f}, {s['q3']:.3f}]"
         lines.append(
-            f"  {name:<8}{epoch:<28}{result['images_per_second'][name]:>10.0f}   "
+            f"  {name:<16}{epoch:<28}{result['images_per_second'][name]:>10.0f}   "
             f"{result['over_sgd'][name]['median']:.3f}"
         )
     return "\n".join(lines)
