@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import bsam
 from bsam.core.optimizer import SharpnessAware
 from helpers import alike, assert_close, sgd
 
@@ -75,3 +76,30 @@ def test_vectors_keep_their_memory(plain):
     plain.x = plain.x.float()
     optimizer.step(plain.loss)
     assert optimizer.state_dict()["state"][0]["gradient"].dtype == torch.float32
+
+
+def test_a_parameter_whose_gradient_was_cleared_has_no_entry(plain):
+    """AdamW takes an entry in its state as a sign that it has initialized the parameter."""
+    params = list(plain.model.parameters())
+    optimizer = Remembering(torch.optim.AdamW(params, lr=0.01), plain.model)
+    optimizer.backward(plain.loss)
+    params[0].grad = None
+    optimizer.step()
+    assert params[0] not in optimizer.base.state
+    assert set(optimizer.base.state[params[1]]) == {"step", "exp_avg", "exp_avg_sq", "gradient"}
+    optimizer.step(plain.loss)
+    assert "gradient" in optimizer.base.state[params[0]]
+
+
+def test_vectors_are_in_the_state_of_their_member(plain):
+    """SGD without momentum has no state of its own."""
+    params = list(plain.model.parameters())
+    members = [torch.optim.SGD(params[:2], lr=0.1), torch.optim.AdamW(params[2:], lr=0.01)]
+    optimizer = Remembering(bsam.CombinedOptimizer(members), plain.model)
+    expected = torch.autograd.grad(plain.loss(), params)
+    optimizer.step(plain.loss)
+    assert [set(members[0].state[p]) for p in params[:2]] == [{"gradient"}] * 2
+    assert_close([optimizer.state_dict()["state"][i]["gradient"] for i in range(len(params))], expected, atol=1e-15)
+    other = Remembering(bsam.CombinedOptimizer([type(m)(m.param_groups[0]["params"]) for m in members]), plain.model)
+    other.load_state_dict(optimizer.state_dict())
+    assert_close(other.recall("gradient").tensors(), expected, atol=1e-15)
