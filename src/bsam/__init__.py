@@ -1,6 +1,8 @@
 """Sharpness-aware training for PyTorch: BSAM (*Bilateral* Sharpness-Aware Minimization) and related methods."""
 
 from . import check as check
+from . import flatness as flatness
+from . import integrations as integrations
 from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError
 from .core.objective import Objective as Objective

@@ -62,7 +62,6 @@ class OptimizerWrapper(Optimizer):
         return self.completed({**self.settings, **group, **progress})
 
     def __repr__(self) -> str:
-        """Show the base optimizer and the radii of each group, but no internal values."""
         lines = [f"{type(self).__name__} with {type(self.base).__name__} ("]
         for i, group in enumerate(self.param_groups):
             internal = {"params", "steps_taken", "initial_lr", *self.numbers}
