@@ -61,7 +61,7 @@ def loader(path):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     loader.asked = []
-    monkeypatch.setattr(subjects_module, "find_loader", lambda name: loader)
+    monkeypatch.setattr(subjects_module, "find_function", lambda name, role: loader)
     monkeypatch.chdir(tmp_path)
     paths = [tmp_path / name for name in ("a.pt", "b.pt", "wide.pt")]
     for path, text in zip(paths, ("1 4", "2 4", "3 6"), strict=True):
@@ -209,7 +209,7 @@ def test_a_file_is_measured_again_when_its_loss_changed(files, tmp_path, monkeyp
     def measured(scale):
         x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
         returned = network(1), F.cross_entropy, [(scale * x, y)]
-        monkeypatch.setattr(subjects_module, "find_loader", lambda name: lambda path: returned)
+        monkeypatch.setattr(subjects_module, "find_function", lambda name, role: lambda path: returned)
         report(files[:1], tmp_path / "out")
         (entry,) = json.loads((tmp_path / "out" / "flatness.json").read_text())["models"]
         return entry, capsys.readouterr().out
@@ -234,7 +234,7 @@ def test_landscapes_with_non_finite_points_are_drawn_again_from_the_file(files, 
         near = float(model(x).detach().square().mean())
         return model, lambda out, y: torch.sqrt(1.01 * near - out.square().mean()), [(x, torch.zeros(4))]
 
-    monkeypatch.setattr(subjects_module, "find_loader", lambda name: load)
+    monkeypatch.setattr(subjects_module, "find_function", lambda name, role: load)
     monkeypatch.setattr(measure_module, "measure", measured := Counted(measure_module.measure))
     pictures = {name: DRAWINGS[name] for name in ("contours.png", "surfaces.png")}
     monkeypatch.setattr(flatness_figures, "DRAWINGS", pictures)
@@ -280,7 +280,7 @@ def test_other_settings_are_refused_and_the_folder_is_untouched(changed, words, 
 
 def test_a_loss_that_is_not_finite_is_refused_with_the_file(files, tmp_path, monkeypatch):
     returned = network(0), lambda out, y: out.sum() * math.nan, [(torch.ones(2, 3), torch.ones(2))]
-    monkeypatch.setattr(subjects_module, "find_loader", lambda name: lambda path: returned)
+    monkeypatch.setattr(subjects_module, "find_function", lambda name, role: lambda path: returned)
     with pytest.raises(bsam.BsamError, match=r"a\.pt"):
         report(files, tmp_path / "out")
 

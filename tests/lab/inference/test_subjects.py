@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
+from bsam.lab.common.names import find_function
 from bsam.lab.inference.measure import FlatnessSettings, loss_of
-from bsam.lab.inference.subjects import find_loader, load
+from bsam.lab.inference.subjects import load
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_loader_is_found_in_the_current_folder_and_in_a_package(folder):
     (folder / "my_loader_1.py").write_text("def load(path):\n    return 'mine', path\n")
-    assert find_loader("my_loader_1:load")("x") == ("mine", "x")
+    assert find_function("my_loader_1:load", "loader")("x") == ("mine", "x")
     (folder / "my_package_1").mkdir()
     (folder / "my_package_1" / "inner.py").write_text("def load(path):\n    return 'inner', path\n")
-    assert find_loader("my_package_1.inner:load")("x") == ("inner", "x")
+    assert find_function("my_package_1.inner:load", "loader")("x") == ("inner", "x")
 
 
 MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
+from bsam.lab.common.names import find_function
 from bsam.lab.inference.measure import FlatnessSettings
-from bsam.lab.inference.subjects import find_loader, load
+from bsam.lab.inference.subjects import load
 from bsam.lab.recipes import RECIPES, PublishedTable, Recipe, Scale, recipe_of, variants
 from bsam.lab.recipes.choices import tuned_recipe
 from bsam.lab.recipes.digits_demo import demo_recipe
@@ -57,11 +58,11 @@ def returned(value):
 ROWS = [
     *((lambda name=name, value=value: FlatnessSettings(**{name: value}), name) for name, value in SETTINGS.items()),
     (lambda: FlatnessSettings(points=4), "points"),
-    *((lambda name=name: find_loader(name), "module:name") for name in ("no_colon", ":f", "m:", ".m:f")),
-    (lambda: find_loader("nowhere:load"), "nowhere"),
-    (lambda: find_loader("needs_more:load"), "no_such_package"),
-    (lambda: find_loader("mine:load"), "load"),
-    (lambda: find_loader("mine:value"), "function"),
+    *((lambda name=name: find_function(name, "loader"), "module:name") for name in ("no_colon", ":f", "m:", ".m:f")),
+    (lambda: find_function("nowhere:load", "loader"), "nowhere"),
+    (lambda: find_function("needs_more:load", "loader"), "no_such_package"),
+    (lambda: find_function("mine:load", "loader"), "load"),
+    (lambda: find_function("mine:value", "loader"), "function"),
     (lambda: returned(None), "NoneType"),
     (lambda: returned((MODEL, F.mse_loss)), "tuple"),
     (lambda: returned((MODEL.state_dict(), F.mse_loss, BATCHES)), "tuple"),

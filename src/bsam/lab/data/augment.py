@@ -29,8 +29,7 @@ class Augment:
         flip: whether half of the images are mirrored.
         cutout: side of the hole, which is clipped at the border of the image; 0: no hole.
         cutout_p: fraction of the images with a hole.
-        mean: mean of the pixels per channel.
-        std: standard deviation of the pixels per channel.
+        mean, std: mean and standard deviation of the pixels per channel.
 
     Example:
         >>> augment = Augment(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -76,7 +75,10 @@ class Augment:
         begin, step, corner = draws[:, :, None].split(2, dim=1)
         pixels = torch.arange(x.shape[-1], device=x.device)
         if self.pad or self.flip:
-            x = self._crop(x, torch.addcmul(begin, step, pixels))
+            source = torch.addcmul(begin, step, pixels)
+            image = torch.arange(len(x), device=x.device)[:, None, None]
+            padded = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
+            x = padded[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
         x = normalise(x, self.mean, self.std)
         if self.cutout:
             depth = pixels - corner
@@ -84,19 +86,13 @@ class Augment:
             x.masked_fill_((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
         return x
 
-    def _crop(self, x: Tensor, source: Tensor) -> Tensor:
-        image = torch.arange(len(x), device=x.device)[:, None, None]
-        channels_last = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
-        return channels_last[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
-
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtract the mean and divide by the standard deviation, per channel.
 
     Args:
         x: images (n, channels, height, width), floating-point numbers, or bytes, which are divided by 255 first.
-        mean: one per channel, or one for all.
-        std: one per channel, or one for all.
+        mean, std: one per channel, or one for all.
 
     Returns:
         A new float32 tensor in the channels_last memory format.

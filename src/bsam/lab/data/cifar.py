@@ -48,12 +48,9 @@ class Cifar:
         classes: number of classes.
         label_bytes: label bytes in a binary record; the class is the last of them.
         label_key: key of the labels in a pickle.
-        binary: directory of the binary files.
-        python: directory of the pickles.
-        train: training files.
-        test: test file.
-        mean: mean of the training pixels per channel.
-        std: standard deviation of the training pixels per channel.
+        binary, python: directories of the binary files and of the pickles.
+        train, test: training files and test file.
+        mean, std: mean and standard deviation of the training pixels per channel.
         sha256: SHA-256 of the archive with the binary files.
     """
 
@@ -156,16 +153,20 @@ def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
         bsam.common.errors.BsamRuntimeError: no CIFAR-10 in /nowhere: data_batch_1.bin, ... missing in
         /nowhere/cifar-10-batches-bin; unpack ...
     """
-    directory, is_binary = _find(layout, Path(folder))
+    folder = Path(folder)
+    directory, is_binary, missing = min(_candidates(layout, folder), key=lambda candidate: len(candidate[2]))
+    if missing:
+        raise BsamRuntimeError(
+            f"no {layout.title} in {folder}: {', '.join(missing)} missing in {directory}; unpack {layout.source.url} "
+            f"in {folder} (the commands do this with --download), or put the pickles into {folder / layout.python}"
+        )
+    read = _read_binary if is_binary else _read_pickle
     sets = []
     for files in (layout.train, (layout.test,)):
-        read = _read_binary if is_binary else _read_pickle
         records = np.concatenate([read(layout, file, directory) for file in files])
         y, x = records[:, 0].astype(np.int64), np.ascontiguousarray(records[:, 1:])
         sets.append(Examples(torch.from_numpy(x.reshape(-1, 3, SIDE, SIDE)), torch.from_numpy(y)))
-    return Dataset(
-        layout.name, layout.classes, train=sets[0], validation=None, test=sets[1], mean=layout.mean, std=layout.std
-    )
+    return Dataset(layout.name, layout.classes, sets[0], None, sets[1], layout.mean, layout.std)
 
 
 def has_cifar(layout: Cifar, folder: Path) -> bool:
@@ -179,17 +180,6 @@ def _candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool, list[
         files = [file.name + suffix for file in (*layout.train, layout.test)]
         for directory in (folder / name, folder):
             yield directory, bool(suffix), [file for file in files if not (directory / file).is_file()]
-
-
-def _find(layout: Cifar, folder: Path) -> tuple[Path, bool]:
-    """Return the directory of the files, and whether they are binary."""
-    directory, is_binary, missing = min(_candidates(layout, folder), key=lambda candidate: len(candidate[2]))
-    if missing:
-        raise BsamRuntimeError(
-            f"no {layout.title} in {folder}: {', '.join(missing)} missing in {directory}; unpack {layout.source.url} "
-            f"in {folder} (the commands do this with --download), or put the pickles into {folder / layout.python}"
-        )
-    return directory, is_binary
 
 
 def _read_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:

@@ -74,11 +74,13 @@ class KnownData(DatasetEntry):
             :data:`bsam.lab.data.pose.pose_augment.POSE_AUGMENTATIONS`.
         model: default network, one of :data:`bsam.lab.models.MODELS`; None means that ``--model`` or a file of weights
             must name it.
+        images: description of the images, such as their shape, for lists.
         origin: where the images come from, for lists.
     """
 
     augmentation: str = "none"
     model: str | None = None
+    images: str = "files"
     origin: str = "--data-dir FOLDER"
     task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.lab.tasks.TASKS`
 
@@ -90,25 +92,16 @@ class KnownData(DatasetEntry):
         """Return whether it has a validation set. Image files are listed for this, but not decoded."""
         return False
 
-    @property
-    def images(self) -> str:
-        """A description of the images, for lists."""
-        return "files"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayData(KnownData):
     """Images in arrays.
 
     Args:
-        channels: channels of an image.
-        side: side of an image, in pixels.
         read: returns the data set in a folder; data from a package ignores the folder.
         validation: whether it has a validation set.
     """
 
-    channels: int
-    side: int
     read: Callable[[Path], Dataset]
     validation: bool = False
     model: str | None = "resnet18"
@@ -121,11 +114,6 @@ class ArrayData(KnownData):
     def load(self, folder: Path | None = None) -> Dataset:
         """Read the data set."""
         return self.read(self._folder(folder))
-
-    @property
-    def images(self) -> str:
-        """The shape of an image."""
-        return f"{self.channels} x {self.side} x {self.side}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +170,7 @@ class DrawnPersonData(KnownData):
     """
 
     draw: Callable[[int], PoseData]
+    images: str = "drawn"
     origin: str = "bsam"
     provided: str = "is drawn"
     task: ClassVar[str] = "pose"
-
-    @property
-    def images(self) -> str:
-        """A description of the images, for lists."""
-        return "drawn"

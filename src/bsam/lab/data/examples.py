@@ -67,10 +67,8 @@ class Pixels:
     """The pixels of a data set before it standardised them with one mean and one standard deviation.
 
     Args:
-        low: smallest possible value of a pixel.
-        high: largest possible value of a pixel.
-        mean: mean of the training pixels, which the data set subtracted.
-        std: standard deviation of the training pixels, by which it then divided.
+        low, high: smallest and largest possible value of a pixel.
+        mean, std: mean and standard deviation of the training pixels.
     """
 
     low: float
@@ -92,11 +90,8 @@ class Dataset:
     Args:
         name: name of the data set.
         classes: number of classes.
-        train: training set.
-        validation: validation set, if there is one.
-        test: test set.
-        mean: mean of the training pixels per channel; of ``x / 255`` if they are bytes.
-        std: standard deviation of the training pixels per channel, in the same unit.
+        train, validation, test: the three sets; ``validation`` is None if there is none.
+        mean, std: mean and standard deviation of the training pixels per channel; of ``x / 255`` if they are bytes.
         class_names: in the order of the labels, if known.
         split: description of how the images were split into training and test sets, if there was a choice.
         digest: SHA-256 of the pixels, the labels and their order, for images from image files; training keeps those in
@@ -149,7 +144,8 @@ class Dataset:
             raise BsamValueError(f"a data set must have at least 2 classes, got {classes}")
         shape = sets["train"].x.shape[1:]
         for name, part in sets.items():
-            check_labels(name, part.y, classes)
+            if (largest := int(part.y.max())) >= classes:
+                raise BsamValueError(f"{name} labels must be between 0 and {classes - 1}, got {largest}")
             if part.x.shape[1:] != shape or part.x.dtype != sets["train"].x.dtype:
                 raise BsamValueError(
                     f"{name} images are {tuple(part.x.shape[1:])} of {part.x.dtype}, and train images {tuple(shape)} "
@@ -211,12 +207,6 @@ def as_labels(name: str, labels: Array, n: int) -> Tensor:
     if y.min() < 0:
         raise BsamValueError(f"{name} labels must count from 0, got {int(y.min())}")
     return y
-
-
-def check_labels(name: str, y: Tensor, classes: int) -> None:
-    """Raise unless labels are below the number of classes."""
-    if int(y.max()) >= classes:
-        raise BsamValueError(f"{name} labels must be between 0 and {classes - 1}, got {int(y.max())}")
 
 
 def count_classes(y: Tensor) -> int:

@@ -33,8 +33,7 @@ def read_fashion_mnist(folder: str | Path, train: int = TRAIN, test: int = TEST)
     Args:
         folder: holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and
             ``t10k-labels-idx1-ubyte``, each with or without ``.gz``.
-        train: number of training images.
-        test: number of test images.
+        train, test: numbers of training and of test images.
 
     Example:
         >>> read_fashion_mnist("/nowhere")  # doctest: +ELLIPSIS

@@ -53,9 +53,8 @@ def _entry(name: str, data: object) -> KnownData:
     """Check the result of a function, and return its entry."""
     if isinstance(data, Dataset):
         arrays = _check_arrays(replace(data, name=name))
-        channels, side = arrays.train.x.shape[1:3]
-        entry = ArrayData(name, name, arrays.classes, channels=channels, side=side, read=lambda _: arrays)
-        return replace(entry, validation=arrays.validation is not None)
+        validation = arrays.validation is not None
+        return ArrayData(name, name, arrays.classes, read=lambda _: arrays, validation=validation)
     if isinstance(data, ImageFiles):
         files = _check_images(data)
         return ImageData(name, name, len(files.class_names), files=lambda _: files, needs_folder=False)
@@ -77,15 +76,13 @@ def _check_arrays(data: Dataset) -> Dataset:
     channels = checked.train.x.shape[1]
     if {len(data.mean), len(data.std)} - {1, channels}:
         raise BsamValueError(f"mean and std must be one number, or one for each of the {channels} channels")
-    sets = {"train": checked.train, "validation": checked.validation, "test": checked.test}
-    return replace(data, class_names=checked.class_names, **sets)  # type: ignore[arg-type]
+    sets = {name: getattr(checked, name) for name in parts}
+    return replace(data, class_names=checked.class_names, **sets)
 
 
 def _check_images(files: ImageFiles) -> ImageFiles:
     sets = {}
-    for name, part in {"train": files.train, "validation": files.validation, "test": files.test}.items():
-        if part is None:
-            continue
+    for name, part in files.sets.items():
         labels = _indices(f"{name} labels", part.labels, len(files.class_names))
         if len(labels) != len(part.names) or not labels:
             raise BsamValueError(

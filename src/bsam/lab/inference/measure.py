@@ -166,11 +166,7 @@ def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, settings: Fl
 
 
 def measured_entries(
-    file: Path,
-    settings: Mapping[str, Any],
-    models: MeasuredModels,
-    device: torch.device,
-    options: FlatnessSettings,
+    file: Path, settings: Mapping[str, Any], models: MeasuredModels, device: torch.device, options: FlatnessSettings
 ) -> list[dict[str, Any]]:
     """Return the entry of each model, from the file if the model has not changed, otherwise measured now.
 

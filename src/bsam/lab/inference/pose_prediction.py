@@ -61,12 +61,10 @@ def find_joints(
 
     Args:
         folder: directory of a finished run of the task ``"pose"``.
-        images: files, or folders with image files; other files in folders are left out.
         box: left, top, right and bottom of the person, for a single image; by default the whole image.
         flip_test: whether to average the probabilities of an image and its mirror image; by default as in the run's
             evaluation.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
-        on_message: called with messages for the user.
+        images, device, on_message: as in :func:`~bsam.lab.inference.predict`.
     """
     paths = image_paths(images)
     person_box = None if box is None else check_box(box)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +109,6 @@ def export_run(
     is_onnx = suffix == ".onnx"
     about = metadata(task, in_file=is_onnx)
     total = task.eval_samples if images is None else min(images, task.eval_samples)
-    report = progress if progress is not None else lambda done, total: None
     draft = out.with_name(f"{out.name}.draft")
     try:
         if is_onnx:
@@ -118,8 +117,7 @@ def export_run(
         else:
             size = save_quantized(convert(network), draft, metadata=about)
             written = load_quantized(draft, float_network).to(task.device)
-        batches = _batches(task, total, takes_pixels=is_onnx)
-        comparison = compare(network, written, batches, lambda done: report(done, total))
+        comparison = compare(task, network, written, total, is_onnx, progress)
         draft.replace(out)
     finally:
         draft.unlink(missing_ok=True)
@@ -127,38 +125,38 @@ def export_run(
     return ExportedNetwork(out, size, float_size, comparison, run.eval_split, about)
 
 
-def _batches(task: Classification, images: int, takes_pixels: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the inputs of the run's network, those of the file's network, and the true classes."""
+@torch.no_grad()
+def compare(
+    task: Classification,
+    network: nn.Module,
+    written: nn.Module,
+    images: int,
+    takes_pixels: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Comparison:
+    """Compare the classes that two networks predict for images that the run is evaluated on.
+
+    Args:
+        task: the run's task, with its data.
+        network: the run's network, in eval mode.
+        written: the network of the file, in eval mode.
+        images: number of images.
+        takes_pixels: whether the network of the file takes pixels instead of standardised images.
+        progress: called with the numbers of finished images and of all images.
+    """
+    done = 0
+    equal = 0
+    right = [0, 0]
     for x, y in task.eval_images(images):
         inputs = task.inputs(x)
         pixels = x if task.pixels is None else task.pixels.restore(x)
-        yield inputs, pixels if takes_pixels else inputs, y
-
-
-@torch.no_grad()
-def compare(
-    first: nn.Module,
-    second: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
-    progress: Callable[[int], None] = lambda done: None,
-) -> Comparison:
-    """Compare the classes that two networks predict.
-
-    Args:
-        first, second: the networks, in eval mode.
-        batches: inputs of the first network, inputs of the second one for the same images, and the true classes.
-        progress: called with the number of finished images.
-    """
-    images = 0
-    equal = 0
-    right = [0, 0]
-    for x, also_x, y in batches:
-        predicted = first(x).argmax(1), second(also_x).argmax(1)
-        images += len(y)
+        predicted = network(inputs).argmax(1), written(pixels if takes_pixels else inputs).argmax(1)
+        done += len(y)
         right = [count + int((classes == y).sum()) for count, classes in zip(right, predicted, strict=True)]
         equal += int((predicted[0] == predicted[1]).sum())
-        progress(images)
-    return Comparison(images, (right[0] / images, right[1] / images), equal / images)
+        if progress is not None:
+            progress(done, images)
+    return Comparison(done, (right[0] / done, right[1] / done), equal / done)
 
 
 class Preprocessing(nn.Module):

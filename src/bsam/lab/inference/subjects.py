@@ -71,58 +71,42 @@ def find_models(
     if folders and len(folders) < len(paths):
         file = next(path for path in paths if path not in folders)
         raise BsamValueError(f"{folders[0]} is a folder, but {file} is not: measure them in two calls")
-    if folders:
-        options = {"data_dir": data_dir, "cache_dir": cache_dir}
-        data_folders = {name: path for name, path in options.items() if path is not None}
-        return _runs(paths, loader_name, images, data_folders, title_of)
-    if images is not None or data_dir is not None or cache_dir is not None:
-        raise BsamValueError(
-            "the loader decides which data a file is measured on: leave --images, --data-dir and --cache-dir out"
-        )
-    return _files(paths, loader_name)
-
-
-def _files(paths: Sequence[Path], loader_name: str | None) -> MeasuredModels:
-    if loader_name is None:
-        raise BsamValueError(
-            f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
-            "directory of bsam train"
-        )
-    function = find_loader(loader_name)
-    titles = _titles(paths, [path.stem for path in paths])
-    return MeasuredModels(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
-
-
-def _runs(
-    paths: Sequence[Path],
-    loader_name: str | None,
-    images: int | None,
-    data_folders: Mapping[str, Path],
-    title_of: Callable[[Run], str],
-) -> MeasuredModels:
+    if not folders:
+        if images is not None or data_dir is not None or cache_dir is not None:
+            raise BsamValueError(
+                "the loader decides which data a file is measured on: leave --images, --data-dir and --cache-dir out"
+            )
+        if loader_name is None:
+            raise BsamValueError(
+                f"{paths[0]} is a file: name the function that loads it with --loader MODULE:FUNCTION, or give a run "
+                "directory of bsam train"
+            )
+        function = find_function(loader_name, "loader")
+        titles = _titles(paths, [path.stem for path in paths])
+        return MeasuredModels(paths, titles, {"loader": loader_name}, lambda path, device: load(function, path, device))
     if loader_name is not None:
         raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
-    images = check_count("images", IMAGES if images is None else images)
+    samples = check_count("images", IMAGES if images is None else images)
+    names = []
     for path in paths:
-        if (task := RunDir(path).finished_run().task) not in TASKS:
+        run = RunDir(path).finished_run()
+        if run.task not in TASKS:
             raise BsamValueError(
-                f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
-                "and --loader instead"
+                f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {run.task!r}. Give its "
+                f"{NETWORK} and --loader instead"
             )
+        has_default_name = path.name == run_dir_name(run)  # which is too long for a title
+        names.append(f"{title_of(run)}, seed {run.seed}" if has_default_name else path.name)
+    options = {"data_dir": data_dir, "cache_dir": cache_dir}
+    data_folders = {name: path for name, path in options.items() if path is not None}
     return MeasuredModels(
         paths,
-        _titles(paths, [_run_title(path, title_of) for path in paths]),
-        {"images": images},
-        load=lambda path, device: load_run(path, images, device, **data_folders),
+        _titles(paths, names),
+        {"images": samples},
+        load=lambda path, device: load_run(path, samples, device, **data_folders),
         weights=lambda path: path / NETWORK,
         about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
     )
-
-
-def _run_title(path: Path, title_of: Callable[[Run], str]) -> str:
-    """Return the name of the directory, or the method and seed if it has the long default name."""
-    run = RunDir(path).run()
-    return f"{title_of(run)}, seed {run.seed}" if path.name == run_dir_name(run) else path.name
 
 
 def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
@@ -142,11 +126,6 @@ def load_run(folder: Path, images: int, device: torch.device, **data_folders: Pa
     if run.weight_bits is not None:
         freeze_scales(network)
     return network, task.loss, task.examples(images)
-
-
-def find_loader(name: str) -> Callable[[Path], Any]:
-    """Return the function that ``module:function`` names; the module may be a file in the current folder."""
-    return find_function(name, "loader")
 
 
 def load(function: Callable[[Path], Any], path: Path, device: torch.device) -> Loaded:

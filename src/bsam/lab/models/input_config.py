@@ -15,8 +15,7 @@ class InputConfig:
 
     Args:
         size: side of the image, in pixels.
-        mean: mean of the red, green and blue channels, for pixels between 0 and 1; it is subtracted.
-        std: standard deviation of the channels, by which the difference is divided.
+        mean, std: mean and standard deviation of the red, green and blue channels, for pixels between 0 and 1.
         interpolation: how images are resized, such as ``bilinear`` or ``bicubic``.
         crop: side of the centre crop used in evaluation, relative to the shorter side of the image.
     """

@@ -43,8 +43,7 @@ class MobileNetV1(nn.Module):
         stem: number of channels of the first convolution.
         widths: number of channels of each block.
         strides: stride of the 3x3 convolution of each block.
-        classes: number of classes.
-        channels: number of image channels.
+        classes, channels: numbers of classes and of image channels.
 
     Example:
         >>> import torch

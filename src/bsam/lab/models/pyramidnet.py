@@ -49,8 +49,7 @@ class PyramidNet(nn.Module):
     Args:
         depth: 6n + 2, where n is the number of blocks in each of the three stages: 8, 14, 20, ..., 110, ...
         alpha: number of channels that the last block has in addition to the stem's 16.
-        classes: number of classes.
-        channels: number of image channels.
+        classes, channels: numbers of classes and of image channels.
 
     Example:
         >>> PyramidNet(depth=8, alpha=20)(torch.zeros(2, 3, 32, 32)).shape

@@ -47,8 +47,7 @@ class ResNet(nn.Module):
     Args:
         widths: number of channels of each stage; each stage except the first halves the image size.
         blocks: number of blocks in each stage.
-        classes: number of classes.
-        channels: number of image channels.
+        classes, channels: numbers of classes and of image channels.
 
     Example:
         >>> import torch

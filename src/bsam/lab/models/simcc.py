@@ -109,6 +109,5 @@ def simcc_resnet8(classes: int = 16, channels: int = 3, side: int = 64, k: float
         torch.Size([2, 14, 2, 128])
     """
     resnet = ResNet((16, 32, 64), 1, channels=channels)
-    layers: list[tuple[str, nn.Module]] = [("conv", resnet.conv), ("bn", resnet.bn), ("relu", nn.ReLU())]
-    backbone = nn.Sequential(OrderedDict([*layers, ("stages", resnet.stages)]))  # names as in ResNet
-    return SimCC(backbone, 64, classes, side, k, stride=4)
+    layers = OrderedDict(conv=resnet.conv, bn=resnet.bn, relu=nn.ReLU(), stages=resnet.stages)  # names as in ResNet
+    return SimCC(nn.Sequential(layers), 64, classes, side, k, stride=4)

@@ -42,8 +42,7 @@ class WideResNet(nn.Module):
     Args:
         depth: 6n + 4, where n is the number of blocks in each stage: 10, 16, 22, 28, ...
         widen: factor by which the stage widths of 16, 32 and 64 channels are multiplied.
-        classes: number of classes.
-        channels: number of image channels.
+        classes, channels: numbers of classes and of image channels.
 
     Example:
         >>> import torch

@@ -51,12 +51,6 @@ def check_place(path: Path) -> None:
         )
 
 
-def write_file(path: Path, content: bytes) -> int:
-    """Write a file and return its size in bytes."""
-    check_place(path)
-    return path.write_bytes(content)
-
-
 def save_quantized(model: nn.Module, path: Path | str, *, metadata: Mapping[str, str] | None = None) -> int:
     """Write a network with integer weights to a safetensors file and return the file's size in bytes.
 
@@ -81,7 +75,8 @@ def save_quantized(model: nn.Module, path: Path | str, *, metadata: Mapping[str,
     bits = {name: [layer.weight_bits, layer.activation_bits] for name, layer in layers.items()}
     identities = [name for name, m in model.named_modules() if type(m) is nn.Identity]
     entries = {FORMAT: "1", "layers": json.dumps(bits), "identities": json.dumps(identities)}
-    return write_file(Path(path), save(tensors, {**(metadata or {}), **entries}))
+    check_place(Path(path))
+    return Path(path).write_bytes(save(tensors, {**(metadata or {}), **entries}))
 
 
 def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from ..common.names import first_line
 from .arithmetic import code_range, product
-from .int_files import write_file
+from .int_files import check_place
 from .quant_layers import IntLayer, QuantLayer, convert, replace
 
 OPSET = 21  # the first with INT4 and UINT4
@@ -51,7 +51,8 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor, *, metadata: Mapp
     model = (convert(model) if is_fake_quantized else copy.deepcopy(model).eval()).cpu()
     new: dict[nn.Module, nn.Module] = {m: _OnnxLayer(m) for m in model.modules() if isinstance(m, IntLayer)}
     content = _trace(replace(model, new), x, metadata or {})
-    return write_file(Path(path), content)
+    check_place(Path(path))
+    return Path(path).write_bytes(content)
 
 
 class OnnxNetwork(nn.Module):
@@ -157,8 +158,7 @@ def _trace(model: nn.Module, x: Tensor, metadata: Mapping[str, str]) -> bytes:
 
     example = torch.zeros(2, *x.shape[1:], dtype=x.dtype)  # a batch size of 1 would become a constant
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the exporter warns about its own internals
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # the exporter warns about its own internals
             program: Any = torch.onnx.export(
                 model,
                 (example,),

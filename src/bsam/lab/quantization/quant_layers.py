@@ -15,6 +15,7 @@ from .arithmetic import Codes, integer_output, product, quantize_codes
 from .quantizers import SCHEMES, InputQuantizer, WeightQuantizer
 
 GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+CODE_FIELDS = tuple(field.name for field in dataclasses.fields(Codes))
 
 
 class QuantLayer(nn.Module):
@@ -158,11 +159,7 @@ class IntLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer with integers. The result has the dtype of ``x``."""
-        codes = Codes(
-            self.weight, self.weight_scale, self.input_scale, self.input_zero_point, self.bias,
-            self.weight_bits, self.activation_bits,
-        )  # fmt: skip
-        return integer_output(self, codes, x)
+        return integer_output(self, Codes(**{name: getattr(self, name) for name in CODE_FIELDS}), x)
 
     def extra_repr(self) -> str:
         """Return the settings that ``print`` shows."""

@@ -37,8 +37,7 @@ def quantize(
 
     Args:
         model: the float network, which is not changed.
-        weight_bits: number of bits of the weights, 2 to 8.
-        activation_bits: number of bits of the layer inputs, 2 to 8.
+        weight_bits, activation_bits: numbers of bits of the weights and of the layer inputs, 2 to 8.
         scheme: with ``"lsq"`` (learned step size), scales are parameters, initialized from the weights and from the
             first batch in training mode. With ``"minmax"``, they come from the range of the weights and from moving
             averages of the range of the inputs.

@@ -109,7 +109,7 @@ class Classification(ImageTask):
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         self._augment = augmentation(run.augment or entry.augmentation, self.inputs.mean, self.inputs.std)
-        self.smoothing = torch_label_smoothing(run.label_smoothing, data.classes)
+        self.smoothing = run.label_smoothing * data.classes / (data.classes - 1)  # torch spreads it over all classes
         large = self.inputs.size > LARGE_IMAGE
         self._eval_batch_size = LARGE_IMAGE_BATCH if large else EVALUATION_BATCH[device.type]
         self.begin_epoch(0)
@@ -120,10 +120,18 @@ class Classification(ImageTask):
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
         """Load the initial weights. A quantized network gets the weights of the float network, and its input scales
-        from some training images.
+        from some training images. Raise if the classes of the initial run have other names, or if only one of the two
+        has names.
         """
         if init is not None:
-            self._check_classes(init)
+            file, ours = init.with_name("inputs.json"), self.inputs.class_names
+            theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
+            if theirs != ours:
+                names = [", ".join(classes) or "without names" for classes in (theirs, ours)]
+                raise BsamValueError(
+                    f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): "
+                    "start from another run, or use --weights"
+                )
         if self.run.weight_bits is None:
             return super().initialise(network, init)
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
@@ -131,17 +139,6 @@ class Classification(ImageTask):
         network.load_state_dict(quantize_network(latent, self.run).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
         return messages
-
-    def _check_classes(self, init: Path) -> None:
-        """Raise if the classes of the initial run have other names, or if only one of the two has names."""
-        file, ours = init.with_name("inputs.json"), self.inputs.class_names
-        theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
-        if theirs != ours:
-            names = [", ".join(classes) or "without names" for classes in (theirs, ours)]
-            raise BsamValueError(
-                f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): start "
-                "from another run, or use --weights"
-            )
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw crops, flips and holes."""
@@ -258,14 +255,3 @@ class Classification(ImageTask):
         if self.inputs.class_names:
             notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
-
-
-def torch_label_smoothing(prob_others: float, num_classes: int) -> float:
-    """Convert the probability of the other classes to torch's ``label_smoothing``, which is spread over all classes.
-
-    Example:
-        >>> torch_s = torch_label_smoothing(0.1, num_classes=10)
-        >>> round(torch_s * 9 / 10, 6)
-        0.1
-    """
-    return prob_others * num_classes / (num_classes - 1)

@@ -61,7 +61,17 @@ class ClassificationSettings(TaskSettings):
             raise BsamValueError(
                 f"noise_labels {self.noise_labels} has no effect without label noise: set label_noise, or leave it out"
             )
-        self._check_quantization()
+        changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(ClassificationSettings, name)]
+        if self.weight_bits is None and changed:
+            raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
+        if self.weight_bits is not None and self.freeze_backbone:
+            raise BsamValueError(
+                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
+            )
+        if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
+            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
+        if self.perturb_scales and self.quantizer != "lsq":
+            raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")
 
     def wrong_labels(self) -> float | None:
         """Return the fraction of the training labels that are wrong; None for a user's own data, whose number of
@@ -88,16 +98,3 @@ class ClassificationSettings(TaskSettings):
         wrong = self.wrong_labels() if wrong is None else wrong
         text = f"{100 * self.label_noise:g} % of labels drawn from {self.noise_labels} classes"
         return text if wrong is None else f"{text}: {100 * wrong:.1f} % wrong"
-
-    def _check_quantization(self) -> None:
-        changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(ClassificationSettings, name)]
-        if self.weight_bits is None and changed:
-            raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
-        if self.weight_bits is not None and self.freeze_backbone:
-            raise BsamValueError(
-                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
-            )
-        if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
-            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
-        if self.perturb_scales and self.quantizer != "lsq":
-            raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")

@@ -93,7 +93,5 @@ def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
         merged = [torch.cat(pair) for pair in zip(worst, mistakes, strict=True)] if worst else mistakes
         first = merged[-1].argsort(descending=True, stable=True)[:MISTAKES]
         worst = [tensor[first] for tensor in merged]
-    return {
-        "confusion": torch.as_tensor(total),
-        **dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True)),
-    }
+    arrays = dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True))
+    return {"confusion": torch.as_tensor(total), **arrays}

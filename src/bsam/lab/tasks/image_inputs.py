@@ -37,8 +37,7 @@ class Inputs:
         side: side of the stored images.
         size: side of the network's inputs.
         channels: channels of the images.
-        mean: mean per channel, of bytes divided by 255.
-        std: standard deviation per channel, of bytes divided by 255.
+        mean, std: mean and standard deviation per channel, of bytes divided by 255.
         interpolation: Pillow's filter to decode files; stored images are resized with ``"bilinear"`` if it is that,
             otherwise with ``"bicubic"``.
         crop: share of the shorter side that is kept when a file is decoded.
@@ -65,10 +64,8 @@ class Inputs:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
         """Return the inputs from JSON values of ``dataclasses.asdict``."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return cls(**fields)
+        tuples: dict[str, Any] = {name: tuple(values[name]) for name in ("mean", "std", "class_names")}
+        return cls(**{**values, **tuples})
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""
@@ -158,9 +155,8 @@ def find_weights(weights: str, data_dir: Path | None) -> str | Path:
     if weights == PRETRAINED:
         return weights
     paths = [Path(weights), *([] if data_dir is None else [data_dir / weights])]
-    for path in paths:
-        if path.is_file():
-            return path
+    if found := next(filter(Path.is_file, paths), None):
+        return found
     tried = " and no ".join(map(str, paths))
     raise BsamRuntimeError(
         f"there is no {tried}: set --weights to a file, or to `{PRETRAINED}` for the weights that timm downloads"

@@ -60,11 +60,8 @@ class Pose(ImageTask):
     """Pose estimation with SimCC's loss, measured by PCK for each group of joints and on average.
 
     Args:
-        run: settings of the run.
-        device: where to train.
-        data_dir: folder with the data, if it is read from files.
+        run, device, data_dir, cache_dir: as in :class:`~bsam.lab.tasks.classification.Classification`.
         data: persons to use instead of those that the run names.
-        cache_dir: folder for the crops of image files; by default a folder next to the files.
     """
 
     measure = Measure("pck", "PCK in %", 100)
@@ -105,7 +102,8 @@ class Pose(ImageTask):
         self._stored_test = self._test.to(self._host, device)
         self._x = self._stored_train.x
         self.samples, self.eval_samples = len(self._train), len(self._test)
-        self._truth = joints_in_image(self._test)
+        y = self._test.y.double()
+        self._truth = torch.cat([apply(self._test.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)  # in the images
         self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
         self.baseline()  # raises before training if there is nothing to score
         self._augment = self.inputs.augment(**POSE_AUGMENTATIONS[run.augment or entry.augmentation])
@@ -218,12 +216,6 @@ def _check_settings(run: PoseSettings) -> None:
     if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
         raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
     refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
-
-
-def joints_in_image(persons: Persons) -> Tensor:
-    """Return the joints (n, J, 3) in pixels of the images, as float64."""
-    y = persons.y.double()
-    return torch.cat([apply(persons.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)
 
 
 def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:

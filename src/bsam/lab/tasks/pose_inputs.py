@@ -23,8 +23,7 @@ class PoseInputs:
     Args:
         side: side of the inputs, in pixels.
         k: bins per pixel, for each coordinate.
-        mean: mean per channel, of bytes divided by 255.
-        std: standard deviation per channel, of bytes divided by 255.
+        mean, std: mean and standard deviation per channel, of bytes divided by 255.
         skeleton: joints that the network finds.
     """
 

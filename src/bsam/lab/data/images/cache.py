@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
 from ..examples import Dataset, Examples
 from ..sources import sha256
-from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, ignored_warnings, read_image
+from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, read_image
 from .folders import ImageFiles
 
 DECODER = 1  # increase it with every change of decoding.py that changes pixels
@@ -48,8 +49,7 @@ def load_images(
     Args:
         files: from :func:`bsam.lab.data.images.folders.read_folder` or ``bsam.lab.data.images.published``.
         resize: size of the images.
-        mean: mean for normalisation; see :class:`~bsam.lab.data.examples.Dataset`.
-        std: standard deviation for normalisation.
+        mean, std: for normalisation; see :class:`~bsam.lab.data.examples.Dataset`.
         cache_dir: folder of the cache file; by default ``.bsam-cache`` in the folder of the images.
         progress: called with the numbers of decoded images and of all images.
         skip_corrupt: leave out files that cannot be decoded instead of raising an error.
@@ -75,7 +75,7 @@ def load_images(
     data = Dataset(
         files.name,
         len(files.class_names),
-        sets["training"],
+        sets["train"],
         sets.get("validation"),
         sets["test"],
         mean,
@@ -102,8 +102,7 @@ def decode_files(
         folder: all names are relative to it.
         names: file names, which may repeat.
         decoding: a ``Resize`` for all files, or a ``Crop`` for each name, all of the same size.
-        cache_dir: see :func:`load_images`.
-        progress: see :func:`load_images`.
+        cache_dir, progress: see :func:`load_images`.
         skip_corrupt: return zeros for files that cannot be decoded instead of raising an error.
 
     Returns:
@@ -173,7 +172,7 @@ def _write(
 
     draft, threads = path.with_suffix(".draft"), ThreadPoolExecutor()
     try:
-        with ignored_warnings(), draft.open("wb") as file:
+        with warnings.catch_warnings(action="ignore"), draft.open("wb") as file:
             shape = (len(names), size, size, 3)
             np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
             images = threads.map(read, names, decodings)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS, for which Pillow starts another program
-
-
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right and bottom
 
 
@@ -104,7 +102,7 @@ class Crop:
     size: int
 
     @property
-    def region(self) -> tuple[float, float, float, float]:
+    def region(self) -> Box:
         """Left, top, right and bottom of the square, in the coordinates of the box."""
         left, top, right, bottom = self.box
         x, y = (left + right) / 2, (top + bottom) / 2
@@ -147,20 +145,12 @@ def read_image(path: Path) -> bytes:
 
 def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None) -> NDArray[np.uint8]:
     """Decode the content of an image file as :func:`decode` does; ``name`` is for the error message."""
-    with ignored_warnings():
+    with warnings.catch_warnings(action="ignore"):  # such as Pillow's about damaged metadata and transparency
         return decode_pixels(content, name, decoding)
 
 
-@contextlib.contextmanager
-def ignored_warnings() -> Iterator[None]:
-    """Ignore all warnings, such as Pillow's about damaged metadata and transparency."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> NDArray[np.uint8]:
-    """Decode without ignoring warnings, for threads that share one block of :func:`ignored_warnings`."""
+    """Decode without ignoring warnings, for threads that share one block that ignores them."""
     require_package("PIL", "images")
     from PIL import Image, ImageOps, UnidentifiedImageError
 

@@ -36,9 +36,7 @@ class ImageFiles:
         name: name of the data set.
         folder: all names are relative to it.
         class_names: in the order of the labels.
-        train: training set.
-        validation: validation set, if there is one.
-        test: test set.
+        train, validation, test: the three sets; ``validation`` is None if there is none.
         split: description of where the split comes from, for result tables.
     """
 
@@ -52,8 +50,8 @@ class ImageFiles:
 
     @property
     def sets(self) -> dict[str, LabelledFiles]:
-        """Training, validation (if there is one) and test set, by these names and in this order."""
-        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        """Training, validation (if there is one) and test set, by field name and in this order."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: files for name, files in parts.items() if files is not None}
 
 

@@ -43,8 +43,7 @@ def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored:
     The image is magnified and rotated about its centre; then, if it is mirrored, left and right are exchanged.
 
     Args:
-        source: side of the image, in pixels.
-        target: side of the result, in pixels.
+        source, target: sides of the image and of the result, in pixels.
         scale: (n,), magnification; above 1, the image becomes larger.
         angle: (n,), in radians; above 0, the image turns clockwise, since y points down.
         mirrored: (n,), whether to exchange left and right: 0 or 1.

@@ -37,8 +37,7 @@ class PersonFiles:
             are ignored.
         head_sizes: (n,), the unit of distance for PCKh; None if not known.
         skeleton: names of the joints.
-        train: indices of the persons to train on.
-        test: indices of the persons to test on.
+        train, test: indices of the persons to train on and to test on.
         split: description of where the split comes from, for result tables.
         left_out: a sentence for each person who is left out, with the reason, such as no labelled joint.
     """

@@ -103,8 +103,7 @@ class PoseData:
     Args:
         name: name of the data set.
         side: side of the network's inputs, which ``PoseAugment`` cuts out of the stored crops.
-        train: training set.
-        test: test set.
+        train, test: training and test set.
         skeleton: names of the joints.
         split: description of which persons are in which set.
         digest: SHA-256 of the pixels, the joints, the head sizes and their order.
@@ -132,8 +131,7 @@ def load_persons(
     Args:
         files: for example from :func:`~bsam.lab.data.pose.person_files.read_lspet`.
         side: side of the network's inputs, in pixels; crops of 1.375 times this side are stored.
-        cache_dir: see :func:`bsam.lab.data.images.cache.load_images`.
-        progress: see :func:`bsam.lab.data.images.cache.load_images`.
+        cache_dir, progress: see :func:`bsam.lab.data.images.cache.load_images`.
         skip_corrupt: leave out persons whose image cannot be decoded, or whose box is outside it, instead of raising an
             error.
 

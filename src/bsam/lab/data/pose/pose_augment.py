@@ -39,8 +39,7 @@ class PoseAugment:
         rotation: angles are uniform in -rotation to rotation degrees.
         rotation_p: fraction of the images that are rotated.
         flip: whether half of the images are mirrored.
-        mean: mean of the pixels per channel.
-        std: standard deviation of the pixels per channel.
+        mean, std: mean and standard deviation of the pixels per channel.
 
     Example:
         >>> from bsam.lab.data.pose.stick_figures import stick_figures

@@ -49,9 +49,8 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     crops, maps = person_crops(torch.from_numpy(boxes), side)
     y = torch.from_numpy(joints)
     y[:, :, :2] = apply(maps, y[:, :, :2])
-    x = torch.from_numpy(np.stack([_drawing(places[:, :2], crops[0].size, random) for places in y.numpy()])).permute(
-        0, 3, 1, 2
-    )
+    drawings = np.stack([_drawing(places[:, :2], crops[0].size, random) for places in y.numpy()])
+    x = torch.from_numpy(drawings).permute(0, 3, 1, 2)
     digest = sha256(x.numpy().tobytes() + y.numpy().tobytes())
     persons = Persons(x, y.float(), inverse(maps))
     train, test = persons.part(slice(n)), persons.part(slice(n, total))
