@@ -19,7 +19,7 @@ from ..training.config import BASE, Run, arguments_of
 from .candidates import Tuning, chosen_text
 from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, SeedStatistics, TableCell
 from .experiments import Recipe
-from .scales import SCALES, Scale, scale_of
+from .scales import SCALES, Scale
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis
@@ -75,8 +75,8 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
 
-    def grid(scale: Scale | str) -> list[Run]:
-        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
+    def grid(scale: Scale) -> list[Run]:
+        settings = {**scale.settings, "curvature": True, "surface": LANDSCAPE_POINTS}
         chosen = [variants()[name] for name in names]
         runs = [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
         return [*runs, Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else runs

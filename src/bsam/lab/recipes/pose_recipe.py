@@ -15,7 +15,7 @@ from ..training.config import BASE, POSE, Run
 from .columns import TableCell
 from .experiments import Recipe
 from .paper import POSE as PUBLISHED
-from .scales import Scale, scale_of
+from .scales import Scale
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
 METHODS = ("sam", *MATCHED, *BSAMS)  # besides Adam alone
@@ -51,13 +51,13 @@ NOTES: Mapping[str, tuple[str, ...]] = {  # by score
 }
 
 
-def pose(scale: Scale | str) -> list[Run]:
+def pose(scale: Scale) -> list[Run]:
     """Return Adam, SAM, SAM at BSAM's total radius, and BSAM.
 
     The data is MPII; at the scale ``short`` it is LSP Extended, at ``smoke`` stick figures. The runs on photographs
     begin with pretrained weights from a file: see :func:`bsam.lab.recipes.run_settings.with_weights`.
     """
-    settings = {**POSE, **SETTINGS[scale_of(scale).name], "task": "pose"}
+    settings = {**POSE, **SETTINGS[scale.name], "task": "pose"}
     # the paper does not state its radii for poses; we use those of CIFAR-10
     methods = [(variants()[name].method, arguments(variants()[name], "cifar10")) for name in METHODS]
     return [Run(method, radii, **settings) for method, radii in [(BASE, {}), *methods]]

@@ -250,13 +250,9 @@ def stored_run(settings: Mapping[str, Any]) -> Run:
 
 def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise if a folder holds results with other settings."""
-    differing = [
-        f"{name} {theirs.get(name)} there, {ours.get(name)} here"
-        for name in {**theirs, **ours}
-        if theirs.get(name) != ours.get(name)
-    ]
+    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     if differing:
-        differences = "; ".join(differing)
+        differences = "; ".join(f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in differing)
         raise BsamValueError(
             f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
             "folder, or remove that one"

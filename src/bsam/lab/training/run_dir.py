@@ -20,7 +20,6 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from .config import BASE, Run, check_settings, stored_run
 from .files import read_json, read_json_lines, reading
-from .result import LossSurface
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -104,6 +103,16 @@ class RunState:
         if self.finished:
             return "done"
         return f"epoch {len(self.epochs)} of {self.run.epochs}" if self.epochs else "missing"
+
+
+@dataclass(frozen=True)
+class LossSurface:
+    """The loss on a plane with the network at its centre, as plain numbers: one row per point along the first
+    direction.
+    """
+
+    axis: tuple[float, ...]
+    loss: tuple[tuple[float, ...], ...]
 
 
 class RunDir:
