@@ -22,10 +22,9 @@ from .report.method_comparison import ComparisonResult, compare_states
 from .report.recipe_table import TableSection, sections_info
 from .report.tuning_section import how_chosen, tuning_sections
 from .running.downloads import download_all
-from .running.executors import Executor, InProcess, LocalProcesses, default_slots
+from .running.executors import Executor, InProcess, LocalProcesses, default_slots, terminable
 from .running.ray_tasks import ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
-from .running.signals import terminable
 from .training.config import Run
 from .training.environment import pick_device
 from .training.run_dir import RunState, run_dir_name
@@ -40,14 +39,11 @@ class ExperimentOptions:
 
     Args:
         out: the folder of the experiment.
-        data_dir: the folder with the files of the data sets and of the weights.
-        cache_dir: the folder for decoded images; None is next to the image files.
+        data_dir, cache_dir, device, checkpoint_every: arguments of :func:`bsam.lab.training.loop.fit` for all runs.
         download: whether to download the data sets into ``data_dir`` first, if they are not there yet.
-        device: the device; None uses a GPU if there is one.
         jobs: the number of runs to train at a time on this machine; None chooses it from the device.
         ray: trains the runs as Ray tasks, with the address as for :func:`bsam.lab.running.ray_tasks.ray_tasks`.
         gpus_per_run: with ``ray``, the number of GPUs per run.
-        checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
     """
 
     out: Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -228,19 +228,14 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
             measures[cell] = measure
             cells.setdefault(cell, []).append(state)
     summaries = [_summary(recipe, cell, measures[cell], group) for cell, group in cells.items()]
-    return [*summaries, *_baselines(measures, cells)]
-
-
-def _baselines(measures: Mapping[TableCell, Measure], cells: Mapping[TableCell, list[RunState]]) -> list[CellSummary]:
-    """Return the baselines, which are scores without training, of the tasks that have them."""
-    baselines: dict[TableCell, CellSummary] = {}
-    for cell, states in cells.items():
-        notes = (RunDir(state.path).note("baseline") for state in states if state.finished)
+    baselines: dict[TableCell, CellSummary] = {}  # scores without training
+    for cell, group in cells.items():
+        notes = (RunDir(state.path).note("baseline") for state in group if state.finished)
         if note := next(filter(None, notes), None):
             position, score = replace(cell, row=note["title"]), note["scores"].get(measures[cell].name)
             ours = None if score is None else SeedStatistics(measures[cell].factor * score, None, 0)
             baselines.setdefault(position, CellSummary(position, ours, 0, 0, None))
-    return list(baselines.values())
+    return [*summaries, *baselines.values()]
 
 
 def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence[RunState]) -> CellSummary:

@@ -12,11 +12,12 @@ from statistics import median
 from typing import Any
 
 from ...common.errors import BsamRuntimeError
+from ..common.grouping import group_by
 from ..recipes.columns import state_of, states_of
 from ..recipes.variants import passes_of
 from ..training.config import Run
 from ..training.files import check_writable
-from ..training.run_dir import LOG, RunDir, RunState, run_dir_name
+from ..training.run_dir import LOG, RunDir, RunState
 from .executors import Executor, InProcess
 from .job import Outcome, RunJob, message_of
 
@@ -69,10 +70,8 @@ class RunsFailed(BsamRuntimeError):
     """
 
     def __init__(self, failed: Mapping[str, str], total: int) -> None:
-        names: dict[str, list[str]] = {}
-        for name, message in failed.items():
-            names.setdefault(" ".join(message.split()), []).append(name)
-        reasons = "; ".join(f"{', '.join(group)}: {message}" for message, group in names.items())
+        by_message = group_by(failed, lambda name: " ".join(failed[name].split()))
+        reasons = "; ".join(f"{', '.join(names)}: {message}" for message, names in by_message.items())
         super().__init__(f"{len(failed)} of {total} runs failed: {reasons}")
         self.failed = dict(failed)
 
@@ -111,7 +110,8 @@ def run_all(
         ...     [str(state) for state in run_all([run], out)]
         ['done']
     """
-    job = _Runs(runs, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
+    states = {state.path.name: state for state in states_of(runs, Path(out))}
+    job = _Runs(states, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
     if not all(state.ended for state in job.states.values()):
         check_writable(Path(out), "runs")  # one error, instead of one for each run
     if locked := job.run_each(list(job.states)):
@@ -121,27 +121,26 @@ def run_all(
     return states_of(runs, Path(out))
 
 
+@dataclass
 class _Runs:
     """The runs of one call of :func:`run_all`: those waiting, those submitted, and the state of each."""
 
-    def __init__(
-        self, runs: Sequence[Run], out: Path, callbacks: Callbacks, executor: Executor, options: Mapping[str, Any]
-    ) -> None:
-        self.out = out
-        self.callbacks = callbacks
-        self.executor = executor
-        self.options = options
-        self.states = {run_dir_name(run): state_of(run, out) for run in runs}
+    states: dict[str, RunState]
+    out: Path
+    callbacks: Callbacks
+    executor: Executor
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
         self.failed: dict[str, str] = {}
-        self._waiting: list[str] = []
         self._submitted: dict[Future[Outcome], str] = {}
         self._running: set[str] = set()
-        self._locked: list[str] = []
         self._lost: Counter[str] = Counter()  # how many times a run's process was killed
 
     def run_each(self, names: list[str]) -> list[str]:
         """Train the runs that are not finished, and return those locked by another process."""
-        self._waiting, self._locked = names, []
+        self._waiting = names
+        self._locked: list[str] = []
         while self._waiting or self._submitted:
             unfinished = {*self._waiting, *self._submitted.values()}
             ready = [name for name in self._waiting if self.states[name].run.init not in unfinished]
