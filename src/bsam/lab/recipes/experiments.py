@@ -174,10 +174,7 @@ class Recipe:
             return None
         variant = variant_of(run).name
         defaults = {name: None for method in METHODS for name in arguments_of(method)}
-        names = {
-            "method": "bsam" if variant in BSAMS else variant,
-            "measure": None if measure is None else measure.name,
-        }
+        names = {"method": "bsam" if variant in BSAMS else variant, "measure": measure and measure.name}
         return self.published_table.number({**defaults, **run.arguments, **run.settings(), **names})
 
 
@@ -249,12 +246,10 @@ def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence
     ]
     ours = seed_statistics(scores) if scores else None
     missing = len(states) - len(finished) - diverged
-    chosen = _chosen(recipe, finished[0].run) if finished else None
+    chosen = None
+    if finished and recipe.tuning is not None:
+        run = finished[0].run
+        names = differing_names(recipe.tuning.settings(run))
+        chosen = {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None
     paper = recipe.published(states[0].run, measure)
     return CellSummary(cell, ours, diverged, missing, paper, details, chosen)
-
-
-def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
-    """Return the settings and method arguments that tuning chose for a run: those that differ between candidates."""
-    names = differing_names(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
-    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None

@@ -60,7 +60,6 @@ class PublishedTable:
 
 
 DATA = ("cifar10", "cifar100")  # the order of all pairs below
-
 _NETWORKS = ("resnet18", "wide_resnet28_10", "pyramidnet110")
 _CLASSIFICATION: Mapping[str, tuple[MeanStd, ...]] = {  # on these networks, each with both data sets
     "sgd": ((96.18, 0.09), (79.89, 0.38), (96.93, 0.05), (82.56, 0.27), (97.10, 0.08), (83.38, 0.21)),

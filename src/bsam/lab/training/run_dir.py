@@ -189,10 +189,6 @@ class RunDir:
         file = self.path / f"{name}.json"
         return read_json(file, dict, REPAIR) if file.exists() else {}
 
-    def eval_samples(self) -> int | None:
-        """Return the number of samples that the run is evaluated on; None if it has not begun or is an old run."""
-        return self.note("identity").get("eval_samples")
-
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
         file = self.path / PREDICTIONS
