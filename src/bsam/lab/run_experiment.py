@@ -16,7 +16,7 @@ from ..common.extras import require_packages
 from .data import check_data
 from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
-from .recipes.experiments import PlannedRuns, Recipe, table_info
+from .recipes.experiments import PlannedRuns, table_info
 from .recipes.scales import Scale
 from .report.method_comparison import ComparisonResult, compare_states
 from .report.recipe_table import TableSection, sections_info
@@ -55,20 +55,6 @@ class ExperimentOptions:
     ray: str | None = None
     gpus_per_run: float | None = None
     checkpoint_every: float = CHECKPOINT_EVERY
-
-
-class Listener:
-    """Receives what happens in an experiment; these methods do nothing."""
-
-    def on_plan(self, recipe: Recipe, states: Sequence[RunState]) -> None:
-        """Receive the states of all runs before the first is trained."""
-
-    def on_message(self, sentence: str) -> None:
-        """Receive a message for the user."""
-
-    def on_stage(self, recipe: Recipe, runs: int, name: str) -> contextlib.AbstractContextManager[Callbacks]:
-        """Return the callbacks for a number of runs: those that tune, or the final ones."""
-        return contextlib.nullcontext(Callbacks())
 
 
 @dataclass(frozen=True)
@@ -116,14 +102,14 @@ def planned_states(runs: PlannedRuns, out: Path) -> list[RunState]:
 
 
 def run_experiment(
-    runs: PlannedRuns, options: ExperimentOptions, listener: Listener | None = None, train: bool = True
+    runs: PlannedRuns, options: ExperimentOptions, callbacks: Callbacks | None = None, train: bool = True
 ) -> ExperimentResult:
     """Train the selected runs that are not finished, and write the results of all runs.
 
     Args:
         runs: the runs of the experiment.
         options: where and how to train them.
-        listener: receives what happens.
+        callbacks: called with what happens.
         train: whether to train; False only writes the results of the finished runs.
 
     Example:
@@ -138,16 +124,16 @@ def run_experiment(
         ['done', 'done']
     """
     require_packages(NEEDS)
-    listener = listener or Listener()
+    callbacks = callbacks or Callbacks()
     states = planned_states(runs, options.out)
     failed: Mapping[str, str] = {}
     if train:
-        listener.on_plan(runs.recipe, states)
-        failed = _train(runs, options, sum(not state.ended for state in states), listener)
+        callbacks.on_plan(runs.recipe, states)
+        failed = _train(runs, options, sum(not state.ended for state in states), callbacks)
     return _write(runs, options.out, RunsFailed(failed, len(states)) if failed else None)
 
 
-def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, listener: Listener) -> Mapping[str, str]:
+def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callbacks: Callbacks) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
     recipe = runs.recipe
     out = options.out
@@ -158,14 +144,14 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
-    make_executor = _executor(options, scale, unfinished, listener)
+    make_executor = _executor(options, scale, unfinished, callbacks)
     check_data({run.data for run in runs.selected}, options.data_dir)
     failed: dict[str, str] = {}
 
     def train(stage_runs: Sequence[Run], stage: str) -> None:
         try:
-            with listener.on_stage(recipe, len(stage_runs), stage) as callbacks:
-                run_all(stage_runs, out, callbacks, executor, **fit_options)
+            with callbacks.on_stage(recipe, len(stage_runs), stage) as stage_callbacks:
+                run_all(stage_runs, out, stage_callbacks, executor, **fit_options)
         except RunsFailed as error:
             failed.update(error.failed)
 
@@ -183,14 +169,14 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
         train(ready, "runs")
     states = states_of([*(run for run, _ in waiting.values()), *ready], out)
     if not all(state.ended or state.path.name in failed for state in states):
-        listener.on_message(
+        callbacks.on_message(
             "Some runs are not finished: another process is training them, or the runs that they start from."
         )
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 
 def _executor(
-    options: ExperimentOptions, scale: Scale, unfinished: int, listener: Listener
+    options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks
 ) -> contextlib.AbstractContextManager[Executor]:
     if options.ray is not None:
         if options.jobs is not None:
@@ -205,7 +191,7 @@ def _executor(
     if jobs == 1:
         pick_device(options.device)  # raises before the first run, as the other executors do
         return InProcess()
-    return LocalProcesses(jobs, options.device, scale.threads, listener.on_message, is_default)
+    return LocalProcesses(jobs, options.device, scale.threads, callbacks.on_message, is_default)
 
 
 def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:

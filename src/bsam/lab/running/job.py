@@ -50,8 +50,7 @@ class RunJob:
     Args:
         run: the settings.
         out: the folder of the experiment.
-        options: arguments of :func:`bsam.lab.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``,
-            ``checkpoint_every``.
+        options: arguments of :func:`bsam.lab.training.loop.fit`, as for :func:`bsam.lab.running.runner.run_all`.
     """
 
     run: Run

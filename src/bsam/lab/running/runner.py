@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from typing import Any
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
 from ..recipes.columns import state_of, states_of
+from ..recipes.experiments import Recipe
 from ..recipes.variants import passes_of
 from ..training.config import Run
 from ..training.files import check_writable
@@ -46,9 +48,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions called during training; by default they do nothing.
+    """Functions called during an experiment; by default they do nothing. :func:`run_all` calls the last three.
 
     Args:
+        on_plan: called with the states of all runs before the first is trained.
+        on_stage: called with a number of runs and their name, such as "tuning"; returns the callbacks for these runs.
         on_end: called with the state of a run that has ended, the progress of all runs, and the error message if it
             failed (otherwise None).
         on_progress: called with the progress of all runs: after every epoch when training in this process, otherwise
@@ -56,6 +60,10 @@ class Callbacks:
         on_message: called with messages for the user.
     """
 
+    on_plan: Callable[[Recipe, Sequence[RunState]], None] = field(default=lambda recipe, states: None)
+    on_stage: Callable[[Recipe, int, str], AbstractContextManager[Callbacks]] = field(
+        default=lambda recipe, runs, name: nullcontext(Callbacks())
+    )
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     on_message: Callable[[str], None] = field(default=lambda sentence: None)
