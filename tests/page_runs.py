@@ -6,7 +6,7 @@ import numpy as np
 
 from bsam.lab.report.run_record import Record, Records
 from bsam.lab.training.config import Run
-from bsam.lab.training.result import LossSurface
+from bsam.lab.training.run_dir import LossSurface
 
 UNIT = "test accuracy in %"
 EVIL = "</script><script>document.title = 'broken'</script>"  # a name that is text on the page

@@ -8,10 +8,10 @@ from bsam.common.errors import BsamValueError
 from bsam.lab import run_experiment as module
 from bsam.lab.recipes.compare_recipe import plan_comparison
 from bsam.lab.recipes.scales import scale_of
-from bsam.lab.run_experiment import ExperimentOptions, Listener, run_experiment
+from bsam.lab.run_experiment import ExperimentOptions, run_experiment
 from bsam.lab.running import job
 from bsam.lab.running.executors import InProcess
-from bsam.lab.running.runner import RunsFailed
+from bsam.lab.running.runner import Callbacks, RunsFailed
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 
@@ -23,19 +23,19 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     options = ExperimentOptions(tmp_path, device="cuda:1")
     scale = replace(scale_of("smoke"), threads=7)
-    listener = Listener()
-    module._executor(replace(options, jobs=3), scale, 4, listener)
-    module._executor(options, replace(scale, workers=2), 4, listener)
-    module._executor(replace(options, ray="auto", gpus_per_run=0.5), scale, 4, listener)
+    callbacks = Callbacks()
+    module._executor(replace(options, jobs=3), scale, 4, callbacks)
+    module._executor(options, replace(scale, workers=2), 4, callbacks)
+    module._executor(replace(options, ray="auto", gpus_per_run=0.5), scale, 4, callbacks)
     assert made == [
-        (3, "cuda:1", 7, listener.on_message, False),
-        (42, "cuda:1", 7, listener.on_message, True),
+        (3, "cuda:1", 7, callbacks.on_message, False),
+        (42, "cuda:1", 7, callbacks.on_message, True),
         ("auto", 0.5, "cuda:1"),
     ]
-    assert isinstance(module._executor(replace(options, jobs=1, device="cpu"), scale, 4, listener), InProcess)
+    assert isinstance(module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks), InProcess)
     for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
         with pytest.raises(BsamValueError, match="--ray"):
-            module._executor(replace(options, **wrong), scale, 4, listener)
+            module._executor(replace(options, **wrong), scale, 4, callbacks)
 
 
 def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monkeypatch, capsys):

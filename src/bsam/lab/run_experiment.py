@@ -16,16 +16,15 @@ from ..common.extras import require_packages
 from .data import check_data
 from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
-from .recipes.experiments import PlannedRuns, Recipe, table_info
+from .recipes.experiments import PlannedRuns, table_info
 from .recipes.scales import Scale
 from .report.method_comparison import ComparisonResult, compare_states
 from .report.recipe_table import TableSection, sections_info
 from .report.tuning_section import how_chosen, tuning_sections
 from .running.downloads import download_all
-from .running.executors import Executor, InProcess, LocalProcesses, default_slots
+from .running.executors import Executor, InProcess, LocalProcesses, default_slots, terminable
 from .running.ray_tasks import ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
-from .running.signals import terminable
 from .training.config import Run
 from .training.environment import pick_device
 from .training.run_dir import RunState, run_dir_name
@@ -40,14 +39,11 @@ class ExperimentOptions:
 
     Args:
         out: the folder of the experiment.
-        data_dir: the folder with the files of the data sets and of the weights.
-        cache_dir: the folder for decoded images; None is next to the image files.
+        data_dir, cache_dir, device, checkpoint_every: arguments of :func:`bsam.lab.training.loop.fit` for all runs.
         download: whether to download the data sets into ``data_dir`` first, if they are not there yet.
-        device: the device; None uses a GPU if there is one.
         jobs: the number of runs to train at a time on this machine; None chooses it from the device.
         ray: trains the runs as Ray tasks, with the address as for :func:`bsam.lab.running.ray_tasks.ray_tasks`.
         gpus_per_run: with ``ray``, the number of GPUs per run.
-        checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
     """
 
     out: Path
@@ -59,20 +55,6 @@ class ExperimentOptions:
     ray: str | None = None
     gpus_per_run: float | None = None
     checkpoint_every: float = CHECKPOINT_EVERY
-
-
-class Listener:
-    """Receives what happens in an experiment; these methods do nothing."""
-
-    def on_plan(self, recipe: Recipe, states: Sequence[RunState]) -> None:
-        """Receive the states of all runs before the first is trained."""
-
-    def on_message(self, sentence: str) -> None:
-        """Receive a message for the user."""
-
-    def on_stage(self, recipe: Recipe, runs: int, name: str) -> contextlib.AbstractContextManager[Callbacks]:
-        """Return the callbacks for a number of runs: those that tune, or the final ones."""
-        return contextlib.nullcontext(Callbacks())
 
 
 @dataclass(frozen=True)
@@ -120,14 +102,14 @@ def planned_states(runs: PlannedRuns, out: Path) -> list[RunState]:
 
 
 def run_experiment(
-    runs: PlannedRuns, options: ExperimentOptions, listener: Listener | None = None, train: bool = True
+    runs: PlannedRuns, options: ExperimentOptions, callbacks: Callbacks | None = None, train: bool = True
 ) -> ExperimentResult:
     """Train the selected runs that are not finished, and write the results of all runs.
 
     Args:
         runs: the runs of the experiment.
         options: where and how to train them.
-        listener: receives what happens.
+        callbacks: called with what happens.
         train: whether to train; False only writes the results of the finished runs.
 
     Example:
@@ -142,16 +124,16 @@ def run_experiment(
         ['done', 'done']
     """
     require_packages(NEEDS)
-    listener = listener or Listener()
+    callbacks = callbacks or Callbacks()
     states = planned_states(runs, options.out)
     failed: Mapping[str, str] = {}
     if train:
-        listener.on_plan(runs.recipe, states)
-        failed = _train(runs, options, sum(not state.ended for state in states), listener)
+        callbacks.on_plan(runs.recipe, states)
+        failed = _train(runs, options, sum(not state.ended for state in states), callbacks)
     return _write(runs, options.out, RunsFailed(failed, len(states)) if failed else None)
 
 
-def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, listener: Listener) -> Mapping[str, str]:
+def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callbacks: Callbacks) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
     recipe = runs.recipe
     out = options.out
@@ -162,14 +144,14 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
-    make_executor = _executor(options, scale, unfinished, listener)
+    make_executor = _executor(options, scale, unfinished, callbacks)
     check_data({run.data for run in runs.selected}, options.data_dir)
     failed: dict[str, str] = {}
 
     def train(stage_runs: Sequence[Run], stage: str) -> None:
         try:
-            with listener.on_stage(recipe, len(stage_runs), stage) as callbacks:
-                run_all(stage_runs, out, callbacks, executor, **fit_options)
+            with callbacks.on_stage(recipe, len(stage_runs), stage) as stage_callbacks:
+                run_all(stage_runs, out, stage_callbacks, executor, **fit_options)
         except RunsFailed as error:
             failed.update(error.failed)
 
@@ -187,14 +169,14 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, liste
         train(ready, "runs")
     states = states_of([*(run for run, _ in waiting.values()), *ready], out)
     if not all(state.ended or state.path.name in failed for state in states):
-        listener.on_message(
+        callbacks.on_message(
             "Some runs are not finished: another process is training them, or the runs that they start from."
         )
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 
 def _executor(
-    options: ExperimentOptions, scale: Scale, unfinished: int, listener: Listener
+    options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks
 ) -> contextlib.AbstractContextManager[Executor]:
     if options.ray is not None:
         if options.jobs is not None:
@@ -209,7 +191,7 @@ def _executor(
     if jobs == 1:
         pick_device(options.device)  # raises before the first run, as the other executors do
         return InProcess()
-    return LocalProcesses(jobs, options.device, scale.threads, listener.on_message, is_default)
+    return LocalProcesses(jobs, options.device, scale.threads, callbacks.on_message, is_default)
 
 
 def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:

@@ -13,6 +13,7 @@ from bsam.lab.data import DATASETS
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.pose_recipe import SETTINGS, pose
 from bsam.lab.recipes.run_settings import select
+from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import passes_of, variant_of
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training import fit
@@ -29,7 +30,7 @@ SAM_RADII = {"sam": [0.05, None], "sam-sum": [0.1, 0.1], "sam-follow": [0.1, 0.0
 
 @pytest.mark.parametrize(("scale", "data", "epochs"), [("paper", "mpii", 210), ("short", "lspet", 30)])
 def test_the_runs_on_photographs(scale, data, epochs):
-    runs = pose(scale)
+    runs = pose(scale_of(scale))
     assert [variant_of(run).name for run in runs] == NAMES
     assert [passes_of(run) for run in runs] == [1, 2, 2, 2, 3, 2, 3]
     for run in runs:
@@ -60,7 +61,7 @@ def test_each_run_stands_beside_its_published_numbers():
 
 
 def test_smoke_needs_no_files():
-    runs = pose("smoke")
+    runs = pose(scale_of("smoke"))
     assert [variant_of(run).name for run in runs] == NAMES
     assert {(run.model, run.data, run.weights) for run in runs} == {("simcc_resnet8", "stick_figures", None)}
     passes = sum(passes_of(run) for run in runs) * runs[0].epochs * runs[0].limit_train
@@ -69,7 +70,7 @@ def test_smoke_needs_no_files():
 
 def test_a_run_of_smoke_learns(monkeypatch):
     monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 260)
-    run = replace(pose("smoke")[0], limit_train=160, limit_test=40, epochs=4)
+    run = replace(pose(scale_of("smoke"))[0], limit_train=160, limit_test=40, epochs=4)
     mean_pose = Pose(run, torch.device("cpu")).baseline()["pck"]
     assert fit(run, device="cpu").score > mean_pose + 0.1
 

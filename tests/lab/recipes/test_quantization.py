@@ -7,6 +7,7 @@ import pytest
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.image_recipes import quantization
 from bsam.lab.recipes.run_settings import select, with_initial_runs
+from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
 from bsam.lab.training.config import Run
@@ -22,7 +23,7 @@ RECIPE = RECIPES["quantization"]
 
 @pytest.mark.parametrize("scale", ["short", "paper"])
 def test_the_runs_of_a_scale(scale):
-    runs = quantization(scale)
+    runs = quantization(scale_of(scale))
     assert [(run.model, run.weight_bits) for run in runs] == [
         (network, bits) for network in PRINTED for bits in (None, *[4] * 7)
     ]
@@ -41,7 +42,7 @@ def test_the_runs_of_a_scale(scale):
 
 
 def test_every_published_number():
-    for run in quantization("paper"):
+    for run in quantization(scale_of("paper")):
         if variant_of(run).name in ("sam-sum", "sam-follow"):
             assert RECIPE.published(run) is None
             continue
@@ -49,8 +50,8 @@ def test_every_published_number():
         number = full if run.weight_bits is None else dict(zip(("base", "sam", "bsam"), own, strict=True))[run.method]
         found = RECIPE.published(run)
         assert (found.mean, found.std) == number
-    assert RECIPE.published(replace(quantization("paper")[1], weight_bits=2)) is None
-    assert RECIPE.published(quantization("smoke")[0]) is None
+    assert RECIPE.published(replace(quantization(scale_of("paper"))[1], weight_bits=2)) is None
+    assert RECIPE.published(quantization(scale_of("smoke"))[0]) is None
 
 
 def test_a_run_begins_with_the_float_network_of_its_own_seed():

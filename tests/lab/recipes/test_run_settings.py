@@ -10,6 +10,7 @@ import bsam
 from bsam.lab.recipes.image_recipes import transfer
 from bsam.lab.recipes.pose_recipe import pose
 from bsam.lab.recipes.run_settings import check_weights_given, with_weights
+from bsam.lab.recipes.scales import scale_of
 
 LITE = [f"timm:tf_efficientnet_lite{i}" for i in range(3)]
 
@@ -24,7 +25,7 @@ def files(tmp_path):
 
 
 def test_files_replace_the_networks_that_they_stand_for(files):
-    runs = transfer("short")
+    runs = transfer(scale_of("short"))
     names = ["resnet50.safetensors", "timm-tf_efficientnet_lite0.safetensors", "timm-tf_efficientnet_lite1.safetensors"]
     found = with_weights(runs, names, files)
     of = {
@@ -45,14 +46,14 @@ def test_files_replace_the_networks_that_they_stand_for(files):
 @pytest.mark.parametrize(
     ("runs", "names", "word"),
     [
-        (transfer("paper"), ["resnet50.safetensors", "timm-resnet18.safetensors"], "timm:resnet18"),
-        (transfer("paper"), ["None.safetensors"], "unnamed"),
-        (transfer("paper"), ["nowhere.safetensors"], "nowhere"),
-        (transfer("smoke"), ["resnet50.safetensors"], "random"),
-        (pose("smoke"), ["resnet50.safetensors"], "random"),
-        (pose("short"), ["timm-resnet50.safetensors"], "timm:resnet50"),
+        (transfer(scale_of("paper")), ["resnet50.safetensors", "timm-resnet18.safetensors"], "timm:resnet18"),
+        (transfer(scale_of("paper")), ["None.safetensors"], "unnamed"),
+        (transfer(scale_of("paper")), ["nowhere.safetensors"], "nowhere"),
+        (transfer(scale_of("smoke")), ["resnet50.safetensors"], "random"),
+        (pose(scale_of("smoke")), ["resnet50.safetensors"], "random"),
+        (pose(scale_of("short")), ["timm-resnet50.safetensors"], "timm:resnet50"),
         # two files for one network: their numbers would be taken for those of two seeds
-        (pose("short"), ["resnet50.safetensors", "./resnet50.safetensors"], "second"),
+        (pose(scale_of("short")), ["resnet50.safetensors", "./resnet50.safetensors"], "second"),
     ],
 )
 def test_files_that_do_not_fit(runs, names, word, files):
@@ -62,10 +63,10 @@ def test_files_that_do_not_fit(runs, names, word, files):
 
 def test_poses_begin_with_the_weights_of_their_backbone(files):
     for scale in ("short", "paper"):
-        runs = pose(scale)
+        runs = pose(scale_of(scale))
         found = with_weights(runs, ["resnet50.safetensors"], files)
         assert found == [replace(run, weights="resnet50.safetensors") for run in runs]
         assert {run.model for run in found} == {"simcc_resnet50"}
         check_weights_given(found)
-    for others in (pose("smoke"), transfer("smoke"), transfer("paper")):
+    for others in (pose(scale_of("smoke")), transfer(scale_of("smoke")), transfer(scale_of("paper"))):
         check_weights_given(others)

@@ -6,6 +6,7 @@ import bsam
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.image_recipes import transfer
 from bsam.lab.recipes.paper import TRANSFER
+from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variant_of
 
 DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")
@@ -39,7 +40,7 @@ def test_every_published_number():
 
 
 def test_the_papers_runs():
-    runs = transfer("paper")
+    runs = transfer(scale_of("paper"))
     assert [(run.model, run.data, variant_of(run).name) for run in runs] == [
         (network, data, name)
         for network in ("timm:efficientnet_b0", "timm:resnet50")
@@ -62,12 +63,14 @@ def test_the_papers_runs():
 
 
 def test_short_is_two_data_sets():
-    assert {run.data for run in transfer("short")} == {"flowers102", "oxford_pet"}
-    assert transfer("short") == [run for run in transfer("paper") if run.data in ("flowers102", "oxford_pet")]
+    assert {run.data for run in transfer(scale_of("short"))} == {"flowers102", "oxford_pet"}
+    assert transfer(scale_of("short")) == [
+        run for run in transfer(scale_of("paper")) if run.data in ("flowers102", "oxford_pet")
+    ]
 
 
 def test_smoke_needs_no_download():
-    runs = transfer("smoke")
+    runs = transfer(scale_of("smoke"))
     assert {(run.model, run.data, run.weights) for run in runs} == {
         (model, "digits", None) for model in ("timm:test_efficientnet", "timm:test_resnet")
     }

@@ -9,6 +9,7 @@ import pytest
 from bsam.lab import cli
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.choices import TunedRuns, tuned_recipe
+from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.recipe_results import write_results
 from bsam.lab.report.recipe_table import sections_info
@@ -84,7 +85,7 @@ def small(monkeypatch):
     """The recipe of flipped labels with a few methods, tuned."""
     recipe = RECIPES["label-noise"]
     chosen = ("sgd", "sam", "bsam")
-    grid = [run for run in recipe.grid("smoke") if run.label_noise == 0.4 and variant_of(run).name in chosen]
+    grid = [run for run in recipe.grid(scale_of("smoke")) if run.label_noise == 0.4 and variant_of(run).name in chosen]
     return tuned_recipe(replace(recipe, grid=lambda scale: grid))
 
 

@@ -59,7 +59,7 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(fake, tmp_path
     runs, ended = [*RUNS, replace(TINY, init=run_dir_name(RUNS[1]))], []
     fake.trouble[run_dir_name(RUNS[1])] = RuntimeError("out of\nmemory")
     fake.trouble[run_dir_name(RUNS[2])] = bsam.BsamError("the file is damaged")
-    callbacks = Callbacks(lambda state, progress, failed: failed and ended.append((state.path.name, failed)))
+    callbacks = Callbacks(on_end=lambda state, progress, failed: failed and ended.append((state.path.name, failed)))
     with pytest.raises(RunsFailed, match=r"^3 of 5 runs failed: ") as failure:
         run_all(runs, tmp_path, callbacks)
     first, second, third = map(run_dir_name, (*runs[1:3], runs[4]))
@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_is_one_error_before_the_first_run(fake,
     """Not one for each run, as from worker processes."""
     (tmp_path / "file").touch()
     ended = []
-    callbacks = Callbacks(lambda state, progress, failed: ended.append(failed))
+    callbacks = Callbacks(on_end=lambda state, progress, failed: ended.append(failed))
 
     def submit(job, *callbacks):
         future = Future()

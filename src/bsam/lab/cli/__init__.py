@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
-from ..running.signals import Terminated
+from ..running.executors import Terminated
 from ..training.run_dir import CHECKPOINT
 from . import compare, demo, export, flatness, listing, predict, report, run, train
 from .parsing import Parser

@@ -14,15 +14,7 @@ from ..recipes.choices import tuned_recipe
 from ..recipes.experiments import MAX_SEEDS, PlannedRuns, Recipe
 from ..recipes.run_settings import check_weights_given, select, with_initial_runs, with_weights
 from ..recipes.scales import SCALES
-from ..run_experiment import (
-    NEEDS,
-    ExperimentOptions,
-    ExperimentResult,
-    Listener,
-    planned_states,
-    refuse_torchrun,
-    run_experiment,
-)
+from ..run_experiment import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import Callbacks
 from ..training.run_dir import RunState
@@ -158,7 +150,7 @@ def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool =
     from .run_console import rich_tables
 
     console = Console(markup=False)
-    result = run_experiment(runs, options, _ConsoleListener(console), train)
+    result = run_experiment(runs, options, _print_callbacks(console), train)
     for table in rich_tables(result.sections):
         console.print(table)
         console.print()
@@ -169,28 +161,22 @@ def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool =
     return result
 
 
-class _ConsoleListener(Listener):
-    """Print what happens in an experiment. Messages that several runs have in common are printed once."""
+def _print_callbacks(console: Any) -> Callbacks:
+    """Return callbacks that print what happens. Messages that several runs have in common are printed once."""
+    from .run_console import show_runs, totals
 
-    def __init__(self, console: Any) -> None:
-        self._console = console
-        self._printed_messages: set[str] = set()
+    printed_messages: set[str] = set()
 
-    def on_plan(self, recipe: Recipe, states: Sequence[RunState]) -> None:
-        from .run_console import totals
-
-        self._console.print(f"{recipe.title}. {totals(states)}", highlight=False)
-
-    def on_message(self, sentence: str) -> None:
-        self._console.print(sentence)
+    def on_plan(recipe: Recipe, states: Sequence[RunState]) -> None:
+        console.print(f"{recipe.title}. {totals(states)}", highlight=False)
 
     @contextlib.contextmanager
-    def on_stage(self, recipe: Recipe, runs: int, name: str) -> Iterator[Callbacks]:
-        from .run_console import show_runs
-
+    def on_stage(recipe: Recipe, runs: int, name: str) -> Iterator[Callbacks]:
         try:
-            with show_runs(recipe, runs, name, self._printed_messages) as callbacks:
+            with show_runs(recipe, runs, name, printed_messages) as callbacks:
                 yield callbacks
         except KeyboardInterrupt:
-            self.on_message("Stopping.")
+            console.print("Stopping.")
             raise
+
+    return Callbacks(on_plan=on_plan, on_stage=on_stage, on_message=console.print)

@@ -139,4 +139,4 @@ def show_runs(recipe: Recipe, runs: int, stage: str = "runs", printed: set[str] 
         def on_progress(progress: Progress) -> None:
             line.reach(stage, progress.done + progress.failed, runs, counts(progress))
 
-        yield Callbacks(on_end, on_progress, on_message)
+        yield Callbacks(on_end=on_end, on_progress=on_progress, on_message=on_message)

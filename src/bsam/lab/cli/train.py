@@ -22,9 +22,9 @@ from ..report.experiment_titles import titles_of
 from ..report.figures.class_report import class_report
 from ..report.outcome import failure, radius_warning
 from ..running.downloads import download_to
-from ..running.signals import terminable
+from ..running.executors import terminable
 from ..tasks import TASKS
-from ..training.bases import base_title
+from ..training.bases import BASES
 from ..training.config import BASE, Run, method_title
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.files import LOCK
@@ -186,7 +186,7 @@ def method_with_settings(run: Run) -> str:
     if run.method == BASE:
         return method_title(run)
     arguments = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
-    return f"{method_title(run)}{f' ({arguments})' if arguments else ''} with {base_title(run.base)}"
+    return f"{method_title(run)}{f' ({arguments})' if arguments else ''} with {BASES[run.base].__name__}"
 
 
 def machine(context: DistributedContext) -> str:

@@ -9,24 +9,14 @@ from ...common.errors import BsamValueError
 from ..common.names import find_object
 from .columns import ExtraColumn as ExtraColumn
 from .columns import TableCell as TableCell
-from .digits_demo import demo_recipe as demo_recipe
+from .digits_demo import demo_recipe
 from .experiments import Axis as Axis
 from .experiments import Recipe as Recipe
 from .image_recipes import IMAGE_RECIPES, QUANTIZATION_RECIPE
-from .image_recipes import classification as classification
-from .image_recipes import gradient_conflict as gradient_conflict
-from .image_recipes import label_noise as label_noise
-from .image_recipes import quantization as quantization
-from .image_recipes import rho_min_study as rho_min_study
-from .image_recipes import sharpness_curves as sharpness_curves
-from .image_recipes import training_curves as training_curves
-from .image_recipes import transfer as transfer
 from .paper import Published as Published
 from .paper import PublishedTable as PublishedTable
 from .pose_recipe import POSE_RECIPE
-from .pose_recipe import pose as pose
 from .radius_study import RADIUS_RECIPE
-from .radius_study import radius_study as radius_study
 from .scales import Scale as Scale
 from .variants import variants as variants
 

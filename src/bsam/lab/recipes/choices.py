@@ -58,8 +58,8 @@ class Choice:
 
     @cached_property
     def samples(self) -> int | None:
-        """The number of samples that a tuning run is evaluated on; None before any has begun."""
-        known = (RunDir(state.path).eval_samples() for state in self.states)
+        """The number of samples that a tuning run is evaluated on; None before any has begun, and for old runs."""
+        known = (RunDir(state.path).note("identity").get("eval_samples") for state in self.states)
         return next((number for number in known if number is not None), None)
 
     def scores(self, clean: bool = False) -> list[float | None]:

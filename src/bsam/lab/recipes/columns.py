@@ -40,18 +40,13 @@ class SeedStatistics:
     std: float | None
     n: int
 
-    @property
-    def without_n(self) -> str:
-        """Mean and standard deviation as text."""
-        return f"{self:.2f}"
-
     def __format__(self, spec: str) -> str:
         if not spec:
             return str(self)
         return " ± ".join(format(number, spec) for number in (self.mean, self.std) if number is not None)
 
     def __str__(self) -> str:
-        return self.without_n + (f" ({self.n})" if self.n else "")
+        return f"{self:.2f}" + (f" ({self.n})" if self.n else "")
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:

@@ -19,7 +19,7 @@ from ..training.config import BASE, Run, arguments_of
 from .candidates import Tuning, chosen_text
 from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, SeedStatistics, TableCell
 from .experiments import Recipe
-from .scales import SCALES, Scale, scale_of
+from .scales import SCALES, Scale
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis
@@ -75,8 +75,8 @@ def demo_recipe(methods: Iterable[str] = DEFAULT) -> Recipe:
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
 
-    def grid(scale: Scale | str) -> list[Run]:
-        settings = {**scale_of(scale).settings, "curvature": True, "surface": LANDSCAPE_POINTS}
+    def grid(scale: Scale) -> list[Run]:
+        settings = {**scale.settings, "curvature": True, "surface": LANDSCAPE_POINTS}
         chosen = [variants()[name] for name in names]
         runs = [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
         return [*runs, Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})] if "sgd" in names else runs
@@ -138,7 +138,11 @@ def demo_findings(summaries: Sequence[CellSummary], run: Run) -> list[str]:
         others = list(rows.values())
         comparable = sorted((row for row in others if row.accuracy.std is not None), key=lambda row: -row.accuracy.mean)
         lines = [_against_sgd(row, sgd) for row in others]
-        lines += _between_methods(comparable)
+        if len(comparable) > 1:
+            best, second = comparable[:2]
+            gap, spread = best.gap(second)
+            size = "within" if gap <= spread else "more than"
+            lines.append(f"{best.title} is {gap:.1f} points above {second.title}, {size} the spread ({spread:.1f}).")
         lines += _total_radii(others)
         lines += [] if tuned is None else [_tuned_sgd(tuned, comparable, run)]
         lines += _eigenvalues([sgd, *others, *([] if tuned is None else [tuned])])
@@ -169,15 +173,6 @@ def _against_sgd(row: _Row, sgd: _Row) -> str:
         return f"{row.title} is {gap:.1f} points above SGD, more than the spread ({spread:.1f}): {numbers}"
     below = f"{-gap:.1f} points below SGD" if gap < -spread else f"within the spread ({spread:.1f} points) of SGD"
     return f"{row.title} shows no gain here. It is {below}: {numbers}"
-
-
-def _between_methods(rows: Sequence[_Row]) -> list[str]:
-    """Compare the best method with the second best; the rows are sorted."""
-    if len(rows) < 2:
-        return []
-    gap, spread = rows[0].gap(rows[1])
-    size = "within" if gap <= spread else "more than"
-    return [f"{rows[0].title} is {gap:.1f} points above {rows[1].title}, {size} the spread ({spread:.1f})."]
 
 
 def _total_radii(rows: Sequence[_Row]) -> list[str]:

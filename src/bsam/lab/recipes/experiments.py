@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -174,10 +174,7 @@ class Recipe:
             return None
         variant = variant_of(run).name
         defaults = {name: None for method in METHODS for name in arguments_of(method)}
-        names = {
-            "method": "bsam" if variant in BSAMS else variant,
-            "measure": None if measure is None else measure.name,
-        }
+        names = {"method": "bsam" if variant in BSAMS else variant, "measure": measure and measure.name}
         return self.published_table.number({**defaults, **run.arguments, **run.settings(), **names})
 
 
@@ -228,19 +225,14 @@ def table_info(recipe: Recipe, states: Sequence[RunState]) -> list[CellSummary]:
             measures[cell] = measure
             cells.setdefault(cell, []).append(state)
     summaries = [_summary(recipe, cell, measures[cell], group) for cell, group in cells.items()]
-    return [*summaries, *_baselines(measures, cells)]
-
-
-def _baselines(measures: Mapping[TableCell, Measure], cells: Mapping[TableCell, list[RunState]]) -> list[CellSummary]:
-    """Return the baselines, which are scores without training, of the tasks that have them."""
-    baselines: dict[TableCell, CellSummary] = {}
-    for cell, states in cells.items():
-        notes = (RunDir(state.path).note("baseline") for state in states if state.finished)
+    baselines: dict[TableCell, CellSummary] = {}  # scores without training
+    for cell, group in cells.items():
+        notes = (RunDir(state.path).note("baseline") for state in group if state.finished)
         if note := next(filter(None, notes), None):
             position, score = replace(cell, row=note["title"]), note["scores"].get(measures[cell].name)
             ours = None if score is None else SeedStatistics(measures[cell].factor * score, None, 0)
             baselines.setdefault(position, CellSummary(position, ours, 0, 0, None))
-    return list(baselines.values())
+    return [*summaries, *baselines.values()]
 
 
 def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence[RunState]) -> CellSummary:
@@ -254,12 +246,10 @@ def _summary(recipe: Recipe, cell: TableCell, measure: Measure, states: Sequence
     ]
     ours = seed_statistics(scores) if scores else None
     missing = len(states) - len(finished) - diverged
-    chosen = _chosen(recipe, finished[0].run) if finished else None
+    chosen = None
+    if finished and recipe.tuning is not None:
+        run = finished[0].run
+        names = differing_names(recipe.tuning.settings(run))
+        chosen = {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None
     paper = recipe.published(states[0].run, measure)
     return CellSummary(cell, ours, diverged, missing, paper, details, chosen)
-
-
-def _chosen(recipe: Recipe, run: Run) -> dict[str, Any] | None:
-    """Return the settings and method arguments that tuning chose for a run: those that differ between candidates."""
-    names = differing_names(recipe.tuning.settings(run)) if recipe.tuning is not None else set()
-    return {name: value for name, value in {**run.settings(), **run.arguments}.items() if name in names} or None

@@ -43,16 +43,14 @@ SMOKE = {"limit_train": 12, "batch": 6}  # few samples, as Hessian products are 
 FULL_PRECISION = "Full precision"  # the row of the float network
 
 
-def classification(scale: Scale | str) -> list[Run]:
+def classification(scale: Scale) -> list[Run]:
     """Return every method on every network and data set."""
-    scale = scale_of(scale)
     pairs = [(network, data) for network in scale.networks for data in scale.data]
     return [scale.run(variant, network, data) for network, data in pairs for variant in variants().values()]
 
 
-def rho_min_study(scale: Scale | str) -> list[Run]:
+def rho_min_study(scale: Scale) -> list[Run]:
     """Return BSAM with rho_min from small to large and the data set's usual rho_max."""
-    scale = scale_of(scale)
     return [
         scale.run(variants()[name], MAIN, data, arguments={"rho_min": rho_min})
         for data in scale.data
@@ -61,9 +59,8 @@ def rho_min_study(scale: Scale | str) -> list[Run]:
     ]
 
 
-def label_noise(scale: Scale | str) -> list[Run]:
+def label_noise(scale: Scale) -> list[Run]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
-    scale = scale_of(scale)
     return [
         scale.run(variants()[name], MAIN, data, label_noise=rate, noise_labels="all")
         for data in scale.data
@@ -72,36 +69,29 @@ def label_noise(scale: Scale | str) -> list[Run]:
     ]
 
 
-def training_curves(scale: Scale | str) -> list[Run]:
+def training_curves(scale: Scale) -> list[Run]:
     """Return the runs whose loss and accuracy are drawn over the epochs."""
-    scale = scale_of(scale)
     return [scale.run(variants()[name], "wide_resnet28_10", scale.data[-1]) for name in CURVES]
 
 
-def sharpness_curves(scale: Scale | str) -> list[Run]:
+def sharpness_curves(scale: Scale) -> list[Run]:
     """Return runs with a probe, which records MaxS, MinS and BilS over the steps."""
-    scale = scale_of(scale)
     return [scale.run(variants()[name], MAIN, scale.data[-1], probe=scale.probe) for name in ("sam", *BSAMS)]
 
 
-def gradient_conflict(scale: Scale | str) -> list[Run]:
+def gradient_conflict(scale: Scale) -> list[Run]:
     """Return runs under three schedules of rho_min, with a probe, which records the cosine of g and g_min."""
-    scale = scale_of(scale)
     schedules = [{"rho_min": CONFLICT_START, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
-    return [
-        scale.run(variants()[name], MAIN, scale.data[-1], probe=scale.probe, arguments=schedule)
-        for schedule in schedules
-        for name in BSAMS
-    ]
+    settings: dict[str, Any] = {"network": MAIN, "data": scale.data[-1], "probe": scale.probe}
+    return [scale.run(variants()[name], arguments=schedule, **settings) for schedule in schedules for name in BSAMS]
 
 
-def transfer(scale: Scale | str) -> list[Run]:
+def transfer(scale: Scale) -> list[Run]:
     """Return the networks of the transfer table on its data sets.
 
     At the scale ``short`` these are the two smallest data sets, at ``smoke`` digits, with small networks that begin
     with random weights.
     """
-    scale = scale_of(scale)
     shared: dict[str, Any] = {"weights": PRETRAINED, "precision": "bf16"}  # compiling takes as long as it saves
     data: Sequence[str] = SMALLEST_DATA if scale.name == "short" else TRANSFER_DATA
     if scale.stand_ins:
@@ -120,9 +110,8 @@ def transfer(scale: Scale | str) -> list[Run]:
     ]
 
 
-def quantization(scale: Scale | str) -> list[Run]:
+def quantization(scale: Scale) -> list[Run]:
     """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
-    scale = scale_of(scale)
     data, runs = scale.data[0], []
     common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
     quantized = {**QUANTIZED, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
@@ -134,27 +123,17 @@ def quantization(scale: Scale | str) -> list[Run]:
 
 
 def by_rho_min(run: Run) -> TableCell:
-    """Place a run: a section per variant of BSAM, a row per rho_min, a column per data set."""
+    """Place a run: a section per variant of BSAM, a row per rho_min or schedule of it, a column per data set."""
+    start, floor = run.arguments["rho_min"], run.arguments.get("rho_min_floor")
+    schedule = "" if floor is None else ", fixed" if floor == start else f" to {floor:g}"
     section = f"{model_entry(run.model).title}, {variant_of(run).title}"
-    return TableCell(section, f"{run.arguments['rho_min']:g}", dataset_entry(run.data).title)
+    return TableCell(section, f"{start:g}{schedule}", dataset_entry(run.data).title)
 
 
 def by_noise(run: Run) -> TableCell:
     """Place a run: a section per data set, a row per method, a column per rate of label noise."""
     section = f"{model_entry(run.model).title}, {dataset_entry(run.data).title}"
     return TableCell(section, variant_of(run).title, f"{run.label_noise:.0%}")
-
-
-def by_schedule(run: Run) -> TableCell:
-    """Place a run: a section per variant of BSAM, a row per schedule of rho_min."""
-    section = f"{model_entry(run.model).title}, {variant_of(run).title}"
-    return TableCell(section, schedule_of(run), dataset_entry(run.data).title)
-
-
-def schedule_of(run: Run) -> str:
-    """Describe the schedule of rho_min."""
-    start, floor = run.arguments["rho_min"], run.arguments["rho_min_floor"]
-    return f"{start:g}, fixed" if start == floor else f"{start:g} to {floor:g}"
 
 
 def by_precision(run: Run) -> TableCell:
@@ -167,7 +146,7 @@ def quantization_notes(run: Run) -> list[str]:
     """Return the lines below the table that contains this float run.
 
     Example:
-        >>> quantization_notes(quantization("short")[0])[0]  # doctest: +ELLIPSIS
+        >>> quantization_notes(quantization(scale_of("short"))[0])[0]  # doctest: +ELLIPSIS
         'Full precision: the float network, trained with SGD. The rows below start from it and train 12 more ...'
     """
     scales = {scale_of(name).settings.get("epochs", Run.epochs): name for name in QUANTIZED_EPOCHS}
@@ -226,7 +205,7 @@ IMAGE_RECIPES = (
         "gradient-conflict",
         "Cosine of g and g_min under three schedules of rho_min",
         gradient_conflict,
-        by_schedule,
+        by_rho_min,
         rows="rho_min",
         figures=("gradient_conflict",),
     ),

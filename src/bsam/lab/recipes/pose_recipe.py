@@ -11,14 +11,14 @@ from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks.pose import Pose
 from ..tasks.pose_metrics import SCORES, PoseScore
-from ..training.config import BASE, POSE, Run
+from ..training.config import POSE, Run
 from .columns import TableCell
 from .experiments import Recipe
+from .image_recipes import COMPARED
 from .paper import POSE as PUBLISHED
-from .scales import Scale, scale_of
-from .variants import BSAMS, MATCHED, arguments, variant_of, variants
+from .scales import Scale
+from .variants import arguments, variant_of, variants
 
-METHODS = ("sam", *MATCHED, *BSAMS)  # besides Adam alone
 # SimCC's authors evaluate with the flip test
 _LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16", "compile": True, "flip_test": True}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, added to POSE
@@ -51,16 +51,15 @@ NOTES: Mapping[str, tuple[str, ...]] = {  # by score
 }
 
 
-def pose(scale: Scale | str) -> list[Run]:
+def pose(scale: Scale) -> list[Run]:
     """Return Adam, SAM, SAM at BSAM's total radius, and BSAM.
 
     The data is MPII; at the scale ``short`` it is LSP Extended, at ``smoke`` stick figures. The runs on photographs
     begin with pretrained weights from a file: see :func:`bsam.lab.recipes.run_settings.with_weights`.
     """
-    settings = {**POSE, **SETTINGS[scale_of(scale).name], "task": "pose"}
+    settings = {**POSE, **SETTINGS[scale.name], "task": "pose"}
     # the paper does not state its radii for poses; we use those of CIFAR-10
-    methods = [(variants()[name].method, arguments(variants()[name], "cifar10")) for name in METHODS]
-    return [Run(method, radii, **settings) for method, radii in [(BASE, {}), *methods]]
+    return [Run(variants()[name].method, arguments(variants()[name], "cifar10"), **settings) for name in COMPARED]
 
 
 def by_method(run: Run) -> TableCell:

@@ -17,7 +17,7 @@ from ..training.run_dir import RunState
 from .columns import MEMORISED, TOP_EIGENVALUE, TOP_EIGENVALUE_NOTE, CellSummary, TableCell, score_of
 from .experiments import Recipe
 from .image_recipes import MAIN
-from .scales import Scale, scale_of
+from .scales import Scale
 from .variants import BSAMS, variant_of, variants
 
 NOISE = 0.4
@@ -32,9 +32,8 @@ NOTES = (
 )
 
 
-def radius_study(scale: Scale | str) -> list[Run]:
+def radius_study(scale: Scale) -> list[Run]:
     """Return SGD and each method at each total radius, on the first data set of the scale."""
-    scale = scale_of(scale)
     data, network = scale.data[0], MAIN if MAIN in scale.networks else scale.networks[0]
     settings: dict[str, Any] = {"label_noise": NOISE, "noise_labels": "other", "curvature": True}
     runs = [

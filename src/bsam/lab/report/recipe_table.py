@@ -102,7 +102,7 @@ def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummar
     body = {}
     for row, cells in rows.items():
         label = _row_label(row, cells, with_n) + (f", {chosen_text(cells[0].chosen)}" if cells[0].chosen else "")
-        body[label] = ["-" if cell.ours is None else cell.ours.without_n for cell in cells]
+        body[label] = ["-" if cell.ours is None else f"{cell.ours:.2f}" for cell in cells]
     for row, cells in rows.items():
         if any(cell.paper is not None for cell in cells):  # one row for all variants: BSAM (...)
             body[row.partition(" (")[0] + PAPER_ROW] = [paper_text(cell.paper, notes, decimals) for cell in cells]

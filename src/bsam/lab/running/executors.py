@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,33 @@ from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
 MPS_CONTROL = "nvidia-cuda-mps-control"
 PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
+
+
+class Terminated(KeyboardInterrupt):
+    """The process received SIGTERM."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise :class:`Terminated`. Does nothing outside the main thread, where signals cannot be handled.
+
+    Example:
+        >>> with contextlib.suppress(Terminated), terminable():
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     print("not reached")
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 class Executor(Protocol):
@@ -67,6 +95,7 @@ class _Slot:
     future: Future[Outcome] | None = None
 
 
+@dataclass
 class LocalProcesses:
     """Train in several processes on this machine, as a context manager. A process starts with its first run.
 
@@ -81,20 +110,15 @@ class LocalProcesses:
             started.
     """
 
-    def __init__(
-        self,
-        slots: int,
-        device: str | None = None,
-        threads: int | None = None,
-        on_message: OnMessage = lambda sentence: None,
-        is_default: bool = False,
-    ) -> None:
-        check_count("jobs", slots)
-        self.slots = slots
-        self._slots = [_Slot(name) for name in spread(device, slots)]
-        self._threads = threads
-        self._on_message = on_message
-        self._is_default = is_default
+    slots: int
+    device: str | None = None
+    threads: int | None = None
+    on_message: OnMessage = lambda sentence: None
+    is_default: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("jobs", self.slots)
+        self._slots = [_Slot(name) for name in spread(self.device, self.slots)]
         self._environment: Mapping[str, str] = {}
         self._stack = contextlib.ExitStack()
 
@@ -104,18 +128,18 @@ class LocalProcesses:
             return self
         is_mps_on = False
         if len(devices) < self.slots:
-            environment = self._stack.enter_context(nvidia_mps(self._on_message))
+            environment = self._stack.enter_context(nvidia_mps(self.on_message))
             is_mps_on = environment is not None
             self._environment = environment or {}
-            if self._is_default and not is_mps_on:
+            if self.is_default and not is_mps_on:
                 del self._slots[len(devices) :]
                 self.slots = len(devices)
-        if self._is_default or is_mps_on:
+        if self.is_default or is_mps_on:
             runs = "one run" if self.slots == 1 else f"{self.slots} runs"
             gpus = "one GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
             mps = " (NVIDIA MPS)" if is_mps_on else ""
-            other = "; choose another number with --jobs" if self._is_default else ""
-            self._on_message(f"Training {runs} at a time on {gpus}{mps}{other}.")
+            other = "; choose another number with --jobs" if self.is_default else ""
+            self.on_message(f"Training {runs} at a time on {gpus}{mps}{other}.")
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -128,7 +152,7 @@ class LocalProcesses:
             if slot.pool is not None:
                 slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
                 return slot.future
-        threads = self._threads or max(1, cores() // self.slots)
+        threads = self.threads or max(1, cores() // self.slots)
         slot.pool = self._stack.enter_context(worker_pool(1, threads, self._environment))
         slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
         return slot.future

@@ -7,7 +7,7 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,8 +50,7 @@ class RunJob:
     Args:
         run: the settings.
         out: the folder of the experiment.
-        options: arguments of :func:`bsam.lab.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``,
-            ``checkpoint_every``.
+        options: arguments of :func:`bsam.lab.training.loop.fit`, as for :func:`bsam.lab.running.runner.run_all`.
     """
 
     run: Run
@@ -121,23 +120,16 @@ def message_of(error: BaseException) -> str:
 def train_in_worker(job: RunJob) -> Outcome:
     """Train a run in a process that does nothing else: everything it prints goes to the log."""
     messages: list[str] = []
-    with _redirect_output(job.log):
-        outcome = job.train(lambda *_: None, messages.append)
-    return replace(outcome, messages=tuple(messages))
-
-
-@contextlib.contextmanager
-def _redirect_output(path: Path) -> Iterator[None]:
-    """Redirect stdout and stderr of this process to a file, including the output of C libraries."""
-    with _open_log(path) as log, contextlib.ExitStack() as stack:
+    with _open_log(job.log) as log, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(log))
         stack.enter_context(contextlib.redirect_stderr(log))
-        for number in (1, 2):
+        for number in (1, 2):  # stdout and stderr of C libraries
             before = os.dup(number)
             stack.callback(os.close, before)
             stack.callback(os.dup2, before, number)
             os.dup2(log.fileno(), number)
-        yield
+        outcome = job.train(lambda *_: None, messages.append)
+    return replace(outcome, messages=tuple(messages))
 
 
 def _open_log(path: Path) -> TextIO:

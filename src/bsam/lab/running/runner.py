@@ -6,17 +6,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ...common.errors import BsamRuntimeError
+from ..common.grouping import group_by
 from ..recipes.columns import state_of, states_of
+from ..recipes.experiments import Recipe
 from ..recipes.variants import passes_of
 from ..training.config import Run
 from ..training.files import check_writable
-from ..training.run_dir import LOG, RunDir, RunState, run_dir_name
+from ..training.run_dir import LOG, RunDir, RunState
 from .executors import Executor, InProcess
 from .job import Outcome, RunJob, message_of
 
@@ -45,9 +48,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions called during training; by default they do nothing.
+    """Functions called during an experiment; by default they do nothing. :func:`run_all` calls the last three.
 
     Args:
+        on_plan: called with the states of all runs before the first is trained.
+        on_stage: called with a number of runs and their name, such as "tuning"; returns the callbacks for these runs.
         on_end: called with the state of a run that has ended, the progress of all runs, and the error message if it
             failed (otherwise None).
         on_progress: called with the progress of all runs: after every epoch when training in this process, otherwise
@@ -55,6 +60,10 @@ class Callbacks:
         on_message: called with messages for the user.
     """
 
+    on_plan: Callable[[Recipe, Sequence[RunState]], None] = field(default=lambda recipe, states: None)
+    on_stage: Callable[[Recipe, int, str], AbstractContextManager[Callbacks]] = field(
+        default=lambda recipe, runs, name: nullcontext(Callbacks())
+    )
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     on_message: Callable[[str], None] = field(default=lambda sentence: None)
@@ -69,10 +78,8 @@ class RunsFailed(BsamRuntimeError):
     """
 
     def __init__(self, failed: Mapping[str, str], total: int) -> None:
-        names: dict[str, list[str]] = {}
-        for name, message in failed.items():
-            names.setdefault(" ".join(message.split()), []).append(name)
-        reasons = "; ".join(f"{', '.join(group)}: {message}" for message, group in names.items())
+        by_message = group_by(failed, lambda name: " ".join(failed[name].split()))
+        reasons = "; ".join(f"{', '.join(names)}: {message}" for message, names in by_message.items())
         super().__init__(f"{len(failed)} of {total} runs failed: {reasons}")
         self.failed = dict(failed)
 
@@ -111,7 +118,8 @@ def run_all(
         ...     [str(state) for state in run_all([run], out)]
         ['done']
     """
-    job = _Runs(runs, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
+    states = {state.path.name: state for state in states_of(runs, Path(out))}
+    job = _Runs(states, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
     if not all(state.ended for state in job.states.values()):
         check_writable(Path(out), "runs")  # one error, instead of one for each run
     if locked := job.run_each(list(job.states)):
@@ -121,27 +129,26 @@ def run_all(
     return states_of(runs, Path(out))
 
 
+@dataclass
 class _Runs:
     """The runs of one call of :func:`run_all`: those waiting, those submitted, and the state of each."""
 
-    def __init__(
-        self, runs: Sequence[Run], out: Path, callbacks: Callbacks, executor: Executor, options: Mapping[str, Any]
-    ) -> None:
-        self.out = out
-        self.callbacks = callbacks
-        self.executor = executor
-        self.options = options
-        self.states = {run_dir_name(run): state_of(run, out) for run in runs}
+    states: dict[str, RunState]
+    out: Path
+    callbacks: Callbacks
+    executor: Executor
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
         self.failed: dict[str, str] = {}
-        self._waiting: list[str] = []
         self._submitted: dict[Future[Outcome], str] = {}
         self._running: set[str] = set()
-        self._locked: list[str] = []
         self._lost: Counter[str] = Counter()  # how many times a run's process was killed
 
     def run_each(self, names: list[str]) -> list[str]:
         """Train the runs that are not finished, and return those locked by another process."""
-        self._waiting, self._locked = names, []
+        self._waiting = names
+        self._locked: list[str] = []
         while self._waiting or self._submitted:
             unfinished = {*self._waiting, *self._submitted.values()}
             ready = [name for name in self._waiting if self.states[name].run.init not in unfinished]

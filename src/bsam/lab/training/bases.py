@@ -44,11 +44,6 @@ def find_base(name: object) -> str:
     return find_name("base", name, BASES)
 
 
-def base_title(name: str) -> str:
-    """Return the title of a base optimizer: the name of its class."""
-    return BASES[name].__name__
-
-
 def parameters_of(base: str) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the optimizer's class."""
     return inspect.signature(BASES[base]).parameters

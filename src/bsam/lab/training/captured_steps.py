@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
         torch.cuda.current_stream(device).wait_stream(stream)
 
 
+@dataclass
 class CapturedSteps:
     """Run a few steps eagerly, capture the next one in a CUDA graph, and replay it from then on.
 
@@ -49,14 +51,11 @@ class CapturedSteps:
         on_message: called with messages for the user.
     """
 
-    def __init__(
-        self,
-        train_step: TrainStep,
-        probed: Callable[[int], bool] | None = None,
-        on_message: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
-        self.train_step, self._on_message = train_step, on_message
-        self._probed = probed or (lambda t: False)
+    train_step: TrainStep
+    probed: Callable[[int], bool] = lambda t: False
+    on_message: Callable[[str], None] = lambda sentence: None
+
+    def __post_init__(self) -> None:
         self._eager_steps: Counter[Hashable] = Counter()  # by kind
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # with the loss, by kind
 
@@ -65,7 +64,7 @@ class CapturedSteps:
         optimizer = self.train_step.optimizer
         method = optimizer if isinstance(optimizer, SharpnessAware) else None
         kind = None if method is None else method.step_kind()
-        if self._eager_steps[kind] < WARM_UP or (method is not None and self._probed(method.t)):
+        if self._eager_steps[kind] < WARM_UP or (method is not None and self.probed(method.t)):
             self._eager_steps[kind] += 1
             torch.cuda.reset_peak_memory_stats()
             return self.train_step.step(*batch)
@@ -101,7 +100,7 @@ class CapturedSteps:
         weights = sum(p.nbytes for group in self.train_step.optimizer.param_groups for p in group["params"])
         needed, free = 2 * one_pass + weights, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
         fits = needed < FILL * free
-        self._on_message(
+        self.on_message(
             f"The independent passes of a step run {'side by side' if fits else 'in turn'}: side by side they need "
             f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of GPU memory are free."
         )

@@ -21,7 +21,7 @@ from ..tasks.pose import POSE as POSE
 from ..tasks.pose import PoseSettings
 from ..tasks.settings import GROUPS, NOT_NEGATIVE, check_positive, one_of, setting
 from ..tasks.settings import MAX_SEED as MAX_SEED
-from .bases import BASES, CAPTURABLE, base_title, check_base_arguments, find_base, parameters_of
+from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -239,7 +239,7 @@ def grouped_settings() -> dict[str, list[Field[Any]]]:
 
 def method_title(run: Run) -> str:
     """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
-    return base_title(run.base) if run.method == BASE else METHODS[run.method].title
+    return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
 
 
 def stored_run(settings: Mapping[str, Any]) -> Run:
@@ -250,13 +250,9 @@ def stored_run(settings: Mapping[str, Any]) -> Run:
 
 def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """Raise if a folder holds results with other settings."""
-    differing = [
-        f"{name} {theirs.get(name)} there, {ours.get(name)} here"
-        for name in {**theirs, **ours}
-        if theirs.get(name) != ours.get(name)
-    ]
+    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     if differing:
-        differences = "; ".join(differing)
+        differences = "; ".join(f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in differing)
         raise BsamValueError(
             f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
             "folder, or remove that one"

@@ -46,16 +46,10 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
         try:
             yield
         finally:
-            if is_new:
-                _remove_if_empty(folder)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Remove a folder that holds only a lock."""
-    with contextlib.suppress(OSError):  # Windows does not remove open files
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            folder.rmdir()
+            with contextlib.suppress(OSError):  # Windows does not remove open files
+                if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
 
 
 @contextlib.contextmanager

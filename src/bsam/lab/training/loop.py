@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 from ...common.errors import BsamError, BsamRuntimeError
 from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import landscape
+from ...flatness.sharpness import Sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .config import Run
 from .distributed import distributed_context
-from .result import LossSurface, Result, result_of
-from .run_dir import initial_network
+from .run_dir import LossSurface, initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
 from .trainer import Trainer
 
@@ -28,6 +29,43 @@ CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are e
 
 class Diverged(BsamRuntimeError):
     """A loss became non-finite."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The metrics after an epoch. ``sharpness`` is measured on the training data, with the labels used in training."""
+
+    metrics: Mapping[str, float]
+    sharpness: Sharpness | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. The eigenvalue and the loss surface are computed after the last epoch, on a part of the training
+    data, with the labels used in training.
+    """
+
+    run: Run
+    epochs: tuple[Epoch, ...]
+    seconds_per_step: float  #: the mean within an epoch, since steps may differ; the median over epochs
+    top_eigenvalue: float | None = None  #: the largest eigenvalue of the Hessian; NaN if the computation failed
+    surface: LossSurface | None = None
+    measure: str = "accuracy"  #: the name of the task's measure
+
+    def __repr__(self) -> str:
+        """Return a one-line summary."""
+        run, score = self.run, f"{self.measure} {self.score:.4g}"
+        return f"Result({run.method}, {run.data}, seed {run.seed}: {score} after {run.epochs} epoch(s))"
+
+    @property
+    def last(self) -> Epoch:
+        """The reported epoch, which is the last one, not the best one."""
+        return self.epochs[-1]
+
+    @property
+    def score(self) -> float:
+        """The task's measure after the last epoch, on the evaluation split; accuracy is between 0 and 1."""
+        return self.last.metrics[f"{self.run.eval_split}_{self.measure}"]
 
 
 def fit(
@@ -115,7 +153,14 @@ def fit(
         predictions = {} if folder is None else trainer.predictions()
         files = report(run, predictions) if report is not None and predictions else {}
         out.finish(trainer.result_network, measured, predictions, files)
-        return replace(result_of(run, epochs, trainer.steps, work.measure.name), top_eigenvalue=top, surface=surface)
+        seconds_per_step = statistics.median(metrics["seconds"] for metrics in epochs) / trainer.steps
+        return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, top, surface, work.measure.name)
+
+
+def _epoch(metrics: Mapping[str, Any]) -> Epoch:
+    sharpness = metrics.get("sharpness")
+    numbers = {name: value for name, value in metrics.items() if name != "sharpness"}
+    return Epoch(numbers, None if sharpness is None else Sharpness(**sharpness))
 
 
 def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:

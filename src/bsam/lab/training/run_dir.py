@@ -20,7 +20,6 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from .config import BASE, Run, check_settings, stored_run
 from .files import read_json, read_json_lines, reading
-from .result import LossSurface
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -106,6 +105,16 @@ class RunState:
         return f"epoch {len(self.epochs)} of {self.run.epochs}" if self.epochs else "missing"
 
 
+@dataclass(frozen=True)
+class LossSurface:
+    """The loss on a plane with the network at its centre, as plain numbers: one row per point along the first
+    direction.
+    """
+
+    axis: tuple[float, ...]
+    loss: tuple[tuple[float, ...], ...]
+
+
 class RunDir:
     """Read a run directory.
 
@@ -179,10 +188,6 @@ class RunDir:
         """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
         file = self.path / f"{name}.json"
         return read_json(file, dict, REPAIR) if file.exists() else {}
-
-    def eval_samples(self) -> int | None:
-        """Return the number of samples that the run is evaluated on; None if it has not begun or is an old run."""
-        return self.note("identity").get("eval_samples")
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""

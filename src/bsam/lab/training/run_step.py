@@ -67,28 +67,24 @@ def build_run_step(
         scaler=torch.amp.GradScaler(device.type) if run.precision == "fp16" else None,
         no_sync=getattr(model, "no_sync", contextlib.nullcontext),
     )
-    if processes > 1:
-        _check_state(run, step.optimizer)
+    if processes > 1 and isinstance(method := step.optimizer, SharpnessAware) and method.m_sharpness:
+        state = (*method.vectors, *method.numbers)
+        if state:
+            raise BsamRuntimeError(
+                f"with m_sharpness, the state of {run.method} ({', '.join(state)}) differs between processes, and a "
+                "checkpoint holds only that of the first. Leave m_sharpness out, or choose a method without state"
+            )
     return step
 
 
 def check_method(run: Run, task: Task, processes: int) -> None:
     """Raise if the method cannot train this task, or cannot run in several processes."""
-    if run.method != BASE and METHODS[run.method].is_loss and not task.logits:
-        raise BsamValueError(f"{run.method} compares logits, but {run.task} has none: choose another method")
-    if processes > 1 and run.method != BASE and (reason := METHODS[run.method].single_process):
-        raise BsamValueError(f"{run.method} {reason}")
-
-
-def _check_state(run: Run, optimizer: Optimizer) -> None:
-    """Raise if the optimizer's state would differ between processes: a checkpoint holds only one state."""
-    if not isinstance(optimizer, SharpnessAware) or not optimizer.m_sharpness:
+    if run.method == BASE:
         return
-    if state := (*optimizer.vectors, *optimizer.numbers):
-        raise BsamRuntimeError(
-            f"with m_sharpness, the state of {run.method} ({', '.join(state)}) differs between processes, and a "
-            "checkpoint holds only that of the first. Leave m_sharpness out, or choose a method without state"
-        )
+    if METHODS[run.method].is_loss and not task.logits:
+        raise BsamValueError(f"{run.method} compares logits, but {run.task} has none: choose another method")
+    if processes > 1 and (reason := METHODS[run.method].single_process):
+        raise BsamValueError(f"{run.method} {reason}")
 
 
 def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
@@ -140,21 +136,14 @@ def parameter_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     if run.head_lr is None and run.layer_decay == 1:
         return [{"params": [p for _, p in trained]}]
-    scales = _lr_scales(run, network)
+    depths = dict.fromkeys(dict(network.named_parameters()), 0) if run.layer_decay == 1 else layer_ids(network)
     groups: dict[float, list[nn.Parameter]] = {}
     for name, p in trained:
-        groups.setdefault(scales[name], []).append(p)
+        scale = run.layer_decay ** (max(depths.values()) - depths[name])
+        if run.head_lr is not None and name.startswith(f"{head_name(network)}."):
+            scale = run.head_lr / run.lr
+        groups.setdefault(scale, []).append(p)
     return [{"params": params, "lr_scale": scale} for scale, params in groups.items()]
-
-
-def _lr_scales(run: Run, network: nn.Module) -> dict[str, float]:
-    """Return the learning-rate factor of each parameter, by name."""
-    names = [name for name, _ in network.named_parameters()]
-    depths = dict.fromkeys(names, 0) if run.layer_decay == 1 else layer_ids(network)
-    scales = {name: run.layer_decay ** (max(depths.values()) - depths[name]) for name in names}
-    if run.head_lr is not None:
-        scales |= {name: run.head_lr / run.lr for name in names if name.startswith(f"{head_name(network)}.")}
-    return scales
 
 
 def autocast(run: Run, device: torch.device) -> torch.autocast:

@@ -44,9 +44,7 @@ class RunWriter(RunDir):
         checkpoint_every: the minimum time between two checkpoints, in seconds.
     """
 
-    def __init__(
-        self, path: str | Path | None, run: Run, context: DistributedContext, checkpoint_every: float = CHECKPOINT_EVERY
-    ) -> None:
+    def __init__(self, path: str | Path | None, run: Run, context: DistributedContext, checkpoint_every: float) -> None:
         super().__init__(path or "")
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
@@ -120,7 +118,7 @@ class RunWriter(RunDir):
         self._events: Events | None = None
         if find_spec("tensorboard") is not None:
             self._events = Events(self.path / "tensorboard", self.settings)
-            self._stack.callback(self._events.close)
+            self._stack.callback(self._events.writer.close)
             for metrics in epochs:  # again, because the events of a killed process may be truncated
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)
@@ -155,15 +153,15 @@ class RunWriter(RunDir):
     def finish(
         self,
         network: nn.Module,
-        curvature: Mapping[str, Any] | None = None,
-        predictions: Mapping[str, NDArray[Any]] | None = None,
-        files: Mapping[str, bytes] | None = None,
+        curvature: Mapping[str, Any] | None,
+        predictions: Mapping[str, NDArray[Any]],
+        files: Mapping[str, bytes],
     ) -> None:
         """Write the results after the last epoch, and finally the network, which marks the run as finished.
 
         Args:
             network: the trained network.
-            curvature: the largest eigenvalue and the loss surface.
+            curvature: the largest eigenvalue and the loss surface; None if they were not computed.
             predictions: arrays of the task, by name.
             files: further files, by name; TensorBoard shows the PNG files.
         """
@@ -177,10 +175,10 @@ class RunWriter(RunDir):
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
             write(self.path / run_dir.PREDICTIONS, buffer.getvalue())
-        for name, data in (files or {}).items():
+        for name, data in files.items():
             write(self.path / name, data)
         if self._events is not None:
-            self._events.finish(files or {})
+            self._events.finish(files)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
         # a single metadata entry, since several would be written in random order
         write(self.path / run_dir.NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
@@ -200,35 +198,29 @@ class Events:
 
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        self._writer = SummaryWriter(folder)
+        self.writer = SummaryWriter(folder)
         self._epoch = 0
-        nested = ("arguments", "base_arguments")
-        flat = {name: value for name, value in settings.items() if name not in nested}
-        flat |= {**settings["base_arguments"], **settings["arguments"]}
+        flat = {**settings, **settings["base_arguments"], **settings["arguments"]}
         measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
         shown = {
             # protobuf rejects surrogates, which stand for undecodable bytes of a path
             name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
             for name, value in flat.items()
-            if value is not None
+            if value is not None and name not in ("arguments", "base_arguments")
         }
         # add_hparams would write them to a second folder, which TensorBoard shows as another run
         *start, self._end = hparams(shown, {measure: 0.0} if measure else {})
         for summary in start:
-            self._writer._get_file_writer().add_summary(summary)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+            self.writer._get_file_writer().add_summary(summary)
+        self.writer.flush()
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of an epoch, with the epoch as the step."""
         self._epoch = metrics["epoch"]
         for name, value in metrics.items():
             if name != "epoch" and isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, self._epoch)
-        self._writer.flush()
+                self.writer.add_scalar(name, value, self._epoch)
+        self.writer.flush()
 
     def finish(self, files: Mapping[str, bytes]) -> None:
         """Add the PNG files, and mark the run as finished."""
@@ -236,6 +228,6 @@ class Events:
             from PIL import Image
 
             pixels = np.asarray(Image.open(io.BytesIO(files[name])).convert("RGB"))
-            self._writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
-        self._writer._get_file_writer().add_summary(self._end)
-        self._writer.flush()
+            self.writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
+        self.writer._get_file_writer().add_summary(self._end)
+        self.writer.flush()

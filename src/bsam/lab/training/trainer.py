@@ -96,7 +96,7 @@ class Trainer:
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.optimizer)
-        due = None if self.probe is None else self.probe.due
+        due = (lambda t: False) if self.probe is None else self.probe.due
         self.take_step = CapturedSteps(self.train_step, due, on_message) if self.captured else self.train_step.step
 
     def train_epoch(self, number: int) -> dict[str, Any]:
