@@ -139,7 +139,7 @@ def test_a_grid_shows_the_first_images_and_comes_after_the_table(images_run, pos
     for run, name in ((images_run, "draw_grid"), (pose_run, "draw_joints_grid")):
         drawn = []
         monkeypatch.setattr(
-            f"bsam.lab.report.figures.prediction_pictures.{name}",
+            f"bsam.lab.cli.predict.{name}",
             lambda shown, path, drawn=drawn: drawn.append(([str(image.path) for image in shown], table.is_file())),
         )
         for chosen in (photos, photos[:2]):

@@ -15,7 +15,17 @@ from ..training.run_dir import CHECKPOINT
 from . import compare, demo, export, flatness, listing, predict, report, run, train
 from .parsing import Parser
 
-COMMANDS = (listing, demo, train, compare, run, report, flatness, predict, export)
+COMMANDS = {
+    "list": listing,
+    "demo": demo,
+    "train": train,
+    "compare": compare,
+    "run": run,
+    "report": report,
+    "flatness": flatness,
+    "predict": predict,
+    "export": export,
+}
 EXIT_BAD_INPUT = 2
 EXIT_SIGINT = 130
 EXIT_SIGPIPE = 141
@@ -90,6 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bsam {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    for command in COMMANDS:
-        command.add(commands)
+    for name, module in COMMANDS.items():
+        module.add(commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION))
     return parser

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ..recipes.compare_recipe import (
     COMPARE,
@@ -20,6 +19,7 @@ from ..run_experiment import NEEDS, refuse_torchrun
 from .run import add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of
 
+HELP = "compare methods on your data: which is better, by how much, and is it more than chance?"
 DESCRIPTION = """\
 Train a network with several methods and several seeds, and say which methods are better than the first one, by how
 much, whether that is more than chance, and at what cost. Takes the settings of `bsam train`, except the method, its
@@ -28,13 +28,8 @@ directory for each run, table.md, results.json and report.html to --out. If it i
 continues; with more --seeds or --methods, only the new runs are trained."""
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        COMPARE,
-        help="compare methods on your data: which is better, by how much, and is it more than chance?",
-        description=DESCRIPTION,
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     flag = command.add_argument_group("Comparison").add_argument
     names = f"at least two of base, {', '.join(variants())} (default: {' '.join(DEFAULT_METHODS)})"
     flag("--methods", nargs="+", default=list(DEFAULT_METHODS), help=names, metavar="METHOD")

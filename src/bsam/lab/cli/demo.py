@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..recipes import RECIPES
 from ..recipes.digits_demo import DEFAULT, demo_recipe
@@ -15,6 +14,7 @@ from ..recipes.variants import variants
 from ..run_experiment import NEEDS
 from .run import run_command
 
+HELP = "compare SGD, SAM and BSAM on digits with wrong labels, in about a minute"
 DESCRIPTION = """\
 Compare methods on scikit-learn's digits with 40 % wrong training labels: which of them memorise the wrong labels? Each
 method's radius is chosen on a validation set. Writes a directory for each run, table.md, results.json (all numbers,
@@ -24,13 +24,8 @@ files for the new methods. The same as `bsam run demo`, except that it trains on
 methods, the first seed and the number of epochs."""
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "demo",
-        help="compare SGD, SAM and BSAM on digits with wrong labels, in about a minute",
-        description=DESCRIPTION,
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     flag = command.add_argument
     out = "folder for the results (default: runs/demo)"
     flag("--out", type=Path, default=Path("runs/demo"), help=out, metavar="FOLDER")

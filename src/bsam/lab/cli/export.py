@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from ..common.progress import ProgressLine
+from ..inference.run_export import export_run
 from .run_flags import CACHE_HELP, DEVICE_HELP
 
+HELP = "export the network of a run to ONNX or safetensors"
 DESCRIPTION = """\
 Write the network of a classification run to a file: FILE.onnx for onnxruntime and other programs (needs the extra
 onnx), or, if the run was trained with --weight-bits, FILE.safetensors for bsam.lab.quantization.load_quantized. Weights
@@ -19,11 +21,8 @@ prints its accuracy, the accuracy of the trained network, the share of equal pre
 that the file takes."""
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "export", help="export the network of a run to ONNX or safetensors", description=DESCRIPTION
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     flag = command.add_argument
     flag("folder", type=Path, help="directory of a finished run", metavar="RUN_DIR")
     flag("--out", type=Path, required=True, help="file to write, .onnx or .safetensors", metavar="FILE")
@@ -35,9 +34,6 @@ def add(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from ..common.progress import ProgressLine
-    from ..inference.run_export import export_run
-
     with ProgressLine() as line:
         exported = export_run(
             arguments.folder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ..common.grouping import group_by
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models
 from ..recipes.variants import variant_of
+from ..report.figures.flatness_figures import draw_entries, entry_label
 from ..run_experiment import NEEDS
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked
@@ -22,8 +24,8 @@ from .run_flags import CACHE_HELP, DEVICE_HELP
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
+HELP = "measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes"
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
 BilS), and the loss on a plane. Networks are given as run directories of bsam train or as files. A run is measured on
@@ -35,7 +37,7 @@ contours.png, surfaces.png and surfaces.html (interactive; needs plotly). A run 
 probe_RUN.png, with sharpness and cosine during training. Models with the same architecture are drawn along the same
 random directions and on the same scales. If the command is interrupted, running it again continues with the model it
 was measuring."""
-HELP = {
+FLAG_HELP = {
     "k": "number of eigenvalues",
     "which": f"which eigenvalues: {', '.join(WHICH)}",
     "tol": "relative tolerance of the eigenvalues' residuals",
@@ -56,13 +58,8 @@ MIN_TITLE = 14  # characters of a title in one line of a table
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "flatness",
-        help="measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes",
-        description=DESCRIPTION,
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     flag = command.add_argument
     flag("files", nargs="+", type=Path, help="directories of finished runs, or files", metavar="RUN_DIR|FILE")
     loader = "function that loads a file: function(path) -> (model, loss_fn, data)"
@@ -77,7 +74,7 @@ def add(commands: Any) -> None:
         kind, metavar = KINDS.get(str(field.type), (int, "N"))
         name = f"--{field.name.replace('_', '-')}"
         default = "" if field.default is None else f" (default: {field.default})"
-        flag(name, type=kind, default=field.default, help=f"{HELP[field.name]}{default}", metavar=metavar)
+        flag(name, type=kind, default=field.default, help=f"{FLAG_HELP[field.name]}{default}", metavar=metavar)
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     command.set_defaults(run=_flatness, saved_items="models", needs=NEEDS)
 
@@ -117,8 +114,6 @@ def flatness_report(
     Returns:
         the paths of the files.
     """
-    from ..report.figures.flatness_figures import draw_entries, entry_label
-
     torch_device = pick_device(device)
     versions = {name: environment_info()[name] for name in ("bsam", "torch")}
     settings = {**models.settings, "device": str(torch_device), **asdict(options), **versions}
@@ -129,10 +124,7 @@ def flatness_report(
         pairs = zip(titles, entries, strict=True)
         for label, rows in group_by(pairs, lambda pair: entry_label(pair[1])).items():
             _print(f"Loss: {label}", dict(rows), console)  # numbers in one table have one meaning
-
-        def say(sentence: str) -> None:
-            console.print(sentence, soft_wrap=True, markup=False)
-
+        say = partial(console.print, soft_wrap=True, markup=False)
         return [file, *draw_entries(titles, entries, folder, say)]
 
 
@@ -143,7 +135,13 @@ def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) 
     widths = [max(len(name), *(len(numbers[name]) for numbers in cells.values())) for name in names]
     title_width = min(max(map(len, cells)), MIN_TITLE)
     if title_width + 2 + sum(width + 3 for width in widths) <= console.width:  # two spaces and a border between columns
-        console.print(_table(label, cells, console.width))
+        table = new_table(label, title_style="", min_width=min(len(label), console.width))
+        table.add_column("model", overflow="fold")
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        for title, numbers in cells.items():
+            table.add_row(title, *numbers.values())
+        console.print(table)
         return
     console.print(label, markup=False)
     for title, numbers in cells.items():
@@ -164,13 +162,3 @@ def _cells(entry: Mapping[str, Any]) -> dict[str, str]:
         "MinS": f"{sharpness['min_sharpness']:.3g}",
         "BilS": f"{sharpness['bilateral']:.3g}",
     }
-
-
-def _table(label: str, cells: Mapping[str, Mapping[str, str]], width: int) -> Table:
-    table = new_table(label, title_style="", min_width=min(len(label), width))
-    table.add_column("model", overflow="fold")
-    for name in next(iter(cells.values())):
-        table.add_column(name, justify="right", no_wrap=True)
-    for title, numbers in cells.items():
-        table.add_row(title, *numbers.values())
-    return table

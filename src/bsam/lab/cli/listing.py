@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, zip_longest
-from typing import Any
 
 from ...common.errors import BsamValueError
 from ...methods import METHODS
@@ -17,6 +16,8 @@ from ..data import DATASETS
 from ..models import MODELS
 from ..recipes import RECIPES
 
+HELP = "list methods, models, data sets and recipes"
+DESCRIPTION = "List methods, models, data sets and recipes, or only one kind."
 WIDEST = 160
 
 
@@ -89,12 +90,8 @@ LISTS: dict[str, Listing] = {
 }
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    everything = "methods, models, data sets and recipes"
-    command = commands.add_parser(
-        "list", help=f"list {everything}", description=f"List {everything}, or only one kind."
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     command.add_argument("which", nargs="?", help=f"one of {', '.join(LISTS)} (default: all)", metavar="KIND")
     command.set_defaults(run=_list)
 

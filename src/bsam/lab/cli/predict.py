@@ -9,31 +9,29 @@ import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..inference.class_prediction import Prediction, image_paths, predict
+from ..inference.pose_prediction import FoundJoints, find_joints
+from ..report.figures.panels import printable
+from ..report.figures.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid
 from ..training.files import usable, write, write_json
+from ..training.run_dir import RunDir
 from .run_flags import DEVICE_HELP
 
-if TYPE_CHECKING:
-    from ..inference.class_prediction import Prediction
-    from ..inference.pose_prediction import FoundJoints
-
+HELP = "classify images, or find the joints of people in them, with the network of a run"
+DESCRIPTION = """\
+Print the most probable classes of each image or, with a run of the task pose, x and y of each joint of the person in
+the image, in pixels. The training data is not needed."""
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
 TABLES = (".csv", ".json")
 TOP = 3
 MAX_GRID = 100  # images in a grid; matplotlib takes minutes for several hundred
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "predict",
-        help="classify images, or find the joints of people in them, with the network of a run",
-        description="Print the most probable classes of each image or, with a run of the task pose, x and y of each "
-        "joint of the person in the image, in pixels. The training data is not needed.",
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     flag = command.add_argument
     flag("folder", type=Path, help="directory of a finished run on image files", metavar="RUN_DIR")
     images = "image files or folders; folders are searched recursively, except hidden ones"
@@ -51,25 +49,15 @@ def add(commands: Any) -> None:
     classes = command.add_argument_group("classes").add_argument
     classes("--top", type=int, help=f"number of classes to print (default: {TOP})", metavar="N")
     joints = command.add_argument_group("joints").add_argument
-    joints(
-        "--box",
-        nargs=4,
-        type=float,
-        help="bounding box of the person in pixels, for a single image; the centre of the first pixel is (0, 0) "
-        "(default: the whole image)",
-        metavar=("LEFT", "TOP", "RIGHT", "BOTTOM"),
-    )
-    joints(
-        "--flip-test",
-        action=argparse.BooleanOptionalAction,
-        help="average the probabilities of an image and its mirror image (default: as the run was evaluated)",
-    )
+    pixels = "bounding box of the person in pixels, for a single image; the centre of the first pixel is (0, 0)"
+    corners = ("LEFT", "TOP", "RIGHT", "BOTTOM")
+    joints("--box", nargs=4, type=float, help=f"{pixels} (default: the whole image)", metavar=corners)
+    average = "average the probabilities of an image and its mirror image (default: as the run was evaluated)"
+    joints("--flip-test", action=argparse.BooleanOptionalAction, help=average)
     command.set_defaults(run=_predict, needs={"PIL": "images", "safetensors": "train"})
 
 
 def _predict(arguments: argparse.Namespace) -> None:
-    from ..training.run_dir import RunDir
-
     if arguments.grid is not None:
         require_package("matplotlib", "plot")
         if arguments.grid.suffix.lower() not in PICTURES:
@@ -105,9 +93,6 @@ def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason:
 
 
 def _classes(arguments: argparse.Namespace) -> None:
-    from ..inference.class_prediction import predict
-    from ..report.figures.prediction_pictures import draw_grid
-
     top = TOP if arguments.top is None else arguments.top
     predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
     if arguments.out is not None:
@@ -118,10 +103,6 @@ def _classes(arguments: argparse.Namespace) -> None:
 
 
 def _joints(arguments: argparse.Namespace) -> None:
-    from ..inference.class_prediction import image_paths
-    from ..inference.pose_prediction import find_joints
-    from ..report.figures.prediction_pictures import draw_joints, draw_joints_grid
-
     table = _table(arguments)
     draws_pictures = arguments.out is not None and table is None
     if draws_pictures:
@@ -154,15 +135,11 @@ def _warn(sentence: str) -> None:
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
     """Print the lines and the paths of the written files. Call it last: the output pipe may be closed."""
-    from ..report.figures.panels import printable
-
     print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))
 
 
 def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:
     """Return a line for each image: its file and its classes."""
-    from ..report.figures.prediction_pictures import class_texts
-
     width = max(len(str(prediction.path)) for prediction in predictions)
     return [f"{prediction.path!s:<{width}}  {', '.join(class_texts(prediction))}" for prediction in predictions]
 

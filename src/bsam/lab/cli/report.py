@@ -6,16 +6,19 @@ import argparse
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.grouping import count_text, group_by
-
-if TYPE_CHECKING:
-    from ..report.run_record import Records
+from ..report.page.html_page import STATES, page_data, page_html, state_of, write_page
+from ..report.read_runs import read_records
+from ..report.run_record import Records
+from ..report.verdicts import baseline_row
+from . import page_server
 
 OUT, PORT = Path("report.html"), 8000
+HELP = "write one HTML page with the tables, figures and verdicts of any runs"
 DESCRIPTION = """\
 Write one HTML file with the tables, interactive figures and verdicts of runs; it works offline. RUNS are run
 directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders with
@@ -24,13 +27,8 @@ higher score must be better: write an error as a negative number. Runs that dive
 shown as such, and files that cannot be read are listed on the page."""
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "report",
-        help="write one HTML page with the tables, figures and verdicts of any runs",
-        description=DESCRIPTION,
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     flag = command.add_argument
     flag("runs", nargs="+", type=Path, help="run directories, folders of them, or CSV files", metavar="RUNS")
     flag("--out", type=Path, help=f"file to write (default: {OUT})", metavar="FILE")
@@ -49,7 +47,12 @@ def add(commands: Any) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    _check_flags(arguments)
+    if arguments.watch:
+        for name in ("out", "strict"):
+            if getattr(arguments, name):
+                raise BsamValueError(f"--{name} does not work with --watch, which writes no file: use one of them")
+    elif arguments.port is not None:
+        raise BsamValueError("--port needs --watch")
     if arguments.out is not None and arguments.out.is_dir():
         raise BsamValueError(f"--out must be a file, got the folder {arguments.out}: use {arguments.out / OUT}")
     for path in arguments.runs:
@@ -61,18 +64,7 @@ def _report(arguments: argparse.Namespace) -> None:
         _write(arguments)
 
 
-def _check_flags(arguments: argparse.Namespace) -> None:
-    if arguments.watch:
-        for name in ("out", "strict"):
-            if getattr(arguments, name):
-                raise BsamValueError(f"--{name} does not work with --watch, which writes no file: use one of them")
-    elif arguments.port is not None:
-        raise BsamValueError("--port needs --watch")
-
-
 def _write(arguments: argparse.Namespace) -> None:
-    from ..report.page.html_page import write_page
-
     data, records = _data(arguments)
     out = arguments.out or OUT
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -80,20 +72,22 @@ def _write(arguments: argparse.Namespace) -> None:
     problems = data["problems"]  # also those of files that only the page reads, such as predictions
     for problem in problems:
         print(f"Warning: {problem}")
-    print(f"{_counts(records)}.\nWritten: {out}")
+    experiments = len({run.experiment for run in records.runs})
+    states = Counter(map(state_of, records.runs))
+    listed = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+    print(f"{count_text(len(records.runs), 'run')} in {count_text(experiments, 'experiment')}: {listed}.")
+    print(f"Written: {out}")
     if arguments.strict and problems:
         raise BsamRuntimeError(f"{count_text(len(problems), 'problem')}, listed above and in {out}")
 
 
 def _watch(arguments: argparse.Namespace) -> None:
-    from ..report.page.html_page import page_html
-    from .page_server import SECONDS, PageServer, WatchedPage
-
     def render(version: str) -> bytes:
         return page_html(_data(arguments, version)[0])
 
+    page = page_server.WatchedPage(arguments.runs, render, page_server.SECONDS)
     port = PORT if arguments.port is None else check_count("--port", arguments.port, 0, 65535)
-    with PageServer(WatchedPage(arguments.runs, render, SECONDS), port) as server:
+    with page_server.PageServer(page, port) as server:
         server.page.html()  # errors appear here rather than in the browser
         print(f"The page is at {server.url} on this machine. Press Ctrl-C to stop.", flush=True)
         try:
@@ -107,9 +101,6 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
 
     Raise if there are no runs or if none has the baseline; a served page, which has a version, says so and waits.
     """
-    from ..report.page.html_page import page_data
-    from ..report.read_runs import read_records
-
     records = read_records(arguments.runs)
     served = version is not None
     if not records.runs and not served:
@@ -131,19 +122,8 @@ def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[di
 
 def _check_baseline(records: Records, baseline: str) -> None:
     """Raise unless the name matches a single row in at least one experiment."""
-    from ..report.verdicts import baseline_row
-
     groups = group_by(records.runs, lambda run: run.experiment)
     rows = [dict.fromkeys(run.method for run in group) for group in groups.values()]
     if all(baseline_row(names, baseline) is None for names in rows):
         known = "; ".join(dict.fromkeys(run.method for run in records.runs))
         raise BsamValueError(f"--baseline must be one of the methods of the runs ({known}), got {baseline!r}")
-
-
-def _counts(records: Records) -> str:
-    from ..report.page.html_page import STATES, state_of
-
-    experiments = len({run.experiment for run in records.runs})
-    states = Counter(map(state_of, records.runs))
-    listed = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    return f"{count_text(len(records.runs), 'run')} in {count_text(experiments, 'experiment')}: {listed}"

@@ -18,8 +18,10 @@ from ..run_experiment import NEEDS, ExperimentOptions, ExperimentResult, planned
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import Callbacks
 from ..training.run_dir import RunState
-from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag
+from .run_console import plan_table, rich_tables, show_runs, totals
+from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
+HELP = "run an experiment: train all its runs, write a table with the published numbers, figures and a page"
 DESCRIPTION = """\
 Train the missing runs of an experiment, then write table.md, results.json, figures and report.html, a page with all of
 them, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
@@ -27,18 +29,12 @@ them, to --out. `bsam list recipes` describes the experiments. Each run has a di
 --out."""
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "run",
-        help="run an experiment: train all its runs, write a table with the published numbers, figures and a page",
-        description=DESCRIPTION,
-    )
-    groups = FlagGroups(command)
-    flag = groups["Runs"].add_argument
-    command.add_argument(
-        "recipe", help=f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own", metavar="RECIPE"
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    groups = flag_groups(command)
+    flag = groups("Runs").add_argument
+    recipes = f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own"
+    command.add_argument("recipe", help=recipes, metavar="RECIPE")
     scales = "; ".join(f"{scale.name} ({scale.about})" for scale in SCALES.values())
     flag("--scale", help=f"{scales} (default: smoke, or demo for the demo recipe)".replace("%", "%%"), metavar="SCALE")
     seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS}"
@@ -71,17 +67,13 @@ def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
         out: the help of ``--out``.
         on_cpu: the default of ``--jobs`` on a CPU, in words.
     """
-    flag = groups["Data"].add_argument
-    flag(
-        "--data-dir",
-        type=Path,
-        help="folder with the files of the data sets (not needed for digits and stick figures)",
-        metavar="FOLDER",
-    )
+    flag = groups("Data").add_argument
+    files = "folder with the files of the data sets (not needed for digits and stick figures)"
+    flag("--data-dir", type=Path, help=files, metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     first = "first download the CIFAR and Fashion-MNIST data that the runs need into --data-dir, if it is not there yet"
     flag("--download", action="store_true", help=first)
-    flag = groups["Precision and speed"].add_argument
+    flag = groups("Precision and speed").add_argument
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
     default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
@@ -93,12 +85,12 @@ def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
     flag("--ray", nargs="?", const="", help=ray, metavar="HOST:PORT")
     share = "with --ray: GPUs per run, for example 0.33 for three runs on one GPU (default: 1 if there are GPUs)"
     flag("--gpus-per-run", type=float, help=share, metavar="SHARE")
-    flag = groups["Output"].add_argument
+    flag = groups("Output").add_argument
     flag("--out", type=Path, help=out, metavar="FOLDER")
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
     flag("--report", action="store_true", help="write table, figures and page of the finished runs, without training")
-    add_checkpoint_flag(groups["Output"])
+    add_checkpoint_flag(groups("Output"))
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -120,10 +112,15 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
     """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
+    from rich.console import Console
+
     if arguments.dry_run or arguments.report:
         del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     if arguments.dry_run:
-        _print_plan(runs, arguments.out)
+        console = Console(markup=False)
+        states = planned_states(runs, arguments.out)
+        console.print(plan_table(runs.recipe, states))
+        console.print(totals(states), highlight=False)
         return
     names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
     options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})
@@ -132,22 +129,9 @@ def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
         raise result.failure
 
 
-def _print_plan(runs: PlannedRuns, out: Path) -> None:
-    from rich.console import Console
-
-    from .run_console import plan_table, totals
-
-    console = Console(markup=False)
-    states = planned_states(runs, out)
-    console.print(plan_table(runs.recipe, states))
-    console.print(totals(states), highlight=False)
-
-
 def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
     """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
     from rich.console import Console
-
-    from .run_console import rich_tables
 
     console = Console(markup=False)
     result = run_experiment(runs, options, _print_callbacks(console), train)
@@ -163,8 +147,6 @@ def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool =
 
 def _print_callbacks(console: Any) -> Callbacks:
     """Return callbacks that print what happens. Messages that several runs have in common are printed once."""
-    from .run_console import show_runs, totals
-
     printed_messages: set[str] = set()
 
     def on_plan(recipe: Recipe, states: Sequence[RunState]) -> None:

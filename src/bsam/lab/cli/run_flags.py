@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
 from ..common.names import find_name
@@ -22,15 +23,12 @@ CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image 
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 
-class FlagGroups(dict[str, "argparse._ArgumentGroup"]):
-    """The headings of a command's flags, by title, in the order of their first use."""
+FlagGroups: TypeAlias = Callable[[str], argparse._ArgumentGroup]  # returns the group of flags with a heading
 
-    def __init__(self, command: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self._command = command
 
-    def __missing__(self, title: str) -> argparse._ArgumentGroup:
-        return self.setdefault(title, self._command.add_argument_group(title))
+def flag_groups(command: argparse.ArgumentParser) -> FlagGroups:
+    """Return a function that adds a heading to the help of a command at its first use."""
+    return cache(command.add_argument_group)
 
 
 def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> FlagGroups:
@@ -45,7 +43,7 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     Returns:
         the headings, for further flags.
     """
-    hints, groups = get_type_hints(Run), FlagGroups(command)
+    hints, groups = get_type_hints(Run), flag_groups(command)
     of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
     defaults = {
         "model": f"the network of --init or of the --weights file; otherwise {of_data}",
@@ -60,7 +58,7 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
         if field.name in without:
             continue
-        group = groups[title]
+        group = groups(title)
         if "flag" in field.metadata:
             pairs: dict[str, Any] = {"nargs": "+", "action": "extend", "metavar": "NAME=VALUE", "default": []}
             if field.name != "arguments":

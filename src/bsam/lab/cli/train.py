@@ -7,7 +7,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,34 +34,27 @@ from ..training.run_dir import RunDir, run_dir_name
 from ..training.trainer import Trainer
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
 
+HELP = "train one network with any method; an interrupted run continues"
+DESCRIPTION = """\
+Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
+checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. Classification adds
+classes.md (the accuracy of each class) and, with matplotlib, confusion.png and mistakes.png. If the run is interrupted
+(Ctrl-C, SIGTERM, a crash), the same command continues from the last checkpoint, with the result of an uninterrupted
+run. With torchrun, the processes share each batch."""
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    command = commands.add_parser(
-        "train",
-        help="train one network with any method; an interrupted run continues",
-        description="Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), "
-        "environment.json, checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. "
-        "Classification adds classes.md (the accuracy of each class) and, with matplotlib, confusion.png and "
-        "mistakes.png. If the run is interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last "
-        "checkpoint, with the result of an uninterrupted run. With torchrun, the processes share each batch.",
-    )
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     groups = add_run_flags(command)
-    groups["Data"].add_argument(
-        "--data-dir", type=Path, help="folder with the files of the data set (and of --weights)", metavar="FOLDER"
-    )
-    groups["Data"].add_argument("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
-    groups["Data"].add_argument(
-        "--download",
-        action="store_true",
-        help="first download CIFAR or Fashion-MNIST into --data-dir, if it is not there yet",
-    )
-    name = "MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST"
-    groups["Output"].add_argument(
-        "--out", type=Path, help=f"folder of the run (default: runs/{name})", metavar="FOLDER"
-    )
-    groups["Precision and speed"].add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    add_checkpoint_flag(groups["Output"])
+    flag = groups("Data").add_argument
+    flag("--data-dir", type=Path, help="folder with the files of the data set (and of --weights)", metavar="FOLDER")
+    flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
+    first = "first download CIFAR or Fashion-MNIST into --data-dir, if it is not there yet"
+    flag("--download", action="store_true", help=first)
+    out = "folder of the run (default: runs/MODEL-DATA-METHOD-ARGUMENTS-seedSEED-DIGEST)"
+    groups("Output").add_argument("--out", type=Path, help=out, metavar="FOLDER")
+    groups("Precision and speed").add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
+    add_checkpoint_flag(groups("Output"))
     command.set_defaults(run=_train, saved_items="epochs", needs={"rich": "train", "safetensors": "train"})
 
 
@@ -126,10 +120,10 @@ def _summarize(run: Run, run_dir: RunDir) -> None:
         _say(sentence)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+_say = partial(print, flush=True)
 
 
+@dataclass
 class ConsoleLogger:
     """Print the plan of a run, and its metrics after each epoch.
 
@@ -137,30 +131,30 @@ class ConsoleLogger:
         run: the settings.
         folder: the run directory.
         say: called with each line.
+        times: when training started and each epoch ended.
     """
 
-    def __init__(self, run: Run, folder: Path, say: Callable[[str], None]) -> None:
-        self.run = run
-        self.folder = folder
-        self._say = say
-        self._times = [time.perf_counter()]
+    run: Run
+    folder: Path
+    say: Callable[[str], None]
+    times: list[float] = field(default_factory=lambda: [time.perf_counter()])
 
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
-        self._say(plan_text(trainer))
-        self._say(f"Writing to {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
-        self._times = [time.perf_counter()]
+        self.say(plan_text(trainer))
+        self.say(f"Writing to {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
+        self.times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Print the metrics of an epoch and the time left; after the first, a warning if the radius is too large."""
-        self._times.append(time.perf_counter())
-        seconds = statistics.median(after - before for before, after in pairwise(self._times))
+        self.times.append(time.perf_counter())
+        seconds = statistics.median(after - before for before, after in pairwise(self.times))
         left = f"  left {clock(seconds * (self.run.epochs - done))}" if done < self.run.epochs else ""
-        self._say(epoch_line(self.run, metrics) + left)
+        self.say(epoch_line(self.run, metrics) + left)
         if done == 1 and self.run.probe is not None:
             warning = radius_warning(self.run, RunDir(self.folder).probe())
             if warning is not None:
-                self._say(warning)
+                self.say(warning)
 
 
 def plan_text(trainer: Trainer) -> str:
@@ -191,10 +185,8 @@ def method_with_settings(run: Run) -> str:
 
 def machine(context: DistributedContext) -> str:
     """Return the name of the device, and the number of processes if there are several."""
-    if context.device.type == "cuda":
-        name = torch.cuda.get_device_name(context.device)
-    else:
-        name = f"CPU, {count_text(torch.get_num_threads(), 'thread')}"
+    cpu = f"CPU, {count_text(torch.get_num_threads(), 'thread')}"
+    name = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else cpu
     return name if context.size == 1 else f"{context.size} processes, each on {name}"
 
 

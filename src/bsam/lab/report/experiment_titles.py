@@ -143,10 +143,7 @@ def row_titles(runs: Sequence[Run], tuned: Sequence[bool], varied: Sequence[str]
             continue
         same = [theirs for other, theirs in zip(titles, values, strict=True) if other == title]
         different = [key for key, value in ours.items() if any(theirs.get(key) != value for theirs in same)]
-        words = [f"{key.replace('weight_', 'weight ')} {_text(ours[key])}" for key in different]
+        texts = {key: f"{ours[key]:g}" if isinstance(ours[key], float) else ours[key] for key in different}
+        words = [f"{key.replace('weight_', 'weight ')} {text}" for key, text in texts.items()]
         rows.append(", ".join([title, *words]))
     return rows
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

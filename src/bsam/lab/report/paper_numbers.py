@@ -62,9 +62,8 @@ def total_radius(run: Run) -> float | None:
 
 def published_table(run: Run) -> PublishedTable | None:
     """Return the paper's table for the experiment of a run; None if the run has another protocol."""
-    if run.limit_train is not None or run.limit_test is not None:
-        return None
-    if run.clip_norm is not None or run.ema is not None or run.base_arguments:
+    unset = (run.limit_train, run.limit_test, run.clip_norm, run.ema)
+    if any(value is not None for value in unset) or run.base_arguments:
         return None
     if run.task == "pose":
         return POSE if run.base == "adam" else None

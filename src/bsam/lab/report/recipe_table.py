@@ -55,11 +55,8 @@ def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
     """
     ended = [summary.cell for summary in summaries if summary.ours is not None or summary.diverged]
     rows, columns = {cell.row for cell in ended}, {(cell.section, cell.column) for cell in ended}
-
-    def is_shown(cell: TableCell) -> bool:
-        return cell.row in rows and (cell.section, cell.column) in columns
-
-    return [summary for summary in summaries if not ended or is_shown(summary.cell)]
+    cells = ((summary, summary.cell) for summary in summaries)
+    return [s for s, cell in cells if not ended or (cell.row in rows and (cell.section, cell.column) in columns)]
 
 
 def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:

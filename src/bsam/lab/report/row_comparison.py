@@ -138,10 +138,6 @@ class Comparison:
     def _higher(self) -> bool:
         return self.ours.runs[0].higher_is_better if self.higher_is_better is None else self.higher_is_better
 
-    @property
-    def _unit(self) -> str:
-        return " points" if self.higher_is_better is None and "%" in self.ours.runs[0].unit else ""
-
     def _signed(self, number: float) -> str:
         return f"{number:+.{self.digits}f}"
 
@@ -152,9 +148,10 @@ class Comparison:
 
     def _difference_text(self, d: Difference) -> str:
         interval = ""
+        unit = " points" if self.higher_is_better is None and "%" in self.ours.runs[0].unit else ""
         if d.low is not None and d.high is not None:
             interval = f" [95 % interval {self._signed(d.low)}, {self._signed(d.high)}]"
-        return f"{self._signed(d.mean)}{self._unit}{interval}, {count_text(d.n, 'shared seed')}"
+        return f"{self._signed(d.mean)}{unit}{interval}, {count_text(d.n, 'shared seed')}"
 
     def _outcome(self, d: Difference, decision: Decision) -> tuple[str, str]:
         """Return the outcome and a sentence about it."""

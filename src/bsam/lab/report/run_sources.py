@@ -21,6 +21,7 @@ from .paper_numbers import all_arguments
 from .run_record import StoredNumbers
 
 Metrics: TypeAlias = Mapping[str, Any]
+MetricsByFile: TypeAlias = Mapping[Path, tuple[Metrics, ...]]
 
 RUNS = "runs.json"
 RESULTS = "results.json"
@@ -84,11 +85,6 @@ class Source(StoredNumbers):
     def last(self) -> Metrics | None:
         """The metrics of the last epoch; None if the run is not finished."""
         return self.epochs[-1] if self.epochs and self.epochs[-1].get("epoch") == self.run.epochs else None
-
-    @property
-    def amount(self) -> tuple[int, bool, bool]:
-        """How much is known: the number of epochs, and whether there are an eigenvalue and a loss surface."""
-        return len(self.epochs), self.top_eigenvalue is not None, self.surface is not None
 
 
 @dataclass
@@ -180,16 +176,13 @@ class Sources:
             with self.record_problems(path):
                 metrics[path] = tuple(read_json_lines(path, HINT))
         used: set[Path] = set()
-        if (folder / RUNS).exists():
-            with self.record_problems(folder / RUNS):
-                self._add_listed_runs(folder, metrics, used)
-        if (folder / RESULTS).exists():
-            with self.record_problems(folder / RESULTS):
-                self._add_entries(folder, metrics, used)
+        for file, add in ((folder / RUNS, self._add_listed_runs), (folder / RESULTS, self._add_entries)):
+            if file.exists():
+                with self.record_problems(file):
+                    add(read_json(file, dict, HINT), folder, metrics, used)
         self._unlisted |= {path: lines for path, lines in metrics.items() if path not in used}
 
-    def _add_listed_runs(self, folder: Path, metrics: Mapping[Path, tuple[Metrics, ...]], used: set[Path]) -> None:
-        listed = read_json(folder / RUNS, dict, HINT)
+    def _add_listed_runs(self, listed: Metrics, folder: Path, metrics: MetricsByFile, used: set[Path]) -> None:
         for name, about in listed["runs"].items():
             used.add(path := folder / f"{name}.jsonl")
             with self.record_problems(path):
@@ -197,8 +190,7 @@ class Sources:
                 eigenvalue = _eigenvalue(about.get("top_eigenvalue"))
                 self.runs.append(Source(run, path, folder, epochs=metrics.get(path, ()), top_eigenvalue=eigenvalue))
 
-    def _add_entries(self, folder: Path, metrics: Mapping[Path, tuple[Metrics, ...]], used: set[Path]) -> None:
-        listed = read_json(folder / RESULTS, dict, HINT)
+    def _add_entries(self, listed: Metrics, folder: Path, metrics: MetricsByFile, used: set[Path]) -> None:
         for entry in [*listed["runs"], *listed.get("tuning", [])]:
             run_folder, last = folder / entry["folder"], entry["last"]
             if entry.get("chosen"):
@@ -223,11 +215,15 @@ class Sources:
     def _drop_copies(self) -> None:
         """Keep one of several copies of a finished run: the one with the most data."""
         best: dict[str, Source] = {}
+
+        def amount(copy: Source) -> tuple[int, bool, bool]:
+            return len(copy.epochs), copy.top_eigenvalue is not None, copy.surface is not None
+
         for source in self.runs:
             if source.last is not None:
                 run, arguments = source.run, all_arguments(source.run.method, source.run.arguments)
                 key = json.dumps([experiment_key(run), run.seed, run.method, arguments, source.last], sort_keys=True)
-                best[key] = max(best.get(key, source), source, key=lambda copy: copy.amount)  # the first if equal
+                best[key] = max(best.get(key, source), source, key=amount)  # the first if equal
         chosen = {id(source) for source in best.values()}
         self.runs = [source for source in self.runs if source.last is None or id(source) in chosen]
 

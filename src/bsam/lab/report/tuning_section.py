@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from ..common.grouping import count_text, group_by
 from ..common.progress import duration
@@ -80,8 +81,14 @@ def tuning_sections(recipe: Recipe, choices: Sequence[Choice], base: Choice | No
     tables = [] if base is None or not _has_begun(base) else [_base_section(recipe, base)]
     if not recipe.tuned:
         return tables
-    sections = group_by(filter(_has_begun, choices), lambda choice: _title(recipe, choice))
-    return tables + [_section(recipe, title, group) for title, group in sections.items()]
+    assert recipe.tuning is not None
+    header = (recipe.rows, *recipe.tuning.labels, "noise", "chosen", "cost")
+    place_of = attrgetter("section", "column")
+    places = group_by(filter(_has_begun, choices), lambda choice: place_of(recipe.cell(choice.run)))
+    for (section, column), group in places.items():
+        title = f"Tuning: {section}" + (f", {column}" if column else "")
+        tables.append(TableSection(recipe.titled(title), header, tuple(_row(recipe, choice) for choice in group)))
+    return tables
 
 
 def tuning_notes(recipe: Recipe, choices: Sequence[Choice], base: Choice | None = None) -> list[str]:
@@ -110,17 +117,6 @@ def tuning_notes(recipe: Recipe, choices: Sequence[Choice], base: Choice | None 
 
 def _has_begun(choice: Choice) -> bool:
     return any(state.ended for state in choice.states)
-
-
-def _title(recipe: Recipe, choice: Choice) -> str:
-    cell = recipe.cell(choice.run)
-    return f"Tuning: {cell.section}" + (f", {cell.column}" if cell.column else "")
-
-
-def _section(recipe: Recipe, title: str, choices: Sequence[Choice]) -> TableSection:
-    assert recipe.tuning is not None
-    header = (recipe.rows, *recipe.tuning.labels, "noise", "chosen", "cost")
-    return TableSection(recipe.titled(title), header, tuple(_row(recipe, choice) for choice in choices))
 
 
 def _row(recipe: Recipe, choice: Choice) -> tuple[str, ...]:

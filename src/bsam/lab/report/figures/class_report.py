@@ -78,7 +78,8 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
     """Return a figure of the confusion matrix: a row per true class, a column per predicted class."""
     from matplotlib.colors import PowerNorm
 
-    names, confusion = [_shortened(name) for name in _names(predictions)], predictions["confusion"]
+    confusion = predictions["confusion"]
+    names = [name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 1]}…" for name in _names(predictions)]
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     side = min(max(CELL * len(names), 3.0), CELL * MAX_COUNTS)
     figure = new_figure(side + 2.2, side + 1.4)
@@ -93,8 +94,7 @@ def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
         long = max(map(len, names)) > 3
         ax.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=size, parse_math=False)
         ax.set_yticks(range(len(names)), names, fontsize=size, parse_math=False)
-    ax.set_xlabel("predicted class")
-    ax.set_ylabel("true class")
+    ax.set(xlabel="predicted class", ylabel="true class")
     ax.set_title(_figure_title(run, predictions), fontsize=10, parse_math=False)
     figure.colorbar(picture, ax=ax, shrink=0.8, label="share of the class")
     return figure
@@ -141,7 +141,3 @@ def _figure_title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
 
 def _names(predictions: Mapping[str, NDArray[Any]]) -> list[str]:
     return [printable(name) for name in predictions["class_names"].tolist()]
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 1]}…"

@@ -111,8 +111,7 @@ def draw_curves(ax: Any, curves: Sequence[Curve], which: int, label: str) -> Non
     """
     for number, curve in enumerate(curves):
         _draw_curve(ax, curve.metrics[which], curve.title, number, len(curves) > MAX_BANDS)
-    ax.set_xlabel("epoch")
-    ax.set_ylabel(label)
+    ax.set(xlabel="epoch", ylabel=label)
     integer_ticks(ax)
     tidy(ax)
 

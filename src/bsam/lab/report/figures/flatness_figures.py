@@ -37,8 +37,7 @@ def plot_spectrum(infos: Sequence[SpectrumInfo], path: Path) -> None:
         for info, ax in group:
             ax.hist(info.values, bins=list(bins), color=COLOURS[infos.index(info) % len(COLOURS)])
             ax.yaxis.get_major_locator().set_params(integer=True)
-            ax.set_ylim(0, 1.05 * tallest)
-            ax.set_xlabel(_axis_label([info]))
+            ax.set(ylim=(0, 1.05 * tallest), xlabel=_axis_label([info]))
             ax.locator_params(axis="x", nbins=5)
             title = info.title + ("" if info.converged else " (not converged)")
             ax.set_title(typeset(panel_title(title)), pad=TITLE_PAD, fontsize=10)
@@ -67,10 +66,8 @@ def plot_density(infos: Sequence[DensityInfo], path: Path) -> None:
         for info, curve in zip(group, curves, strict=True):
             shown = np.maximum(curve, 1e-300)  # otherwise the line has gaps on the logarithmic axis
             ax.plot(grid, shown, label=typeset(info.title), **line_style(infos.index(info)))
-        ax.set_yscale("log")
-        ax.set_ylim(10.0**-DECADES * peak, 2 * peak)
-        ax.set_xlabel(_axis_label(group))
-        ax.set_ylabel(f"{group_heading(group[0], groups)}density")
+        ax.set(yscale="log", ylim=(10.0**-DECADES * peak, 2 * peak))
+        ax.set(xlabel=_axis_label(group), ylabel=f"{group_heading(group[0], groups)}density")
         ax.legend(frameon=False)
         tidy(ax)
     save(figure, path)

@@ -99,8 +99,7 @@ def plot_surfaces(infos: Sequence[LandscapeInfo], path: Path) -> None:
             ax.set_title(group_heading(info, groups) + _title(info), y=0.98, fontsize=10)
             ax.locator_params(axis="z", nbins=5)
             _label(ax, info)
-            ax.set_ylabel("second direction")
-            ax.set_zlabel("loss")
+            ax.set(ylabel="second direction", zlabel="loss")
             ax.set_box_aspect(None, zoom=0.88)  # otherwise the label of the vertical axis is cut off
     save(figure, path)
 
@@ -161,9 +160,7 @@ def _title(info: LandscapeInfo) -> str:
 def _label(ax: Any, info: LandscapeInfo) -> None:
     """Label the first direction, with ticks at the ends and the centre only: more would run into the labels."""
     ends = [info.axis[0], 0, info.axis[-1]]
-    ax.set_xticks(ends)
-    ax.set_yticks(ends)
-    ax.set_xlabel("first direction")
+    ax.set(xticks=ends, yticks=ends, xlabel="first direction")
 
 
 def shared_range(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float]:

@@ -157,8 +157,7 @@ def picture_grid(n: int, width: float, height: float, margin: float = 0.0, least
     figure = new_figure(max(width * columns, least), height * rows + margin)
     axes = [figure.add_subplot(rows, columns, number + 1) for number in range(n)]
     for ax in axes:
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(xticks=[], yticks=[])
     return figure, axes
 
 

@@ -88,8 +88,7 @@ def draw_joints(pose: FoundJoints, path: Path) -> None:
     figure = _transparent_figure(width, height)
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set_axis_off()
-    ax.set_xlim(-0.5, width - 0.5)
-    ax.set_ylim(height - 0.5, -0.5)
+    ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     left, top, right, bottom = pose.box
     thickness = max(1.5, LINE * min(max(right - left, bottom - top), max(width, height)))
     draw_skeleton(ax, pose.joints, pose.skeleton, width=thickness * 72 / DPI)
@@ -201,8 +200,7 @@ def show_picture(ax: Any, pixels: NDArray[np.uint8], region: Box | None = None) 
     """
     left, top, right, bottom = region or (-0.5, -0.5, pixels.shape[1] - 0.5, pixels.shape[0] - 0.5)
     ax.imshow(pixels, extent=(left, right, bottom, top))
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set(xticks=[], yticks=[])
     ax.autoscale(False)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from ....common.errors import BsamValueError
 from ...common.grouping import group_by
 from ...inference.flatness_numbers import READING_FIELDS, read_probe
-from ...recipes.columns import TableCell
 from ...recipes.experiments import Recipe
 from ...recipes.variants import variant_of
 from ...training.run_dir import RunState
@@ -41,9 +40,8 @@ def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
     upper.legend(frameon=False)
     lower.plot(columns["step"], columns["cosine"], color=COLOURS[0])
     lowest = min((value for value in columns["cosine"] if math.isfinite(value)), default=0.0)
-    lower.set_ylim(lowest - 0.1 * (1.1 - lowest), 1 + 0.1 * (1.1 - lowest))
-    lower.set_ylabel(r"cosine of $g$ and $g_{\min}$")
-    lower.set_xlabel("step")
+    margin = 0.1 * (1.1 - lowest)
+    lower.set(ylim=(lowest - margin, 1 + margin), ylabel=r"cosine of $g$ and $g_{\min}$", xlabel="step")
     integer_ticks(lower)
     for ax in (upper, lower):
         tidy(ax)
@@ -70,14 +68,13 @@ def probe_series_info(recipe: Recipe, states: Sequence[RunState]) -> list[ProbeS
         )
     probed = [state for state in states if state.finished and state.run.probe is not None]
     groups = group_by(probed, lambda state: recipe.cell(state.run))
-    return [_series(recipe, cell, group) for cell, group in groups.items()]
-
-
-def _series(recipe: Recipe, cell: TableCell, states: Sequence[RunState]) -> ProbeSeries:
-    seeds, run = [read_probe(state.path) for state in states], states[0].run
-    columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
-    where = recipe.titled(network_and_data(run))
-    return ProbeSeries(variant_of(run).title, where, cell.section, cell.row, columns, len(seeds))
+    series = []
+    for cell, group in groups.items():
+        seeds, run = [read_probe(state.path) for state in group], group[0].run
+        columns = {name: np.mean([seed[name] for seed in seeds], axis=0).tolist() for name in READING_FIELDS}
+        title, where = variant_of(run).title, recipe.titled(network_and_data(run))
+        series.append(ProbeSeries(title, where, cell.section, cell.row, columns, len(seeds)))
+    return series
 
 
 def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:

@@ -23,7 +23,6 @@ from .plot_parts import (
     Draw,
     Experiment,
     Figure,
-    draw_all,
     figure_info,
     line_mode,
     panel_info,
@@ -35,18 +34,6 @@ from .plot_parts import (
 BINS = 25
 DECADES = 6  # shown below the peak of a density
 MAX_SURFACES = 12  # browsers draw at most 16 at a time
-
-
-def flatness_plots(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]:
-    """Return the figures that the runs have numbers for, by name, and a sentence about each that cannot be drawn."""
-    functions: dict[str, Draw] = {
-        "probe": _probe,
-        "eigenvalues": _eigenvalues,
-        "density": _density,
-        "contours": partial(_landscape, kind="contours"),
-        "surfaces": partial(_landscape, kind="surfaces"),
-    }
-    return draw_all(experiment, functions)
 
 
 def _probe(experiment: Experiment) -> Figure | None:
@@ -84,11 +71,8 @@ def _measured(experiment: Experiment, part: str) -> dict[str, tuple[Record, Mapp
 
 def _eigenvalues(experiment: Experiment) -> Figure | None:
     measured = _measured(experiment, "eigenvalues")
-    values = {}
-    for method, (_, part) in measured.items():
-        numbers = np.array(part["values"], dtype=float)
-        if np.isfinite(numbers).any():
-            values[method] = numbers[np.isfinite(numbers)]
+    arrays = {method: np.array(part["values"], dtype=float) for method, (_, part) in measured.items()}
+    values = {method: array[np.isfinite(array)] for method, array in arrays.items() if np.isfinite(array).any()}
     if not values:
         return None
     ends = np.concatenate([[0.0], *values.values()])
@@ -191,3 +175,12 @@ def _landscape(experiment: Experiment, kind: str) -> Figure | None:
     cut = f" Losses above {ceiling:.3g} are cut off." if max(highest) > ceiling else ""
     caption = f"{_of_seeds(lands)} Along two random directions, on one scale for all methods.{cut}{turn}"
     return figure_info(title, caption, panels, kind) | {"levels": rounded(levels)}
+
+
+FLATNESS_PLOTS: dict[str, Draw] = {
+    "probe": _probe,
+    "eigenvalues": _eigenvalues,
+    "density": _density,
+    "contours": partial(_landscape, kind="contours"),
+    "surfaces": partial(_landscape, kind="surfaces"),
+}

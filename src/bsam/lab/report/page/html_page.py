@@ -25,10 +25,10 @@ from ..paired_tests import paired
 from ..row_comparison import Row, Verdict
 from ..run_record import Record, Records
 from ..verdicts import baseline_row, baseline_verdicts, paper_verdicts
-from .flatness_plots import flatness_plots
-from .plot_parts import Experiment
+from .flatness_plots import FLATNESS_PLOTS
+from .plot_parts import Experiment, draw_all
 from .prediction_plots import prediction_plots
-from .score_plots import score_plots
+from .score_plots import SCORE_PLOTS
 
 TITLE = "Runs of bsam"
 STATES = ("finished", "diverged", "unfinished", "not started")
@@ -54,11 +54,10 @@ def page_data(
         methods = _in_order(runs)
         against = (baseline and baseline_row(methods, baseline)) or methods[0]
         experiment = Experiment(name, tuple(methods), tuple(runs), styles)
-        plots: dict[str, Any] = {}
-        for draw in (score_plots, flatness_plots, prediction_plots):
-            more, broken = draw(experiment)
-            plots |= {f"figure-{number}-{key}": plot for key, plot in more.items()}
-            problems += broken
+        of_numbers, damaged = draw_all(experiment, SCORE_PLOTS | FLATNESS_PLOTS)
+        of_predictions, unreadable = prediction_plots(experiment)
+        plots = {f"figure-{number}-{key}": plot for key, plot in (of_numbers | of_predictions).items()}
+        problems += damaged + unreadable
         figures |= plots
         experiments.append(_experiment_info(name, runs, against) | {"figures": list(plots)})
     baselines = {experiment["title"]: experiment["baseline"] for experiment in experiments}

@@ -127,23 +127,22 @@ def _skeletons(_: Experiment, predictions: Mapping[str, Predicted]) -> Figure | 
 
 
 def _skeleton_items(predicted: Predicted, name: str) -> list[dict[str, Any]]:
-    """Return the number of each picture, and its lines."""
-    assert predicted.skeleton is not None
+    """Return the number of each picture, and its lines: their colour, and their ends as fractions of its size."""
+    skeleton = predicted.skeleton
+    assert skeleton is not None
     height, width = predicted.arrays["pixels"].shape[1:3]
     items = []
     for number, joints in enumerate(predicted.arrays[name][:PERSONS]):
         shown = joints[:, 2] > 0 if name == "truth" else np.ones(len(joints), bool)
         parts = (joints[:, :2] + 0.5) / np.array([width, height])
-        items.append({"picture": number, "lines": _lines(parts, predicted.skeleton, shown)})
+        shown &= np.isfinite(parts).all(axis=1)
+        lines = []
+        for edge in skeleton.edges:
+            if shown[list(edge)].all():
+                ends = parts[list(edge)].reshape(-1).tolist()
+                lines.append([side_colour(skeleton, edge), *(round(end, 4) for end in ends)])
+        items.append({"picture": number, "lines": lines})
     return items
-
-
-def _lines(parts: NDArray[Any], skeleton: Skeleton, shown: NDArray[np.bool_]) -> list[list[Any]]:
-    """Return the colour and the ends of each line between joints, as fractions of the picture's width and height."""
-    shown = shown & np.isfinite(parts).all(axis=1)
-    edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
-    ends = (parts[list(edge)].reshape(-1).tolist() for edge in edges)
-    return [[side_colour(skeleton, edge), *(round(v, 4) for v in end)] for edge, end in zip(edges, ends, strict=True)]
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:

@@ -16,23 +16,10 @@ from ...training.config import BASE
 from ..figures.panels import seeds_text
 from ..paper_numbers import all_arguments
 from ..run_record import Record
-from .plot_parts import Draw, Experiment, Figure, draw_all, figure_info, line_mode, panel_info, rounded, thinned
+from .plot_parts import Draw, Experiment, Figure, figure_info, line_mode, panel_info, rounded, thinned
 
 FEW = 10  # an axis of at most this many epochs has a tick at each of them
 SKIPPED = 0.2  # share of the epochs, from the first on, that may be outside the initial vertical range
-
-
-def score_plots(experiment: Experiment) -> tuple[dict[str, Figure], list[str]]:
-    """Return the figures that the runs have numbers for, by name, and a sentence about each that cannot be drawn."""
-    memorised = "wrong labels memorised in %"
-    functions: dict[str, Draw] = {
-        "score": _score_curves,
-        "loss": partial(_curves, title="Training loss", label="training loss", metric="train_loss"),
-        "memorised": partial(_curves, title="Memorised labels", label=memorised, metric="memorised", factor=100.0),
-        "cost": _cost,
-        "radius": _radius,
-    }
-    return draw_all(experiment, functions)
 
 
 def _score_curves(experiment: Experiment) -> Figure | None:
@@ -111,11 +98,9 @@ def _band(
 
 
 def _score_points(experiment: Experiment) -> dict[str, SeedStatistics]:
-    points = {}
-    for method in experiment.methods:
-        if scores := [run.score for run in experiment.finished(method) if run.score is not None]:
-            points[method] = seed_statistics(scores)
-    return points
+    runs = {method: experiment.finished(method) for method in experiment.methods}
+    scores = {method: [run.score for run in group if run.score is not None] for method, group in runs.items()}
+    return {method: seed_statistics(values) for method, values in scores.items() if values}
 
 
 def _markers(points: Sequence[SeedStatistics]) -> dict[str, Any]:
@@ -185,3 +170,14 @@ def _radius(experiment: Experiment) -> Figure | None:
     label = "total radius: rho, or rho_max + rho_min"
     caption = f"After the last epoch, {seeds_text(p.n for p in points.values())}."
     return figure_info("Score against total radius", caption, [panel_info(traces, label, experiment.unit, xaxis=axis)])
+
+
+SCORE_PLOTS: dict[str, Draw] = {
+    "score": _score_curves,
+    "loss": partial(_curves, title="Training loss", label="training loss", metric="train_loss"),
+    "memorised": partial(
+        _curves, title="Memorised labels", label="wrong labels memorised in %", metric="memorised", factor=100.0
+    ),
+    "cost": _cost,
+    "radius": _radius,
+}
