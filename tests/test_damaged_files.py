@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save
 
 from bsam.lab import cli
+from bsam.lab.cli import flatness as flatness_command
 from bsam.lab.inference import measure as measure_module
 from bsam.lab.recipes import RECIPES
-from bsam.lab.report.figures import flatness_figures
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 LONG = "x" * 300
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
     """A folder with a finished run and its measurements."""
     folder = tmp_path_factory.mktemp("finished")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flatness_figures, "draw_entries", lambda *_: [])
+        patch.setattr(flatness_command, "draw_entries", lambda *_: [])
         assert cli.main([*SMALL, "--out", "run"]) == 0
         assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
     return folder

@@ -103,3 +103,29 @@ def test_vectors_are_in_the_state_of_their_member(plain):
     other = Remembering(bsam.CombinedOptimizer([type(m)(m.param_groups[0]["params"]) for m in members]), plain.model)
     other.load_state_dict(optimizer.state_dict())
     assert_close([other.base.state[p]["gradient"] for p in params], expected, atol=1e-15)
+
+
+def test_a_step_after_the_gradients_were_cleared(plain):
+    """By the user before it, or by a hook of the base optimizer after it."""
+    optimizer = Remembering(sgd(plain.model.parameters()), plain.model)
+    optimizer.backward(plain.loss)
+    plain.model.zero_grad()
+    optimizer.step()
+    assert optimizer.t == 1
+    assert optimizer.recall("gradient") is None
+    optimizer.base.register_step_post_hook(lambda base, *_: base.zero_grad())
+    expected = torch.autograd.grad(plain.loss(), list(plain.model.parameters()))
+    optimizer.step(plain.loss)
+    assert_close(optimizer.recall("gradient").tensors(), expected, atol=1e-15)
+
+
+def test_loaded_vectors_have_memory_of_their_own(plain):
+    """Two trials can start from one state dict."""
+    optimizer = Remembering(torch.optim.SGD(plain.model.parameters(), lr=0.1), plain.model)
+    optimizer.step(plain.loss)
+    saved = optimizer.state_dict()
+    before = [entry["gradient"].clone() for entry in saved["state"].values()]
+    other = Remembering(torch.optim.SGD(plain.model.parameters(), lr=0.1), plain.model)
+    other.load_state_dict(saved)
+    other.step(plain.loss)
+    assert alike(before, [entry["gradient"] for entry in saved["state"].values()])

@@ -10,16 +10,7 @@ class BsamError(Exception):
 
 
 class BsamValueError(BsamError, ValueError):
-    """An argument, a setting or a combination of them is invalid.
-
-    Example:
-        >>> import bsam, torch
-        >>> model = torch.nn.Linear(2, 1)
-        >>> bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=-1.0)
-        Traceback (most recent call last):
-        ...
-        bsam.common.errors.BsamValueError: rho must be a finite number ...
-    """
+    """An argument, a setting or a combination of them is invalid."""
 
 
 class BsamTypeError(BsamError, TypeError):

@@ -92,14 +92,14 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         self._ranks = ranks
         self._side_by_side = side_by_side
         self._loss_check = loss_check or LossCheck()
-        self._passes = 0  # finished
+        self._passes = 0  # begun
         self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
         if ranks is not None:
             ranks.begin(weights.layout.mesh is not None, weights.params)
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        ended = False
         try:
+            ended = False
             self.end(failed=error is not None)
             ended = True
         finally:
@@ -110,7 +110,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         """End the passes: restore the weights; if a pass failed, restore everything that it changed."""
         for part in self._parts[:-1]:
             part.end_step(failed)
-        self._buffers.end_step(failed)  # the last line: after it, an interrupt could no longer restore them
+        self._buffers.end_step(failed)  # not in the loop, where an interrupt after it could no longer restore them
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
@@ -246,6 +246,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
             at = None  # it may be NaN, and some losses raise at NaN weights
         for part in self._parts:
             part.begin_pass(self._passes, at)
+        self._passes += 1
         since = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         total = torch.zeros(())
         batches = 0.0
@@ -262,7 +263,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                 samples.append(losses.detach())
                 share = losses.numel() / samples[0].numel()
                 mean = losses if losses.dim() == 0 else losses.mean()
-                if backward is not None and (batches > 0 or not self._closure_ran_backward(not twice and not yielded)):
+                may_run_backward = not twice and not yielded
+                if backward is not None and (batches > 0 or not self._closure_ran_backward(may_run_backward)):
                     backward(mean if share == 1 else mean * share)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
@@ -274,7 +276,6 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
             )
         self._loss_check.earlier.update(self._loss_check.current)
         self._loss_check.current.clear()
-        self._passes += 1
         mean_loss = total if batches == 1 else total / batches
         self.loss = mean_loss if self.loss is None else self.loss
         return mean_loss, batches

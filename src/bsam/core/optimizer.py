@@ -33,7 +33,7 @@ import contextlib
 import inspect
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypedDict
 
@@ -342,7 +342,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                     with L.extra_evaluations():
                         observer.observe(self, L)
                 L.gradients.direction = d
-                L.gradients.start = self._offset
+                L.gradients.offset = self._offset
             if self._offset is not None or self._values:
                 self._prepare(L.gradients)
         return L.loss  # type: ignore[return-value]
@@ -377,8 +377,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def _prepare(self, gradients: Gradients) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
-        if gradients.start is not None:
-            self._prepared.offsets.append(gradients.start)
+        if gradients.offset is not None:
+            self._prepared.offsets.append(gradients.offset)
             self._prepared.local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
         for name, value in self._values.items():
             if isinstance(value, list):
@@ -386,12 +386,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 self._prepared.values[name] = {p: t for p, t, has_grad in entries if has_grad}
             else:
                 self._prepared.values[name] = value
+        self._offset = None  # frees their memory
+        self._values = {}
 
     def itself(self) -> SharpnessAware:
-        """Return the optimizer, even if ``self`` is a framework's wrapper, whose class derives from the optimizer's.
-
-        Assignments to such a wrapper, as in Lightning, do not reach the optimizer.
-        """
+        """Return the optimizer, even if ``self`` is a framework's wrapper, whose class derives from the optimizer's."""
         return self._itself() or self
 
     @contextlib.contextmanager
@@ -428,6 +427,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             loss = self.backward(closure)
         if prepared.phase != "ready":
             raise BsamRuntimeError(NOT_READY[prepared.phase])
+        with_grad = {p for p in self._weights.params if p.grad is not None} if prepared.values else set()
         try:
             prepared.phase = "in_step"
             if prepared.offsets and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
@@ -435,10 +435,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self.base.step()
             self._weights.commit()
         finally:
-            self._weights.end_step(failed=False)  # nothing to do after a commit
             prepared.phase = "ready"
+            self._weights.restore()  # nothing to do after a commit
         if prepared.values:
-            self._store_values()
+            self._store_values(with_grad)
         for group in self.param_groups:
             group["steps_taken"] += 1
             if group.get(LR_SEEN) is not None:
@@ -458,11 +458,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return mean
 
     @torch.no_grad()
-    def _store_values(self) -> None:
+    def _store_values(self, with_grad: Collection[Tensor]) -> None:
         """Store the values to remember in the base optimizer's state and groups, after its step.
 
-        Vectors keep their memory, which a CUDA graph may read. A parameter whose gradient was cleared has no entry:
-        base optimizers take an empty state for one that is new.
+        Vectors keep their memory, which a CUDA graph may read. Parameters without a gradient in the step get no entry:
+        base optimizers initialize parameters that have none.
         """
         state = self.state
         for name, value in self._prepared.values.items():
@@ -470,12 +470,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 for group in self.param_groups:
                     group[name] = value
                 continue
-            new = {p: t for p, t in value.items() if p.grad is not None}
+            new = {p: t for p, t in value.items() if p in with_grad}
             for p, t in new.items():
-                stored = state[p].get(name)
-                if stored is None or (stored.dtype, stored.device) != (t.dtype, t.device):
+                old = state[p].setdefault(name, t)
+                if (old.shape, old.dtype, old.device) != (t.shape, t.dtype, t.device):
                     state[p][name] = t
-            torch._foreach_copy_([local(state[p][name]) for p in new], [local(t) for t in new.values()])
+            if new:
+                torch._foreach_copy_([local(state[p][name]) for p in new], [local(t) for t in new.values()])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""

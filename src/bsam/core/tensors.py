@@ -131,9 +131,11 @@ def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if not (a.is_contiguous() and b.is_contiguous()):  # channels_last, transposed: in the order of the first's memory
         order = sorted(range(a.dim()), key=a.stride, reverse=True)
         a, b = a.permute(order), b.permute(order)
-    chunks = zip(a.reshape(-1).split(CHUNK), b.reshape(-1).split(CHUNK), strict=True)
-    products = [torch.dot(x, y) if x.dtype == dtype else torch.dot(x.to(dtype), y.to(dtype)) for x, y in chunks]
-    return products[0] if len(products) == 1 else torch.stack(products).sum()
+    a, b = a.reshape(-1), b.reshape(-1)
+    if a.numel() > CHUNK:
+        chunks = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
+        return torch.stack([_dot(x, y, dtype) for x, y in chunks]).sum()
+    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
 
 
 def clear_weight_caches() -> None:

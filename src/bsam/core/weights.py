@@ -36,6 +36,7 @@ class Weights(PassPart):
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
+        self.restore()  # if the last step was interrupted
         trained = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in trained]
         try:
@@ -53,7 +54,6 @@ class Weights(PassPart):
             self._backup = self.allocate()
             self._signature = signature
         self._tensors = self.layout.split(self.params)
-        self.commit()
 
     @property
     def on_one_gpu(self) -> bool:
@@ -137,7 +137,7 @@ class Gradients(PassPart):
 
     def __init__(self, weights: Weights, ranks: Ranks | None) -> None:
         self.direction: Vector | None = None  # what to add to ``p.grad``
-        self.start: Vector | None = None  # where the step starts, relative to w
+        self.offset: Vector | None = None  # where the step starts, relative to w
         self.has_grad = [False] * len(weights.params)  # whether a parameter got a gradient in some pass
         self._weights = weights
         self._ranks = ranks
@@ -199,8 +199,10 @@ class Gradients(PassPart):
                 "the loss does not depend on any parameter of base: does the closure call the model that base was "
                 "built on?"
             )
-        if self.start is not None:
-            self.start = Vector(self.start.tensors(), self.start.layout)  # a copy: the next line overwrites gradients
+        if self.offset is not None:
+            self.offset = Vector(
+                self.offset.tensors(), self.offset.layout
+            )  # a copy: the next line overwrites gradients
         buckets = direction.materialize_()
         entries = direction.layout.join(buckets)
         both = [(t, local(g)) for t, g in zip(entries, self._earlier, strict=True) if g is not None]

@@ -103,6 +103,9 @@ class OptimizerWrapper(Optimizer):
         start = {**dict.fromkeys(self.numbers), "steps_taken": 0}
         settings = [{**self.settings, **group, **start} for group in self.param_groups]
         self.base.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+        for entry in self.state.values():  # copies: later steps write to the vectors
+            if isinstance(entry, dict):
+                entry.update({name: entry[name].clone() for name in self.vectors if name in entry})
         for group, current in zip(self.param_groups, settings, strict=True):
             defaults = {name: current[name] for name in self.settings}
             group.update({**defaults, **group, ENTRY_NAMES: self.settings[ENTRY_NAMES]})
