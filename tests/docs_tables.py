@@ -50,10 +50,7 @@ def epochs() -> list[str]:
     return [
         row(
             r["model"] + ", compiled" * r["compile"],
-            *(
-                f"{r['epoch_seconds'][name]['median']:.2f}"
-                for name in ("SGD", "SAM", "BSAM2", "BSAM3", "BSAM3 in turn")
-            ),
+            *(f"{r['epoch_seconds'][name]['median']:.2f}" for name in cases),
             *(f"{r['over_sgd'][name]['median']:.2f}" for name in ("BSAM3", "BSAM3 in turn")),
             r["steps_timed"],
         )
