@@ -105,7 +105,7 @@ def test_kept_memory_holds_intermediate_results_only(three):
     (term,) = scratch.terms
     for target, source in zip(kept, store, strict=True):
         target.copy_(source)
-    term.buckets, term.kept = u.layout.split(kept), True  # as Gradients does on the CPU
+    term.buckets, term.reused = u.layout.split(kept), True  # as Gradients does on the CPU
     total = (scratch + u).evaluate_()
     torch.testing.assert_close(flat(kept), flat(tensors(5)) + a)
     out = u.layout.join((2 * total + v).materialize_())

@@ -61,7 +61,7 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
         SAM.check: two evaluations of the closure ... change nothing but buffers
         1
     """
-    optimizer = optimizer.itself()
+    optimizer = optimizer.unwrapped()
     if not callable(closure):
         raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
     recorder = Recorder(optimizer.called_modules)

@@ -10,9 +10,9 @@
 #    gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e from a gradient and a radius, which is a
 #    value of the parameter groups and may follow the learning rate (schedule.py).
 # 3. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First, ``begin_pass`` of every part of a pass prepares
-#    it: ``Weights`` moves the weights to w + e, ``Gradients`` clears ``p.grad``, ``RngReplay`` lets all passes draw the
-#    same random numbers, and ``Buffers`` lets all passes start with the buffers from before the step. Then it calls the
-#    closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a ``Vector``.
+#    it: ``Weights`` moves the weights to w + e, ``Gradients`` has ``p.grad`` empty, ``RngReplay`` lets all passes draw
+#    the same random numbers, and ``Buffers`` lets all passes start with the buffers from before the step. Then it calls
+#    the closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a ``Vector``.
 # 4. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
 #    are computed at once, on lists of tensors (tensors.py), and stay on the device.
 # 5. When L ends, ``end_step`` of every part ends the passes. ``Weights`` copies w back from a backup, bit for bit;
@@ -320,9 +320,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         Returns:
             The loss at ``w``, detached.
         """
-        itself = self._itself() or self
-        if itself is not self:
-            return SharpnessAware.backward(itself, closure, scaler)
+        optimizer = self._reference() or self
+        if optimizer is not self:  # called on a framework's wrapper
+            return SharpnessAware.backward(optimizer, closure, scaler)
         self._begin(closure)
         with self._prepared.in_backward():
             with self._objective(closure, self._buffers, self._rng, scaler=scaler) as L:
@@ -389,9 +389,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._offset = None  # frees their memory
         self._values = {}
 
-    def itself(self) -> SharpnessAware:
+    def unwrapped(self) -> SharpnessAware:
         """Return the optimizer, even if ``self`` is a framework's wrapper, whose class derives from the optimizer's."""
-        return self._itself() or self
+        return self._reference() or self
 
     @contextlib.contextmanager
     def trial(self, closure: Closure, loss_check: Callable[[list[Tensor]], LossCheck]) -> Iterator[Objective]:
@@ -549,13 +549,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._rng.make_clones()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_rng", "ranks", "_prepared", "_offset", "_values", "_itself", "observers"}
-        transient |= {"_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
+        transient = {"_weights", "_buffers", "_rng", "ranks", "observers", "_prepared", "_offset", "_values"}
+        transient |= {"_reference", "_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also creates the hooks
-        self._itself = weakref.ref(self)
+        self._reference = weakref.ref(self)
         self._weights = Weights()
         self._buffers = Buffers(self.called_modules)
         self._rng = RngReplay(self.same_draws, self._weights.cuda_generators)

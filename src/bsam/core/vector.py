@@ -40,13 +40,13 @@ def ratio(a: Scalar, b: Scalar) -> Scalar:
 class Term:
     """The stored entries of one term.
 
-    With ``scratch``, evaluating a combination may overwrite them. Memory that is ``kept`` between steps must never
+    With ``scratch``, evaluating a combination may overwrite them. Memory that is ``reused`` in the next step must never
     become ``p.grad``.
     """
 
     buckets: BucketedTensors
     scratch: bool = False
-    kept: bool = False
+    reused: bool = False
     cached_norm: Tensor | None = None
 
     def norm(self, layout: Layout) -> Tensor:
@@ -225,8 +225,8 @@ class Vector:
 
     @torch.no_grad()
     def materialize_(self) -> BucketedTensors:
-        """Return the entries, written over the first scratch term that is not kept; else in new memory."""
-        target = next((term for term in self.terms if term.scratch and not term.kept), None)
+        """Return the entries, written over the first scratch term that is not reused; else in new memory."""
+        target = next((term for term in self.terms if term.scratch and not term.reused), None)
         return self._evaluated(copy=True) if target is None else self._written_over(target)
 
     @torch.no_grad()
@@ -238,7 +238,7 @@ class Vector:
         target = next(iter(self.terms))
         in_place = target.scratch and not copy
         buckets = self._written_over(target) if in_place else self._evaluated(copy=True)
-        return self._with({Term(buckets, True, target.kept): 1.0})
+        return self._with({Term(buckets, True, target.reused): 1.0})
 
     def _written_over(self, target: Term) -> BucketedTensors:
         rest = self._with({term: c for term, c in self.terms.items() if term is not target})

@@ -27,7 +27,7 @@ class Weights(PassPart):
     def __init__(self) -> None:
         self.params: list[Tensor] = []
         self.layout = Layout([])
-        self.kept: list[BucketedTensors] = []  # memory for gradients, kept between steps; see Gradients
+        self.gradient_memory: list[BucketedTensors] = []  # kept between steps; see Gradients
         self.moved = False  # whether the parameters are away from w
         self._saved = False  # whether w is in the backup
         self._signature: list[Any] = []
@@ -50,7 +50,7 @@ class Weights(PassPart):
             ) from error
         if signature != self._signature:
             self.layout = Layout(self.params, [i for i, _ in trained])
-            self.kept = []
+            self.gradient_memory = []
             self._backup = self.allocate()
             self._signature = signature
         self._tensors = self.layout.split(self.params)
@@ -151,13 +151,13 @@ class Gradients(PassPart):
             for p in self._weights.params:
                 p.grad = None
         if self._latest is not None and self._weights.layout.on_cpu:
-            kept = self._weights.kept
-            if self._used == len(kept):
-                kept.append(self._weights.allocate())
-            for source, target in zip(self._latest.buckets, kept[self._used], strict=True):
+            memory = self._weights.gradient_memory
+            if self._used == len(memory):
+                memory.append(self._weights.allocate())
+            for source, target in zip(self._latest.buckets, memory[self._used], strict=True):
                 torch._foreach_copy_(target, source)
-            self._latest.buckets = kept[self._used]
-            self._latest.kept = True
+            self._latest.buckets = memory[self._used]
+            self._latest.reused = True
             self._latest = None
             self._used += 1
 
