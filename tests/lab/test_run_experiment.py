@@ -60,3 +60,15 @@ def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monke
     assert len(fit.asked) == asked
     assert again.notes == result.notes
     assert again.failure is None  # nothing was trained, so nothing failed
+
+
+def test_callbacks_from_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "fit", FakeFit(lambda run: 0.8))
+    runs = plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": 2}, seeds=1)
+    planned, ended = [], []
+    callbacks = Callbacks(
+        on_plan=lambda recipe, states: planned.extend(states), on_end=lambda state, *_: ended.append(str(state))
+    )
+    run_experiment(runs, ExperimentOptions(tmp_path, device="cpu"), callbacks)
+    assert len(planned) == 2
+    assert ended == ["done", "done"]

@@ -150,7 +150,8 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callb
 
     def train(stage_runs: Sequence[Run], stage: str) -> None:
         try:
-            with callbacks.on_stage(recipe, len(stage_runs), stage) as stage_callbacks:
+            on_stage = callbacks.on_stage or (lambda *_: contextlib.nullcontext(callbacks))
+            with on_stage(recipe, len(stage_runs), stage) as stage_callbacks:
                 run_all(stage_runs, out, stage_callbacks, executor, **fit_options)
         except RunsFailed as error:
             failed.update(error.failed)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -46,13 +46,14 @@ class Progress:
     left: tuple[float, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Callbacks:
     """Functions called during an experiment; by default they do nothing. :func:`run_all` calls the last three.
 
     Args:
         on_plan: called with the states of all runs before the first is trained.
-        on_stage: called with a number of runs and their name, such as "tuning"; returns the callbacks for these runs.
+        on_stage: called with a number of runs and their name, such as "tuning"; returns a context with the callbacks
+            for these runs. None uses this object for all runs.
         on_end: called with the state of a run that has ended, the progress of all runs, and the error message if it
             failed (otherwise None).
         on_progress: called with the progress of all runs: after every epoch when training in this process, otherwise
@@ -61,9 +62,7 @@ class Callbacks:
     """
 
     on_plan: Callable[[Recipe, Sequence[RunState]], None] = field(default=lambda recipe, states: None)
-    on_stage: Callable[[Recipe, int, str], AbstractContextManager[Callbacks]] = field(
-        default=lambda recipe, runs, name: nullcontext(Callbacks())
-    )
+    on_stage: Callable[[Recipe, int, str], AbstractContextManager[Callbacks]] | None = None
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     on_message: Callable[[str], None] = field(default=lambda sentence: None)
