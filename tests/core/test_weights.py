@@ -115,3 +115,14 @@ def test_a_parametrization_that_is_cached_around_the_step():
                 optimizer.step(lambda: layer(x).square().square().mean())
         ends.append(detached(layer.parameters()))
     assert same(*ends)
+
+
+def test_weights_that_an_interrupt_left_perturbed_come_back(plain):
+    """Ctrl-C can arrive where nothing can restore them: the next step does, before it looks for frozen parameters."""
+    optimizer = bsam.SAM(sgd(plain.model.parameters()), plain.model)
+    optimizer.step(plain.loss)
+    before = plain.weights()
+    optimizer._weights.move(optimizer.vector([torch.ones_like(p) for p in optimizer.params]))
+    optimizer.params[0].requires_grad_(False)
+    optimizer.backward(plain.loss)
+    assert all(torch.equal(a, b) for a, b in zip(before, plain.weights(), strict=True))

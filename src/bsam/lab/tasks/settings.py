@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from ...common.checks import check_count, check_number, is_number
+from ...common.checks import check_count, check_flag, check_number, is_number
 from ...common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose.pose_augment import POSE_AUGMENTATIONS
@@ -53,12 +53,6 @@ def check_positive(name: str, value: object, high: float = math.inf) -> None:
     if not is_number(value) or not 0 < value <= high:  # type: ignore[operator]
         most = "" if high == math.inf else f" and at most {high:g}"
         raise BsamValueError(f"{name} must be a finite number above 0{most}, got {value!r}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise unless the value is a bool."""
-    if not isinstance(value, bool):
-        raise BsamValueError(f"{name} must be True or False, got {value!r}")
 
 
 def one_of(kind: Any) -> Check:
