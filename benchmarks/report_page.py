@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
+from bsam.lab.analysis.read_runs import read_records
 from bsam.lab.report.page.html_page import page_data, write_page
-from bsam.lab.report.read_runs import read_records
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bsam.lab.analysis.paper_numbers import all_arguments
+from bsam.lab.analysis.run_sources import SETTINGS
 from bsam.lab.recipes import recipe_of
 from bsam.lab.recipes.experiments import Recipe
-from bsam.lab.report.paper_numbers import all_arguments
 from bsam.lab.report.recipe_results import FIGURES, write_results
-from bsam.lab.report.run_sources import SETTINGS
 from bsam.lab.training.config import Run, stored_run
 from bsam.lab.training.run_dir import RunState, run_dir_name
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from bsam.lab.report.run_record import Record, Records
+from bsam.lab.analysis.run_record import Record, Records
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import LossSurface
 

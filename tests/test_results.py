@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bsam.lab.report.paired_tests import holm, paired
-from bsam.lab.report.read_runs import read_records
-from bsam.lab.report.verdicts import paper_verdicts
+from bsam.lab.analysis.paired_tests import holm, paired
+from bsam.lab.analysis.read_runs import read_records
+from bsam.lab.analysis.verdicts import paper_verdicts
 
 ROOT = Path(__file__).parents[1]
 CLEAN, NOISE, RADIUS, DIGITS, RERUN = (

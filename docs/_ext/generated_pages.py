@@ -13,9 +13,9 @@ from sphinx.util import logging
 
 import bsam
 from bsam.common.method_info import MethodInfo
+from bsam.lab.analysis.read_runs import read_records
 from bsam.lab.cli import _parser
 from bsam.lab.report.page.html_page import page_data, write_page
-from bsam.lab.report.read_runs import read_records
 from bsam.lab.training.config import grouped_settings
 from bsam.methods import METHODS
 

@@ -1,4 +1,4 @@
-"""Sharpness-aware training for PyTorch: BSAM (*Bilateral* Sharpness-Aware Minimization) and related methods."""
+"""The library: sharpness-aware optimizers (BSAM and others), flatness, integrations. The laboratory is `bsam.lab`."""
 
 from . import check as check
 from . import flatness as flatness

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bsam.lab.analysis.run_record import Record, Records
 from bsam.lab.report.page.html_page import page_data, page_html, write_page
-from bsam.lab.report.run_record import Record, Records
 from chromium import Browser
 from page_runs import EVIL, METHODS, example_records, score_of
 

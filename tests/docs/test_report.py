@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bsam.lab.report.read_runs import read_records
+from bsam.lab.analysis.read_runs import read_records
 from docs_guides import first_commands, in_small, run_commands
 
 TEXT = (Path(__file__).parents[2] / "docs/guides/report.md").read_text(encoding="utf-8")

@@ -4,7 +4,9 @@ import pytest
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
+from bsam.lab.recipes import RECIPES
 from bsam.lab.report.figures import panels
+from finished_runs import finished_run, write_run
 
 
 @pytest.fixture
@@ -26,3 +28,19 @@ def coarse(monkeypatch):
     """Figures of few pixels, and without a layout, for tests that do not look at them."""
     monkeypatch.setattr(panels, "DPI", 20)
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
+
+
+@pytest.fixture(name="finished_run")
+def finished_run_fixture():
+    return finished_run
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Write the directories of a recipe's finished runs; returns the recipe and the states."""
+
+    def fill(name, seeds=2):
+        recipe = RECIPES[name]
+        return recipe, [write_run(run, tmp_path) for run in recipe.runs(seeds=seeds)]
+
+    return fill

@@ -3,7 +3,32 @@
 The library (:mod:`bsam`: optimizers, :mod:`bsam.flatness`, integrations) never imports this package.
 """
 
-from .python_api import compare as compare
-from .quantization import quantize as quantize
-from .training import Run as Run
-from .training import fit as fit
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .python_api import compare as compare
+    from .python_api import write_report as write_report
+    from .quantization import quantize as quantize
+    from .training import Run as Run
+    from .training import fit as fit
+
+# Imported on first use: `import bsam.lab.models` needs none of the rest.
+_MODULES = {
+    "Run": "training",
+    "compare": "python_api",
+    "fit": "training",
+    "quantize": "quantization",
+    "write_report": "python_api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

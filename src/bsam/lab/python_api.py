@@ -1,4 +1,4 @@
-"""What Python calls like a command: ``compare``, with the output of ``bsam compare``."""
+"""What Python calls like a command: ``compare``, with the output of ``bsam compare``, and ``write_report``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..common.extras import require_packages
+from .analysis.method_comparison import ComparisonResult
+from .analysis.read_runs import check_paths
 from .cli.run import show_experiment
 from .common.names import find_name
+from .experiment_run import NEEDS, ExperimentOptions, refuse_torchrun
 from .recipes.compare_recipe import (
     COMPARE,
     DEFAULT_METHODS,
@@ -19,8 +22,6 @@ from .recipes.compare_recipe import (
     plan_comparison,
 )
 from .recipes.run_settings import check_start, complete_settings
-from .report.method_comparison import ComparisonResult
-from .run_experiment import NEEDS, ExperimentOptions, refuse_torchrun
 from .training.config import Run
 from .training.run_writer import CHECKPOINT_EVERY
 
@@ -116,3 +117,34 @@ def compare(
         raise result.failure
     assert result.comparison is not None  # the runs have a baseline
     return result.comparison
+
+
+def write_report(
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path = "report.html",
+    *,
+    baseline: str | None = None,
+    title: str | None = None,
+) -> Path:
+    """Write one HTML page with the tables, figures and verdicts of any runs, as ``bsam report`` does.
+
+    Files that cannot be read are listed on the page.
+
+    Args:
+        runs: run directories, folders with run directories at any depth, or CSV files with other results.
+        out: the file to write.
+        baseline: the method that the others are compared with; None takes the base optimizer.
+        title: the title of the page.
+
+    Returns:
+        the path of the page.
+    """
+    require_packages({"plotly": "plot"})
+    from .report.page.html_page import check_page_file, read_page, write_page
+
+    out = Path(out)
+    check_page_file(out)
+    paths = [Path(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
+    check_paths(paths)
+    write_page(out, read_page(paths, baseline, title)[0])
+    return out

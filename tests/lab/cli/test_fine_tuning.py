@@ -136,7 +136,7 @@ def test_a_recipe_trains_the_networks_of_files(tmp_path, monkeypatch):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors", {"bsam_model": "resnet50"})
     asked = []
     monkeypatch.setattr(
-        "bsam.lab.run_experiment.run_all", lambda runs, out, *_, **options: asked.append((runs, options)) or []
+        "bsam.lab.experiment_run.run_all", lambda runs, out, *_, **options: asked.append((runs, options)) or []
     )
     command = ["run", "transfer", "--scale", "short", "--weights", "a.safetensors", "--data-dir", str(tmp_path)]
     command += ["--cache-dir", str(tmp_path / "cache"), "--data", "oxford_pet", "--out", str(tmp_path / "out")]

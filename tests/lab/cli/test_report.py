@@ -12,6 +12,8 @@ from urllib.request import urlopen
 import pytest
 from scipy import stats
 
+from bsam import lab
+from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.cli import page_server
 from bsam.lab.recipes.candidates import TUNING_SEED
@@ -71,6 +73,16 @@ def test_the_numbers_are_those_of_the_runs(runs, tmp_path, capsys):
             interval = stats.ttest_rel(scores, [100 * score for score in SCORES["sam"]]).confidence_interval()
             found = rows[title]["difference"]
             assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
+
+
+def test_python_writes_the_page_of_the_command(runs, tmp_path):
+    assert report(runs, "--out", tmp_path / "a.html", "--baseline", "sam", "--title", "Mine") == 0
+    file = lab.write_report(str(runs), tmp_path / "new" / "b.html", baseline="sam", title="Mine")
+    created = {"created": None}
+    assert content(file) | created == content(tmp_path / "a.html") | created
+    for wrong in ({"runs": tmp_path / "none"}, {"runs": runs, "out": tmp_path}, {"runs": runs, "baseline": "gsam"}):
+        with pytest.raises(BsamValueError):
+            lab.write_report(**wrong)
 
 
 @pytest.mark.parametrize("name", ["bsam-2", "BSAM (2 passes)", "bsam (2 passes)"])
@@ -161,7 +173,7 @@ def test_a_folder_without_runs(tmp_path, error_of):
 
 def test_out_must_be_a_file(runs, tmp_path, error_of):
     error = error_of("report", runs, "--out", tmp_path)
-    assert error == f"--out must be a file, got the folder {tmp_path}: use {tmp_path / 'report.html'}\n"
+    assert error == f"out must be a file, got the folder {tmp_path}: use {tmp_path / 'report.html'}\n"
 
 
 def test_tuning_runs_are_not_shown(tmp_path, error_of):
@@ -173,7 +185,7 @@ def test_tuning_runs_are_not_shown(tmp_path, error_of):
 
 def test_a_baseline_that_no_run_has(runs, tmp_path, error_of):
     error = error_of("report", runs, "--out", tmp_path / "page.html", "--baseline", "gsam")
-    assert error == "--baseline must be one of the methods of the runs (SGD; SAM; BSAM (2 passes)), got 'gsam'\n"
+    assert error == "baseline must be one of the methods of the runs (SGD; SAM; BSAM (2 passes)), got 'gsam'\n"
 
 
 def test_plotly_is_needed(runs, tmp_path, error_of, monkeypatch):
@@ -248,7 +260,7 @@ def test_a_served_page_waits_for_its_baseline(runs, tmp_path, monkeypatch):
 
     before, after = visited(monkeypatch, visit, runs, "--baseline", "sam")
     (problem,) = before["problems"]
-    assert problem.startswith("--baseline must be one of the methods of the runs (SGD; BSAM (2 passes)), got 'sam'. ")
+    assert problem.startswith("baseline must be one of the methods of the runs (SGD; BSAM (2 passes)), got 'sam'. ")
     assert before["experiments"][0]["baseline"] == "SGD"
     assert (after["experiments"][0]["baseline"], after["problems"]) == ("SAM", [])
 

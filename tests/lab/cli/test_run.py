@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from matplotlib.figure import Figure
 
-from bsam.lab import cli, run_experiment
+from bsam.lab import cli, experiment_run
 from bsam.lab.cli.run_console import plan_info
+from bsam.lab.experiment_run import ExperimentOptions
 from bsam.lab.recipes import RECIPES, experiments, scales
 from bsam.lab.recipes.choices import TunedRuns
 from bsam.lab.recipes.columns import states_of
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.recipes.variants import variants
-from bsam.lab.run_experiment import ExperimentOptions
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training import loop
@@ -262,7 +262,7 @@ def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
 def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
     numbers = []
     monkeypatch.setattr(
-        run_experiment, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1
+        experiment_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1
     )
     monkeypatch.setattr(job, "fit", FakeFit())
     command = ["run", "classification", "--models", "resnet8", "--out", str(tmp_path), "--device", "cpu"]

@@ -10,7 +10,7 @@ from bsam.lab.recipes import RECIPES, Published, PublishedTable, Recipe
 from bsam.lab.recipes.choices import TunedRuns, tuned_recipe
 from bsam.lab.recipes.columns import state_of, states_of
 from bsam.lab.recipes.run_settings import select
-from bsam.lab.report.recipe_results import check_folder, origin_info, runs_info, write_report, write_results
+from bsam.lab.report.recipe_results import check_folder, origin_info, runs_info, write_recipe_page, write_results
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
@@ -62,7 +62,7 @@ def pages(monkeypatch):
 
 def test_the_page_shows_all_runs_of_a_recipe(out, tmp_path, pages):
     recipe, states = out("label-noise")
-    assert write_report(tmp_path, recipe, states) == [tmp_path / "report.html"]
+    assert write_recipe_page(tmp_path, recipe, states) == [tmp_path / "report.html"]
     data = pages[tmp_path / "report.html"]
     assert (data["title"], data["problems"]) == (recipe.title, [])
     names = [run["name"] for experiment in data["experiments"] for run in experiment["runs"]]
@@ -80,7 +80,7 @@ def test_the_page_of_a_tuned_recipe_has_no_tuning_runs(tmp_path, pages):
     finals = TunedRuns(recipe, runs, tmp_path).finals
     for run in finals:
         fit(run, tmp_path / run_dir_name(run))
-    write_report(tmp_path, recipe, states_of([*finals, *trials], tmp_path))
+    write_recipe_page(tmp_path, recipe, states_of([*finals, *trials], tmp_path))
     (experiment,) = pages[tmp_path / "report.html"]["experiments"]
     assert sorted(run["name"] for run in experiment["runs"]) == sorted(map(run_dir_name, finals))
     assert {row["method"].partition(",")[0]: row["chosen"] for row in experiment["rows"]}[
@@ -94,7 +94,7 @@ def test_the_page_has_the_published_numbers_of_an_own_recipe(tmp_path, pages):
     recipe = Recipe("toy", "A toy", lambda scale: runs, published_table=numbers)
     for run in runs:
         FakeFit()(run, tmp_path / run_dir_name(run))
-    write_report(tmp_path, recipe, states_of(runs, tmp_path))
+    write_recipe_page(tmp_path, recipe, states_of(runs, tmp_path))
     (experiment,) = pages[tmp_path / "report.html"]["experiments"]
     assert {row["method"]: row["published"] for row in experiment["rows"]} == {"SGD": None, "SAM": 97.1}
 
@@ -103,14 +103,14 @@ def test_the_page_has_the_papers_numbers_only_for_its_protocol(tmp_path, pages):
     runs = [Run("sam", model="resnet18", data="cifar10", epochs=epochs) for epochs in (2, 200)]
     for run in runs:
         FakeFit()(run, tmp_path / run_dir_name(run))
-    write_report(tmp_path, RECIPES["classification"], states_of(runs, tmp_path))
+    write_recipe_page(tmp_path, RECIPES["classification"], states_of(runs, tmp_path))
     published = [row["published"] for e in pages[tmp_path / "report.html"]["experiments"] for row in e["rows"]]
     assert published == [None, 96.74]
 
 
 def test_nothing_started_has_no_page(tmp_path, pages):
     recipe = RECIPES["training-curves"]
-    assert write_report(tmp_path, recipe, states_of(recipe.runs("smoke"), tmp_path)) == []
+    assert write_recipe_page(tmp_path, recipe, states_of(recipe.runs("smoke"), tmp_path)) == []
     assert pages == {}
 
 

@@ -17,7 +17,7 @@ from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
-from bsam.lab.training.run_step import build_run_step
+from bsam.lab.training.train_step import build_run_step
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}

@@ -15,7 +15,7 @@ from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import loop
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-from bsam.lab.training.run_step import build_run_step
+from bsam.lab.training.train_step import build_run_step
 from bsam.methods import METHODS
 
 CPU = torch.device("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..experiment_run import NEEDS, refuse_torchrun
 from ..recipes.compare_recipe import (
     COMPARE,
     DEFAULT_METHODS,
@@ -15,7 +16,6 @@ from ..recipes.compare_recipe import (
 from ..recipes.experiments import MAX_SEEDS
 from ..recipes.run_settings import check_start
 from ..recipes.variants import variants
-from ..run_experiment import NEEDS, refuse_torchrun
 from .run import add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of
 

@@ -6,12 +6,12 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from ..experiment_run import NEEDS
 from ..recipes import RECIPES
 from ..recipes.digits_demo import DEFAULT, demo_recipe
 from ..recipes.experiments import PlannedRuns
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
-from ..run_experiment import NEEDS
 from .run import run_command
 
 HELP = "compare SGD, SAM and BSAM on digits with wrong labels, in about a minute"

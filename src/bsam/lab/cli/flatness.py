@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.grouping import group_by
+from ..experiment_run import NEEDS
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models
 from ..recipes.variants import variant_of
 from ..report.figures.flatness_figures import draw_entries, entry_label
-from ..run_experiment import NEEDS
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked
 from .run_console import new_table

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamRuntimeError, BsamValueError
-from ..common.grouping import count_text, group_by
-from ..report.page.html_page import STATES, page_data, page_html, state_of, write_page
-from ..report.read_runs import read_records
-from ..report.run_record import Records
-from ..report.verdicts import baseline_row
+from ..analysis.read_runs import check_paths
+from ..common.grouping import count_text
+from ..report.page.html_page import STATES, check_page_file, page_html, read_page, state_of, write_page
 from . import page_server
 
 OUT, PORT = Path("report.html"), 8000
@@ -53,11 +49,9 @@ def _report(arguments: argparse.Namespace) -> None:
                 raise BsamValueError(f"--{name} does not work with --watch, which writes no file: use one of them")
     elif arguments.port is not None:
         raise BsamValueError("--port needs --watch")
-    if arguments.out is not None and arguments.out.is_dir():
-        raise BsamValueError(f"--out must be a file, got the folder {arguments.out}: use {arguments.out / OUT}")
-    for path in arguments.runs:
-        if not path.exists():
-            raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
+    if arguments.out is not None:
+        check_page_file(arguments.out)
+    check_paths(arguments.runs)
     if arguments.watch:
         _watch(arguments)
     else:
@@ -65,9 +59,8 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    data, records = _data(arguments)
     out = arguments.out or OUT
-    out.parent.mkdir(parents=True, exist_ok=True)
+    data, records = read_page(arguments.runs, arguments.baseline, arguments.title)
     write_page(out, data)
     problems = data["problems"]  # also those of files that only the page reads, such as predictions
     for problem in problems:
@@ -83,7 +76,7 @@ def _write(arguments: argparse.Namespace) -> None:
 
 def _watch(arguments: argparse.Namespace) -> None:
     def render(version: str) -> bytes:
-        return page_html(_data(arguments, version)[0])
+        return page_html(read_page(arguments.runs, arguments.baseline, arguments.title, version)[0])
 
     page = page_server.WatchedPage(arguments.runs, render, page_server.SECONDS)
     port = PORT if arguments.port is None else check_count("--port", arguments.port, 0, 65535)
@@ -94,36 +87,3 @@ def _watch(arguments: argparse.Namespace) -> None:
             server.serve_forever()
         except KeyboardInterrupt:
             print("\nStopped serving the page.")
-
-
-def _data(arguments: argparse.Namespace, version: str | None = None) -> tuple[dict[str, Any], Records]:
-    """Return the content of the page, and the runs.
-
-    Raise if there are no runs or if none has the baseline; a served page, which has a version, says so and waits.
-    """
-    records = read_records(arguments.runs)
-    served = version is not None
-    if not records.runs and not served:
-        if records.problems:
-            raise BsamValueError(records.problems[0].removesuffix("."))
-        paths = ", ".join(map(str, arguments.runs))
-        raise BsamValueError(f"{paths}: all runs there are tuning runs, which the page does not show; add other runs")
-    title = {} if arguments.title is None else {"title": arguments.title}
-    if arguments.baseline is not None and records.runs:
-        try:
-            _check_baseline(records, arguments.baseline)
-        except BsamValueError as error:
-            if not served:
-                raise
-            waits = f"{error}. Until a run of this method appears, the baseline is the base optimizer."
-            records = replace(records, problems=(*records.problems, waits))
-    return page_data(records, baseline=arguments.baseline, version=version, **title), records
-
-
-def _check_baseline(records: Records, baseline: str) -> None:
-    """Raise unless the name matches a single row in at least one experiment."""
-    groups = group_by(records.runs, lambda run: run.experiment)
-    rows = [dict.fromkeys(run.method for run in group) for group in groups.values()]
-    if all(baseline_row(names, baseline) is None for names in rows):
-        known = "; ".join(dict.fromkeys(run.method for run in records.runs))
-        raise BsamValueError(f"--baseline must be one of the methods of the runs ({known}), got {baseline!r}")

@@ -9,12 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..experiment_run import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.choices import tuned_recipe
 from ..recipes.experiments import MAX_SEEDS, PlannedRuns, Recipe
 from ..recipes.run_settings import check_weights_given, select, with_initial_runs, with_weights
 from ..recipes.scales import SCALES
-from ..run_experiment import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import Callbacks
 from ..training.run_dir import RunState

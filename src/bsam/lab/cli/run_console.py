@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..analysis.experiment_titles import titles_of
 from ..common.grouping import count_text
 from ..common.progress import ProgressLine, duration
 from ..recipes.experiments import Recipe
 from ..recipes.variants import variant_of
-from ..report.experiment_titles import titles_of
 from ..report.recipe_table import PAPER_ROW, TableSection
 from ..running.runner import Callbacks, EtaEstimator, Progress
 from ..training.config import Run

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from ...common.errors import BsamError, BsamValueError
+from ..analysis.experiment_titles import titles_of
+from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
 from ..recipes.columns import measured_on
 from ..recipes.run_settings import check_start
-from ..report.experiment_titles import titles_of
 from ..report.figures.class_report import class_report
-from ..report.outcome import failure, radius_warning
 from ..running.downloads import download_to
 from ..running.executors import terminable
 from ..tasks import TASKS

@@ -1,1 +1,1 @@
-"""Numbers first, drawing second: read runs, compare them, and write tables, figures and the page."""
+"""Write what the analysis found: tables, figures and the page."""

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...common.errors import BsamRuntimeError, BsamValueError
+from ..analysis.outcome import score_title
+from ..analysis.paper_numbers import PAPER_TABLES
+from ..analysis.read_runs import read_records
+from ..analysis.run_record import Record
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.choices import Choice
@@ -23,10 +27,7 @@ from .figures.prediction_pictures import draw_skeletons
 from .figures.probe_figures import draw_gradient_conflict, draw_sharpness_curves
 from .figures.setting_figures import draw_accuracy_lines, draw_radius
 from .page.html_page import page_data, write_page
-from .paper_numbers import PAPER_TABLES
-from .read_runs import read_records
-from .recipe_table import caption, markdown, score_title, sections_info
-from .run_record import Record
+from .recipe_table import caption, markdown, sections_info
 from .tuning_section import tuning_notes, tuning_sections
 
 Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
@@ -218,7 +219,7 @@ def write_results(
     return [path for path in paths if path.exists()]
 
 
-def write_report(
+def write_recipe_page(
     out: Path,
     recipe: Recipe,
     states: Sequence[RunState],

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
 from ..recipes.candidates import chosen_text
 from ..recipes.columns import CellSummary, TableCell
 from ..recipes.experiments import Recipe
 from ..recipes.paper import Published
 from ..recipes.variants import variants
-from ..tasks import TASKS
 from ..training.config import Run
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
-
-
-def score_title(run: Run) -> str:
-    """Return the split and the measure that a table shows."""
-    return f"{run.eval_split} {TASKS[run.task].measure.title}"
 
 
 def ours_text(summary: CellSummary) -> str:

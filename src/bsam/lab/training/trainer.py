@@ -28,7 +28,7 @@ from .captured_steps import CapturedSteps
 from .config import BASE, Run
 from .distributed import DistributedContext
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
-from .run_step import autocast, build_run_step, check_method
+from .train_step import autocast, build_run_step, check_method
 
 T = TypeVar("T")
 # Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are

@@ -13,10 +13,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from bsam.lab.report.page import html_page, prediction_plots
-from bsam.lab.report.page.html_page import page_data, page_html, script_json, write_page
-from bsam.lab.report.read_runs import read_records
-from bsam.lab.report.row_comparison import (
+from bsam.lab.analysis.read_runs import read_records
+from bsam.lab.analysis.row_comparison import (
     BETTER,
     CONFIRMED,
     CONTRADICTED,
@@ -26,7 +24,9 @@ from bsam.lab.report.row_comparison import (
     TOO_FEW,
     WORSE,
 )
-from bsam.lab.report.run_record import Record, Records
+from bsam.lab.analysis.run_record import Record, Records
+from bsam.lab.report.page import html_page, prediction_plots
+from bsam.lab.report.page.html_page import page_data, page_html, script_json, write_page
 from bsam.lab.training.config import Run
 from page_runs import EVIL, METHODS, embedded, example_records, score_of, surface
 from pose_runs import write_predictions

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...analysis.experiment_titles import network_and_data
 from ...recipes.variants import variant_of
 from ...training.config import Run
-from ..experiment_titles import network_and_data
 from .panels import COLOURS, encoded, new_figure, panel_title, picture_grid, printable
 
 MAX_COUNTS = 20  # classes; with more, the cells of the matrix show no numbers

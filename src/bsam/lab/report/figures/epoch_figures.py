@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...analysis.experiment_titles import network_and_data
 from ...common.grouping import group_by
 from ...recipes.columns import TOP_EIGENVALUE, SeedStatistics, TableCell, seed_statistics
 from ...recipes.experiments import Recipe, table_info
 from ...tasks import TASKS
 from ...training.config import Run
 from ...training.run_dir import RunState
-from ..experiment_titles import network_and_data
 from .landscape_figures import draw_contours, recipe_landscapes_info
 from .panels import MAX_COLUMNS, integer_ticks, legend, line_style, new_figure, save, seeds_text, tidy, typeset
 

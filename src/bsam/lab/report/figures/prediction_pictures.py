@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ...analysis.experiment_titles import network_and_data
 from ...data.images.decoding import Box, Crop
 from ...data.pose.joints import Skeleton
 from ...data.pose.persons import MARGIN
@@ -22,7 +23,6 @@ from ...recipes.variants import variant_of
 from ...tasks.pose_inputs import PoseInputs
 from ...training.files import write
 from ...training.run_dir import RunDir, RunState
-from ..experiment_titles import network_and_data
 from .panels import COLOURS, DPI, new_figure, panel_title, picture_grid, printable, save
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures

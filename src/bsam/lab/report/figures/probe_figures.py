@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ....common.errors import BsamValueError
+from ...analysis.experiment_titles import network_and_data
 from ...common.grouping import group_by
 from ...inference.flatness_numbers import READING_FIELDS, read_probe
 from ...recipes.experiments import Recipe
 from ...recipes.variants import variant_of
 from ...training.run_dir import RunState
-from ..experiment_titles import network_and_data
 from .panels import COLOURS, integer_ticks, legend, new_figure, save, seeds_text, tidy, typeset
 
 SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ...analysis.experiment_titles import network_and_data, titles_of
+from ...analysis.paper_numbers import total_radius
 from ...common.grouping import group_by
 from ...recipes.columns import (
     MEMORISED,
@@ -21,8 +23,6 @@ from ...recipes.experiments import Axis, Recipe
 from ...recipes.paper import Published
 from ...recipes.variants import variant_of, variants
 from ...training.run_dir import RunState
-from ..experiment_titles import network_and_data, titles_of
-from ..paper_numbers import total_radius
 from .epoch_figures import score_metric
 from .panels import DASHES, legend, line_style, new_figure, save, seeds_text, tidy, typeset
 

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....flatness.density import smoothed
+from ...analysis.run_record import Record
 from ...common.grouping import group_by
 from ...recipes.columns import measured_on
 from ..figures.landscape_figures import LEVELS, STEEPNESS, shared_range
 from ..figures.panels import seeds_text
 from ..figures.probe_figures import SHARPNESS, smooth
-from ..run_record import Record
 from .plot_parts import (
     MAX_POINTS,
     Draw,

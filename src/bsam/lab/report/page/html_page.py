@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -17,14 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ....common.errors import BsamValueError
+from ...analysis.paired_tests import paired
+from ...analysis.read_runs import read_records
+from ...analysis.row_comparison import Row, Verdict
+from ...analysis.run_record import Record, Records
+from ...analysis.verdicts import baseline_row, baseline_verdicts, check_baseline, paper_verdicts
 from ...common.grouping import group_by
 from ...recipes.columns import measured_on, seed_statistics
 from ...training.config import BASE
 from ...training.files import write
-from ..paired_tests import paired
-from ..row_comparison import Row, Verdict
-from ..run_record import Record, Records
-from ..verdicts import baseline_row, baseline_verdicts, paper_verdicts
 from .flatness_plots import FLATNESS_PLOTS
 from .plot_parts import Experiment, draw_all
 from .prediction_plots import prediction_plots
@@ -32,6 +34,38 @@ from .score_plots import SCORE_PLOTS
 
 TITLE = "Runs of bsam"
 STATES = ("finished", "diverged", "unfinished", "not started")
+
+
+def check_page_file(out: Path) -> None:
+    """Raise unless a page can be written to this path."""
+    if out.is_dir():
+        raise BsamValueError(f"out must be a file, got the folder {out}: use {out / 'report.html'}")
+
+
+def read_page(
+    paths: Sequence[Path], baseline: str | None = None, title: str | None = None, version: str | None = None
+) -> tuple[dict[str, Any], Records]:
+    """Read runs; return the content of their page, and the runs.
+
+    Raise if there are no runs or if none has the baseline; a served page, which has a version, says so and waits. The
+    arguments are those of :func:`page_data`.
+    """
+    records = read_records(paths)
+    served = version is not None
+    if not records.runs and not served:
+        if records.problems:
+            raise BsamValueError(records.problems[0].removesuffix("."))
+        names = ", ".join(map(str, paths))
+        raise BsamValueError(f"{names}: all runs there are tuning runs, which the page does not show; add other runs")
+    if baseline is not None and records.runs:
+        try:
+            check_baseline(records, baseline)
+        except BsamValueError as error:
+            if not served:
+                raise
+            waits = f"{error}. Until a run of this method appears, the baseline is the base optimizer."
+            records = replace(records, problems=(*records.problems, waits))
+    return page_data(records, baseline=baseline, version=version, title=TITLE if title is None else title), records
 
 
 def page_data(
@@ -206,5 +240,6 @@ def _plotly() -> str:
 
 
 def write_page(path: Path, data: Mapping[str, Any]) -> None:
-    """Write the page that shows ``data``."""
+    """Write the page that shows ``data``; create its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, page_html(data))

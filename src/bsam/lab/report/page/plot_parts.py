@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..run_record import Record
+from ...analysis.run_record import Record
 
 MAX_POINTS = 200  # of a curve
 DIGITS = 5  # significant digits of what is drawn

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....common.errors import BsamError
+from ...analysis.run_record import Record
 from ...data.pose.joints import Skeleton
 from ...tasks.pose_inputs import PoseInputs
 from ...training.files import reading
 from ...training.run_dir import RunDir
 from ..figures.class_report import classes_info
 from ..figures.prediction_pictures import side_colour
-from ..run_record import Record
 from .plot_parts import Draw, Experiment, Figure, draw_all, figure_info, panel_info, rounded, seed_numbers
 
 MISTAKES = 8  # per method

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from ...analysis.paper_numbers import all_arguments
+from ...analysis.run_record import Record
 from ...common.grouping import group_by
 from ...recipes.columns import SeedStatistics, seed_statistics
 from ...tasks import TASKS
 from ...training.config import BASE
 from ..figures.panels import seeds_text
-from ..paper_numbers import all_arguments
-from ..run_record import Record
 from .plot_parts import Draw, Experiment, Figure, figure_info, line_mode, panel_info, rounded, thinned
 
 FEW = 10  # an axis of at most this many epochs has a tick at each of them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,19 @@ from ..tasks import task_class
 from ..training.config import BASE
 from ..training.run_dir import RunDir
 from .experiment_titles import candidate_key, experiment_key, experiment_titles, is_trial, row_titles, tuned_settings
-from .outcome import failure
+from .outcome import failure, score_title
 from .paper_numbers import published_for, radius_choice, total_radius
-from .recipe_table import score_title
 from .run_record import Record, Records, StoredNumbers, read_csv
 from .run_sources import Source, Sources
 
 NOT_STARTED = "not started"
+
+
+def check_paths(paths: Iterable[Path]) -> None:
+    """Raise unless all paths exist."""
+    for path in paths:
+        if not path.exists():
+            raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
 
 
 def read_records(paths: Sequence[Path]) -> Records:

@@ -186,3 +186,12 @@ def _eigenvalue(record: Record, samples: int | None) -> float | None:
     if samples is None:
         return record.top_eigenvalue
     return record.flatness["eigenvalues"]["maximum"] if record.flatness and _samples(record) == samples else None
+
+
+def check_baseline(records: Records, baseline: str) -> None:
+    """Raise unless the name matches a single row in at least one experiment."""
+    groups = group_by(records.runs, lambda run: run.experiment)
+    rows = [dict.fromkeys(run.method for run in group) for group in groups.values()]
+    if all(baseline_row(names, baseline) is None for names in rows):
+        known = "; ".join(dict.fromkeys(run.method for run in records.runs))
+        raise BsamValueError(f"baseline must be one of the methods of the runs ({known}), got {baseline!r}")

@@ -13,14 +13,15 @@ import torch
 from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
+from .analysis.choice_texts import how_chosen
+from .analysis.method_comparison import ComparisonResult, compare_states
 from .data import check_data
 from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
 from .recipes.experiments import PlannedRuns, table_info
 from .recipes.scales import Scale
-from .report.method_comparison import ComparisonResult, compare_states
 from .report.recipe_table import TableSection, sections_info
-from .report.tuning_section import how_chosen, tuning_sections
+from .report.tuning_section import tuning_sections
 from .running.downloads import download_all
 from .running.executors import Executor, InProcess, LocalProcesses, default_slots, terminable
 from .running.ray_tasks import ray_tasks
@@ -181,12 +182,10 @@ def _executor(
 ) -> contextlib.AbstractContextManager[Executor]:
     if options.ray is not None:
         if options.jobs is not None:
-            raise BsamValueError("--jobs starts processes on this machine and --ray starts Ray tasks: use one of them")
+            raise BsamValueError("jobs starts processes on this machine and ray starts Ray tasks: use one of them")
         return ray_tasks(options.ray, options.gpus_per_run, options.device)
     if options.gpus_per_run is not None:
-        raise BsamValueError(
-            "--gpus-per-run needs --ray. Without Ray, runs share GPUs if --jobs exceeds the number of GPUs"
-        )
+        raise BsamValueError("gpus_per_run needs ray. Without Ray, runs share GPUs if jobs exceeds the number of GPUs")
     is_default = options.jobs is None
     jobs = default_slots(options.device, unfinished, scale.workers) if options.jobs is None else options.jobs
     if jobs == 1:
@@ -197,7 +196,7 @@ def _executor(
 
 def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
-    from .report.recipe_results import text_below, write_report, write_results
+    from .report.recipe_results import text_below, write_recipe_page, write_results
 
     recipe = runs.recipe
     tuned = TunedRuns(recipe, runs.runs, out)
@@ -211,7 +210,7 @@ def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> Experime
         answer = [str(comparison)]
         recipe = replace(recipe, findings=lambda *_: answer)
     files = write_results(out, recipe, runs.scale, states, tuning_states, tuned.choices, selected, tuned.base, how)
-    pages = write_report(out, recipe, [*states, *tuning_states], runs.baseline, how)
+    pages = write_recipe_page(out, recipe, [*states, *tuning_states], runs.baseline, how)
     page = pages[0] if pages else None
     summaries = table_info(recipe, states)
     return ExperimentResult(

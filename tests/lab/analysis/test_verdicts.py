@@ -11,12 +11,12 @@ import pytest
 from scipy import stats
 
 from bsam.common.errors import BsamValueError
+from bsam.lab.analysis.read_runs import read_records
+from bsam.lab.analysis.row_comparison import Verdict
+from bsam.lab.analysis.run_record import Record, Records
+from bsam.lab.analysis.verdicts import baseline_row, baseline_verdicts, paper_verdicts
 from bsam.lab.recipes.paper import CLASSIFICATION, LABEL_NOISE
 from bsam.lab.report.page.html_page import page_data
-from bsam.lab.report.read_runs import read_records
-from bsam.lab.report.row_comparison import Verdict
-from bsam.lab.report.run_record import Record, Records
-from bsam.lab.report.verdicts import baseline_row, baseline_verdicts, paper_verdicts
 from bsam.lab.training.config import Run
 
 ROOT = Path(__file__).parents[3]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from bsam.common.errors import BsamValueError
-from bsam.lab import run_experiment as module
+from bsam.lab import experiment_run as module
+from bsam.lab.experiment_run import ExperimentOptions, run_experiment
 from bsam.lab.recipes.compare_recipe import plan_comparison
 from bsam.lab.recipes.scales import scale_of
-from bsam.lab.run_experiment import ExperimentOptions, run_experiment
 from bsam.lab.running import job
 from bsam.lab.running.executors import InProcess
 from bsam.lab.running.runner import Callbacks, RunsFailed
@@ -34,7 +34,7 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     ]
     assert isinstance(module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks), InProcess)
     for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
-        with pytest.raises(BsamValueError, match="--ray"):
+        with pytest.raises(BsamValueError, match="ray"):
             module._executor(replace(options, **wrong), scale, 4, callbacks)
 
 

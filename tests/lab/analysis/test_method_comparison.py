@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from scipy import stats
 
+from bsam.lab.analysis.method_comparison import compare_states
 from bsam.lab.recipes.columns import states_of
 from bsam.lab.recipes.compare_recipe import compared_runs
 from bsam.lab.recipes.experiments import with_seed
 from bsam.lab.recipes.variants import passes_of
-from bsam.lab.report.method_comparison import compare_states
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 

@@ -8,7 +8,16 @@ import pytest
 from scipy import stats
 
 from bsam.common.errors import BsamValueError
-from bsam.lab.report.paired_tests import Difference, decide, holm, paired, pooled_std, seeds_needed, t_quantile, within
+from bsam.lab.analysis.paired_tests import (
+    Difference,
+    decide,
+    holm,
+    paired,
+    pooled_std,
+    seeds_needed,
+    t_quantile,
+    within,
+)
 
 DEGREES = [*range(1, 40), 99, 100, 998, 999]
 

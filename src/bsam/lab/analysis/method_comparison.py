@@ -12,13 +12,12 @@ from ..recipes.choices import Choice
 from ..recipes.columns import score_of
 from ..recipes.variants import passes_of, variant_of
 from ..training.run_dir import RunDir, RunState
-from .outcome import failure
+from .choice_texts import base_sentence, tuned_on
+from .outcome import failure, score_title
 from .paired_tests import MIN_SEEDS, Decision, Difference, decide, paired
 from .paper_numbers import total_radius
 from .read_runs import read_records
-from .recipe_table import score_title
 from .row_comparison import failures_text
-from .tuning_section import base_sentence, tuned_on
 
 
 @dataclass(frozen=True)

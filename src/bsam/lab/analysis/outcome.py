@@ -9,6 +9,7 @@ from typing import Any
 
 from ...methods import METHODS
 from ..data import dataset_entry
+from ..tasks import TASKS
 from ..training.config import BASE, Run
 from ..training.run_dir import RunDir
 
@@ -100,3 +101,8 @@ def _advice(run: Run, diverged: bool) -> str:
     now = " ".join(f"{name}={value:g}" for name, value in radii.items() if value)
     tries = [lr, *([f"a smaller radius (now --set {now})"] if now else []), *([] if diverged else ["more epochs"])]
     return f"{', '.join(tries[:-1])} or {tries[-1]}." if len(tries) > 1 else f"{lr}."
+
+
+def score_title(run: Run) -> str:
+    """Return the split and the measure that a table shows."""
+    return f"{run.eval_split} {TASKS[run.task].measure.title}"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bsam.lab.report.outcome import failure, radius_warning
+from bsam.lab.analysis.outcome import failure, radius_warning
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir
 

@@ -1,0 +1,1 @@
+"""Read runs, group them into experiments, and compare their scores."""
