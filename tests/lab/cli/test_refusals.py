@@ -100,7 +100,7 @@ OTHERS = {
     "run demo --scale smoke": "scale",
     "run label-noise --device tpu": "'tpu'",
     "run label-noise --jobs 0": "jobs",
-    "run label-noise --jobs 2 --ray": "ray starts",
+    "run label-noise --jobs 2 --ray": "--ray",
     "run label-noise --gpus-per-run 1": "--ray",
     "run label-noise --scale short --device cpu": "--data-dir",
     "run label-noise --scale short --device cpu --jobs 2 --data-dir nowhere": "nowhere",

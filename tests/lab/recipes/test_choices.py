@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 
+from bsam.lab.analysis.choice_texts import tuned_on
 from bsam.lab.recipes.candidates import base_candidates, radius_candidates
 from bsam.lab.recipes.choices import Choice
-from bsam.lab.report.tuning_section import tuned_on
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState
 
