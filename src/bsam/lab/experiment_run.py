@@ -182,14 +182,12 @@ def _executor(
 ) -> contextlib.AbstractContextManager[Executor]:
     if options.ray is not None:
         if options.jobs is not None:
-            raise BsamValueError(
-                "jobs (--jobs) starts processes on this machine, ray (--ray) Ray tasks: use one of them"
-            )
+            raise BsamValueError("jobs (--jobs) starts processes here, ray (--ray) Ray tasks: use one of them")
         return ray_tasks(options.ray, options.gpus_per_run, options.device)
     if options.gpus_per_run is not None:
         raise BsamValueError(
-            "gpus_per_run (--gpus-per-run) needs ray (--ray). Without Ray, runs share GPUs if jobs (--jobs) exceeds the "
-            "number of GPUs"
+            "gpus_per_run (--gpus-per-run) needs ray (--ray). Without Ray, runs share GPUs if jobs (--jobs) exceeds "
+            "the number of GPUs"
         )
     is_default = options.jobs is None
     jobs = default_slots(options.device, unfinished, scale.workers) if options.jobs is None else options.jobs
