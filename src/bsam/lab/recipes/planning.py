@@ -61,7 +61,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
         ...     Run("sam", {"rho": 0.1}, model="resnet18", data="cifar10", batch=256)
         ... )
         >>> about["experiment"], about["row"], about["radius"], about["chosen"]
-        ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.1', 0.1, 'set by hand')
+        ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
     """
     variant, tuned = variant_of(run), bool(known.get("tuned", False))
     claims, note = claimed_numbers(run)
