@@ -58,7 +58,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
 
     Example:
         >>> about = describe(
-        ...     Run("sam", {"rho": 0.1}, model="resnet18", data="cifar10", batch=256)
+        ...     Run("sam", {"rho": 0.2}, model="resnet18", data="cifar10", batch=256)
         ... )
         >>> about["experiment"], about["row"], about["radius"], about["chosen"]
         ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
