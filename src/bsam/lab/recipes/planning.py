@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..data import dataset_entry
 from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.run_dir import run_dir_name
 from .published import (
     all_arguments,
     claimed_numbers,
@@ -43,17 +44,46 @@ class Planned:
     Args:
         run: the settings.
         about: from :func:`describe`; written to ``run.json`` in the run directory.
+        candidates: settings to choose from before it is trained, as fields of :class:`Run` by name.
     """
 
     run: Run
     about: Mapping[str, Any]
+    candidates: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the run directory."""
+        return run_dir_name(self.run)
 
 
-def describe(run: Run, **known: Any) -> dict[str, Any]:
+def place(run: Run, **known: Any) -> Planned:
+    """Plan a run of a recipe: in its table, a section for each network and a column for each data set.
+
+    Args:
+        run: the run.
+        known: entries of :func:`describe`, such as another ``row`` or a ``published`` number.
+    """
+    network, data = titles_of(run)
+    return Planned(run, describe(run, **{"section": network, "column": data, **known}))
+
+
+def with_seed(planned: Sequence[Planned], seed: int, **more: Any) -> list[Planned]:
+    """Return the runs with another seed and other settings; those that start from another of them still do."""
+    new = [replace(plan, run=replace(plan.run, seed=seed, **more)) for plan in planned]
+    names = {old.name: plan.name for old, plan in zip(planned, new, strict=True)}
+    return [
+        replace(plan, run=replace(plan.run, init=names[plan.run.init])) if plan.run.init in names else plan
+        for plan in new
+    ]
+
+
+def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, Any]:
     """Say what a run is: its experiment, its row, how its settings were chosen, and what was published.
 
     Args:
         run: the run.
+        wrong: the fraction of the training labels that are wrong, if it is known; None computes it.
         known: entries that whoever plans the run knows better, such as ``row`` or ``published``.
 
     Example:
@@ -68,7 +98,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
     claimed = number_for(run, claims, tuned)
     order = list(variants())
     about: dict[str, Any] = {
-        "experiment": experiment_title(run),
+        "experiment": experiment_title(run, wrong),
         "row": variant.title if tuned else row_title(run),
         "place": order.index(variant.name) if variant.name in order else 0,
         "section": "",
@@ -89,9 +119,9 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
     return {**about, **known}
 
 
-def experiment_title(run: Run) -> str:
+def experiment_title(run: Run, wrong: float | None = None) -> str:
     """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
-    parts = [*titles_of(run), run.noise_text()]
+    parts = [*titles_of(run), run.noise_text(wrong)]
     if run.weight_bits is not None:
         parts.append(f"{run.weight_bits} bits")
     if run.weights is not None:

@@ -17,8 +17,8 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.run_dir import CONFIG, RunDir, initial_network, run_dir_name
-from .paper import STANDS_FOR
-from .variants import variant_of
+from .planning import Planned
+from .published import STANDS_FOR
 
 RANDOM = "random"  # as the initial weights: do not load pretrained ones
 
@@ -99,36 +99,46 @@ def check_start(run: Run, data_dir: Path | None) -> None:
     initial_network(run)
 
 
-def with_weights(runs: Sequence[Run], files: Sequence[str], data_dir: Path | None = None) -> list[Run]:
-    """Return the runs that can start from the weights in these files, set to start from them.
+def weights_by_network(files: Sequence[str], data_dir: Path | None = None) -> dict[str, str]:
+    """Return files of ``tools/convert_weights.py``, which records the name of the network, by that name.
+
+    Args:
+        files: the files.
+        data_dir: another folder to search for them.
+    """
+    by_model: dict[str, str] = {}
+    for file in files:
+        model = model_of_file(Path(find_weights(file, data_dir))) or "an unnamed network"
+        if model in by_model:
+            raise BsamValueError(f"{file} is the second file with weights of {model}: give one file for each network")
+        by_model[model] = file
+    return by_model
+
+
+def with_weights(runs: Sequence[Run], files: Mapping[str, str]) -> list[Run]:
+    """Return the runs that can start from the weights in these files, set to start from them; all without files.
 
     A pose network takes the weights of its backbone. If the network of a file stands in for a run's timm
     network, such as ``resnet50`` for ``timm:resnet50``, the run trains the former.
 
     Args:
         runs: the runs of a recipe with pretrained networks.
-        files: written by ``tools/convert_weights.py``, which records the name of the network.
-        data_dir: another folder to search for them.
+        files: from :func:`weights_by_network`.
     """
-    if not any(run.weights for run in runs):
-        raise BsamValueError("the runs begin with random weights: leave --weights out")
-    by_model: dict[str, list[Run]] = {}
-    for file in files:
-        model = model_of_file(Path(find_weights(file, data_dir))) or "an unnamed network"
-        if model in by_model:
-            raise BsamValueError(f"{file} is the second file with weights of {model}: give one file for each network")
-        by_model[model] = [
-            replace(run, weights=file, model=model if run.model == STANDS_FOR.get(model) else run.model)
-            for run in runs
-            if model in weights_for(run.model)
-        ]
-        if not by_model[model]:
+    if not files or not any(run.weights for run in runs):
+        return list(runs)
+    chosen: list[Run] = []
+    for model, file in files.items():
+        matching = [run for run in runs if model in weights_for(run.model)]
+        if not matching:
             names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
             raise BsamValueError(
                 f"{file} holds weights of {model}: give files of tools/convert_weights.py with weights of "
                 f"{', '.join(names)}"
             )
-    return [run for with_file in by_model.values() for run in with_file]
+        networks = [model if run.model == STANDS_FOR.get(model) else run.model for run in matching]
+        chosen += [replace(run, weights=file, model=name) for run, name in zip(matching, networks, strict=True)]
+    return chosen
 
 
 def weights_for(model: str) -> list[str]:
@@ -137,9 +147,9 @@ def weights_for(model: str) -> list[str]:
     return [first, *(name for name, paper in STANDS_FOR.items() if paper == first)]
 
 
-def check_weights_given(runs: Iterable[Run]) -> None:
+def check_weights_given(planned: Iterable[Planned]) -> None:
     """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
-    for run in runs:
+    for run in (plan.run for plan in planned):
         backbone = model_entry(run.model).backbone
         if run.weights == PRETRAINED and backbone is not None:
             raise BsamValueError(
@@ -149,28 +159,27 @@ def check_weights_given(runs: Iterable[Run]) -> None:
             )
 
 
-def with_initial_runs(chosen: Sequence[Run], runs: Iterable[Run]) -> list[Run]:
+def with_initial_runs(chosen: Sequence[Planned], planned: Iterable[Planned]) -> list[Planned]:
     """Return the chosen runs of a recipe, preceded by the runs that they start from."""
-    needed = {run.init for run in chosen} - {None}
-    first = [run for run in runs if run not in chosen and run_dir_name(run) in needed]
-    return [*first, *chosen]
+    needed = {plan.run.init for plan in chosen} - {None}
+    names = {plan.name for plan in chosen}
+    return [*(plan for plan in planned if plan.name in needed - names), *chosen]
 
 
 def select(
-    runs: Iterable[Run], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
-) -> list[Run]:
+    planned: Sequence[Planned], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
+) -> list[Planned]:
     """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all."""
-    runs = list(runs)
-    kinds: dict[str, tuple[Sequence[str], Callable[[Run], str]]] = {
-        "method": (methods, lambda run: variant_of(run).name),
-        "model": (models, lambda run: run.model),
-        "data set": (data, lambda run: run.data),
+    kinds: dict[str, tuple[Sequence[str], Callable[[Planned], str]]] = {
+        "method": (methods, lambda plan: plan.about["variant"]),
+        "model": (models, lambda plan: plan.run.model),
+        "data set": (data, lambda plan: plan.run.data),
     }
-    chosen = runs
+    chosen = list(planned)
     for kind, (names, name_of) in kinds.items():
-        known = dict.fromkeys(map(name_of, runs))
+        known = dict.fromkeys(map(name_of, planned))
         selected = [find_name(f"{kind} of the recipe", name, known) for name in names]
-        chosen = [run for run in chosen if not names or name_of(run) in selected]
+        chosen = [plan for plan in chosen if not names or name_of(plan) in selected]
     if not chosen:
         raise BsamValueError(
             "no run of the recipe has the chosen methods, models and data sets together: leave out --only, --models or "

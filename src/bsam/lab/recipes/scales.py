@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...common.errors import BsamValueError
 from ..training.config import Run
 from .variants import MethodVariant, arguments
 
@@ -29,6 +28,7 @@ class Scale:
         probe: the number of steps between two readings, for recipes with a probe.
         settings: settings of every run.
         stand_ins: small networks that replace large ones, by the name of the large one.
+        weights: files with initial weights, by the name of their network, from ``--weights``.
         threads: the number of torch's threads on a CPU; None leaves it unchanged.
         workers: the number of processes that train at the same time on a CPU.
     """
@@ -40,6 +40,7 @@ class Scale:
     probe: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     workers: int = 1
 
@@ -107,12 +108,3 @@ SCALES: Mapping[str, Scale] = {
         ),
     )
 }
-
-
-def scale_of(name: str | Scale) -> Scale:
-    """Return a scale by its name, or the scale itself."""
-    if isinstance(name, Scale):
-        return name
-    if name not in SCALES:
-        raise BsamValueError(f"scale must be one of {', '.join(SCALES)}; got {name!r}")
-    return SCALES[name]

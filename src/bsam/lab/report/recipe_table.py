@@ -1,36 +1,35 @@
-"""The table of a recipe: our numbers next to the published ones, as text."""
+"""The table of a recipe as rows of text: a pivot of the table of runs by section, row and column."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pandas as pd
 
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
-from ..recipes.candidates import chosen_text
-from ..recipes.columns import CellSummary, TableCell
-from ..recipes.experiments import Recipe
-from ..recipes.paper import Published
+from ..recipes.columns import measured_on
+from ..recipes.published import Published, published_number, published_tables
+from ..recipes.tuning import chosen_text
 from ..recipes.variants import variants
+from ..tasks import task_class
 from ..training.config import Run
+from ..training.loop import CURVATURE_SAMPLES
+from ..training.run_dir import RunDir
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
-
-
-def ours_text(summary: CellSummary) -> str:
-    """Return our number as text."""
-    if summary.ours is None:
-        return "diverged" if summary.diverged else "-"
-    return f"{summary.ours}" + (f", {summary.diverged} diverged" if summary.diverged else "")
-
-
-def paper_text(number: Published | None, notes: Sequence[str], decimals: int) -> str:
-    """Return a published number as text, with the mark of its footnote."""
-    if number is None:
-        return "-"
-    numbers = " ± ".join(f"{value:.{decimals}f}" for value in (number.mean, number.std) if value is not None)
-    return numbers + (FOOTNOTE_MARKS[notes.index(number.note)] if number.note else "")
+ENDED = ("finished", "diverged")
+EXTRAS = {"memorised": "memorised, %", "top_eigenvalue": f"λmax, {measured_on({})}"}  # shown if runs have them
+EXTRA_NOTES = {
+    "memorised": "Memorised: the share of the wrong training labels that the network predicts after the last epoch, "
+    "in %.",
+    "top_eigenvalue": "λmax: the largest eigenvalue of the Hessian of the cross-entropy, without label smoothing, on "
+    f"at most {CURVATURE_SAMPLES} training samples, with the labels used in training.",
+}
+PARTS = ("", "paper", *EXTRAS.values(), "chosen")  # of a column
 
 
 @dataclass(frozen=True)
@@ -43,120 +42,118 @@ class TableSection:
     wide: bool = False
 
 
-def shown_summaries(summaries: Sequence[CellSummary]) -> list[CellSummary]:
-    """Return the cells to show: rows and columns in which a run has ended, or all if none has.
+def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
+    """Return the cells of the table: position, our numbers, further columns, and the published number.
 
-    A row with an ended run in one section is shown in all of them, with dashes for missing numbers.
-    """
-    ended = [summary.cell for summary in summaries if summary.ours is not None or summary.diverged]
-    rows, columns = {cell.row for cell in ended}, {(cell.section, cell.column) for cell in ended}
-    cells = ((summary, summary.cell) for summary in summaries)
-    return [s for s, cell in cells if not ended or (cell.row in rows and (cell.section, cell.column) in columns)]
-
-
-def sections_info(recipe: Recipe, summaries: Sequence[CellSummary]) -> list[TableSection]:
-    """Return the table as text, without rows and columns in which no run has ended.
-
-    Published numbers are next to ours, or below them if the columns are measures.
-    """
-    shown = shown_summaries(summaries)
-    section = _measures_section if recipe.measures else _section
-    titles = dict.fromkeys(summary.cell.section for summary in shown)
-    return [section(recipe, title, shown) for title in titles]
-
-
-def _section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
-    cells = {(shown.cell.row, shown.cell.column): shown for shown in summaries if shown.cell.section == title}
-    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    has_paper_column = any(summary.paper is not None for summary in cells.values())
-    notes, decimals = notes_info(summaries), _decimals(recipe)
-
-    def texts(summary: CellSummary) -> list[str]:
-        paper = [paper_text(summary.paper, notes, decimals)] if has_paper_column else []
-        details = [column.text(summary.details.get(column.name)) for column in recipe.details]
-        return [ours_text(summary), *paper, *details, *([chosen_text(summary.chosen)] if recipe.tuning else [])]
-
-    extra = ["paper"] if has_paper_column else []
-    extra += [*(column.header for column in recipe.details), *(["chosen"] if recipe.tuning else [])]
-    header = [text for column in columns for text in (column, *extra)]
-    blank = CellSummary(TableCell(title, "", ""), None, 0, 0, None)  # some columns may have no baseline
-    body = [(row, *(text for column in columns for text in texts(cells.get((row, column), blank)))) for row in rows]
-    return TableSection(recipe.titled(title), (recipe.rows, *header), tuple(body))
-
-
-def _measures_section(recipe: Recipe, title: str, summaries: Sequence[CellSummary]) -> TableSection:
-    """Return a section with a column for each measure, and published numbers in separate rows."""
-    in_section = [summary for summary in summaries if summary.cell.section == title]
-    rows = group_by(in_section, lambda summary: summary.cell.row)
-    header = dict.fromkeys(summary.cell.column for cells in rows.values() for summary in cells)
-    notes, decimals = notes_info(summaries), _decimals(recipe)
-    with_n = len(_seed_counts(summaries)) > 1
-    body = {}
-    for row, cells in rows.items():
-        label = _row_label(row, cells, with_n) + (f", {chosen_text(cells[0].chosen)}" if cells[0].chosen else "")
-        body[label] = ["-" if cell.ours is None else f"{cell.ours:.2f}" for cell in cells]
-    for row, cells in rows.items():
-        if any(cell.paper is not None for cell in cells):  # one row for all variants: BSAM (...)
-            body[row.partition(" (")[0] + PAPER_ROW] = [paper_text(cell.paper, notes, decimals) for cell in cells]
-    rows_of_text = tuple((label, *texts) for label, texts in body.items())
-    return TableSection(recipe.titled(title), (recipe.rows, *header), rows_of_text, wide=True)
-
-
-def _decimals(recipe: Recipe) -> int:
-    return 0 if recipe.published_table is None else recipe.published_table.decimals
-
-
-def _row_label(row: str, cells: Sequence[CellSummary], with_n: bool) -> str:
-    """Return the label of a row, with the numbers of seeds and of diverged runs, which its columns share."""
-    n = max(_seed_counts(cells), default=0)
-    seeds = f", {count_text(n, 'seed')}" if n and with_n else ""
-    return row + seeds + (f", {cells[0].diverged} diverged" if cells[0].diverged else "")
-
-
-def _seed_counts(summaries: Sequence[CellSummary]) -> set[int]:
-    return {summary.ours.n for summary in summaries if summary.ours is not None and summary.ours.n}
-
-
-def notes_info(summaries: Sequence[CellSummary]) -> list[str]:
-    """Return the footnotes of the published numbers, in the order of their marks."""
-    numbers = [summary.paper for summary in summaries if summary.paper is not None]
-    return list(dict.fromkeys(number.note for number in numbers if number.note))
-
-
-def caption(recipe: Recipe, summaries: Sequence[CellSummary], run: Run, missing: int = 0) -> list[str]:
-    """Return the lines below a table.
+    For poses, a run has a number for each group of joints, in separate columns, and a row without training.
 
     Args:
-        recipe: the experiment.
-        summaries: the cells of its table.
-        run: one of its runs, for the measure and the number of epochs.
-        missing: the number of runs that are not finished.
+        runs: a table of :func:`bsam.lab.analysis.runs_table.read_runs`, with a column ``settings_chosen`` for the
+            settings that tuning chose.
+        published: the name of a table in ``published.json``, for standard deviations and footnotes.
     """
-    title = score_title(run)
-    epochs = count_text(run.epochs, "epoch")
-    lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: {_seeds_text(recipe, summaries)}."]
-    if recipe.published_table is not None and any(summary.paper is not None for summary in summaries):
-        lines.append(f"paper: {recipe.published_table.about}")
-    notes = notes_info(shown_summaries(summaries))
-    lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, notes, strict=False)]
-    rows = {summary.cell.row for summary in shown_summaries(summaries)}
-    lines += [variant.note for variant in variants().values() if variant.note and variant.title in rows]
-    lines += recipe.notes(run)
-    if any(summary.diverged for summary in summaries):
+    task = task_class(runs["settings"].iloc[0]["task"])
+    groups = getattr(task, "groups", ())
+    cells, baselines = [], {}
+    for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
+        run, finished = Run(**group["settings"].iloc[0]), group[group["state"] == "finished"]
+        number, counts = group["published"].iloc[0], group["state"].value_counts()
+        for measure in (*groups, replace(task.measure, title="Mean") if groups else task.measure):
+            paper = published_number(published, run, measure.name) if published else None
+            if paper is None and not groups and pd.notna(number):
+                paper = Published(float(number))
+            scores = [last.get(measure.metric(run.eval_split)) for last in finished["last"]]
+            place = {"section": section, "row": row, "column": measure.title if groups else column}
+            cell = {
+                **place,
+                **_statistics(measure.factor * pd.Series(scores, dtype=float).dropna()),
+                "diverged": int(counts.get("diverged", 0)),
+                "missing": int((~group["state"].isin(ENDED)).sum()),
+                "paper": None if paper is None else asdict(paper),
+                **{name: _statistics(finished[name].dropna()) for name in EXTRAS if finished[name].notna().any()},
+                "chosen": next(iter(group["settings_chosen"].dropna()), None),
+            }
+            cells.append(cell)
+            for note in (RunDir(path).note("baseline") for path in finished["path"][:1]):
+                if measure.name in note.get("scores", ()):  # a score without training
+                    title, mean = note["title"], measure.factor * note["scores"][measure.name]
+                    empty = {"mean": mean, "std": None, "n": 0, "paper": None, "chosen": None}
+                    baselines[title, place["column"]] = {**cell, **empty, "row": title, "diverged": 0, "missing": 0}
+    return [*cells, *baselines.values()]
+
+
+def _statistics(values: pd.Series) -> dict[str, Any]:
+    mean, std = (float(number) if pd.notna(number) else None for number in (values.mean(), values.std()))
+    return {"mean": mean, "std": std, "n": len(values)}
+
+
+def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list[TableSection]:
+    """Return the table as text, without rows and columns in which no run has ended.
+
+    Published numbers are next to ours or, for poses, in rows below them.
+    """
+    shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
+    notes, decimals = footnotes(cells), published_tables()[published].decimals if published else 2
+    wide, sections = published == "pose", []
+    for title, group in group_by(shown, lambda cell: cell["section"]).items():
+        ours: dict[str, dict[tuple[str, str], str]] = {}
+        theirs: dict[str, dict[tuple[str, str], str]] = {}
+        for cell in group:
+            row, column = ours.setdefault(cell["row"], {}), cell["column"]
+            row[column, ""] = ours_text(cell)
+            if cell["paper"]:
+                of_method = theirs.setdefault(cell["row"].partition(" (")[0] + PAPER_ROW, {}) if wide else row
+                of_method[column, "" if wide else "paper"] = paper_text(cell["paper"], notes, decimals)
+            row |= {(column, header): _text(cell[name], 1) for name, header in EXTRAS.items() if name in cell}
+            if cell["chosen"] and (not wide or column == "Mean"):
+                row[column, "chosen"] = chosen_text(cell["chosen"])
+        rows = {**ours, **theirs}
+        columns = dict.fromkeys(cell["column"] for cell in group)
+        keys = [(name, part) for name in columns for part in PARTS if any((name, part) in row for row in rows.values())]
+        body = tuple((row, *(texts.get(key, "-") for key in keys)) for row, texts in rows.items())
+        sections.append(TableSection(title, ("method", *(part or name for name, part in keys)), body, wide))
+    return sections
+
+
+def ours_text(cell: Mapping[str, Any]) -> str:
+    """Return our number as text."""
+    if cell["mean"] is None:
+        return "diverged" if cell["diverged"] else "-"
+    count = f" ({cell['n']})" if cell["n"] else ""
+    return _text(cell, 2) + count + (f", {cell['diverged']} diverged" if cell["diverged"] else "")
+
+
+def paper_text(number: Mapping[str, Any], notes: Sequence[str], decimals: int) -> str:
+    """Return a published number as text, with the mark of its footnote."""
+    return _text(number, decimals) + (FOOTNOTE_MARKS[notes.index(number["note"])] if number["note"] else "")
+
+
+def _text(numbers: Mapping[str, Any], decimals: int) -> str:
+    return " ± ".join(f"{numbers[name]:.{decimals}f}" for name in ("mean", "std") if numbers[name] is not None)
+
+
+def footnotes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the footnotes of the published numbers, in the order of their marks."""
+    notes = [cell["paper"]["note"] for cell in cells if cell["paper"] and (cell["n"] or cell["diverged"])]
+    return [note for note in dict.fromkeys(notes) if note]
+
+
+def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: str = "") -> list[str]:
+    """Return the lines below a table: what the numbers are, their sources and footnotes, and what rows mean."""
+    run = Run(**runs["settings"].iloc[0])
+    title, epochs = score_title(run), count_text(run.epochs, "epoch")
+    lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
+    if published and any(cell["paper"] for cell in cells):
+        lines.append(f"paper: {published_tables()[published].about}")
+    lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, footnotes(cells), strict=False)]
+    names = set(runs.loc[runs["state"].isin(ENDED), "variant"])
+    lines += [variant.note for name, variant in variants().items() if variant.note and name in names]
+    lines += [note for name, note in EXTRA_NOTES.items() if runs[name].notna().any()]
+    if (runs["state"] == "diverged").any():
         lines.append(
             "diverged: the loss became non-finite; to train a run again, remove its directory (see results.json)."
         )
-    return [*lines, f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else lines
-
-
-def _seeds_text(recipe: Recipe, summaries: Sequence[CellSummary]) -> str:
-    """Describe the numbers, with the number of seeds if the cells do not show it."""
-    counts = _seed_counts(summaries)
-    if not recipe.measures:
-        return "mean ± standard deviation (number of seeds)"
-    if counts == {1}:
-        return "one seed"
-    return f"mean ± standard deviation of {counts.pop() if len(counts) == 1 else 'the'} seeds"
+    return lines
 
 
 def markdown(title: str, sections: Sequence[TableSection], lines: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
-"""Compare methods on one network and one data set: the recipe of ``bsam compare``."""
+"""Compare methods on one network and one data set: the runs of ``bsam compare``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..common.names import find_name
 from ..data import dataset_entry
-from ..models import model_entry
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
 from ..training.run_dir import subject_name
-from .candidates import Tuning, base_candidates, radius_tuning
-from .experiments import MAX_SEEDS, PlannedRuns, Recipe
+from .experiments import MAX_SEEDS, Experiment, Recipe
+from .planning import place, titles_of
 from .scales import Scale
+from .tuning import Tuning, with_tuned_radii
 from .variants import arguments, variant_of, variants
 
 COMPARE = "compare"
@@ -75,7 +76,7 @@ def plan_comparison(
     tune_base: bool = False,
     tune_seeds: int = 1,
     data_dir: Path | None = None,
-) -> PlannedRuns:
+) -> Experiment:
     """Return the runs of a comparison.
 
     ``methods`` and ``settings`` are those of :func:`compared_runs`, the other arguments those of ``bsam.lab.compare``.
@@ -89,24 +90,23 @@ def plan_comparison(
         first = compared[find_name("baseline", baseline, compared)]
     if tune_seeds != 1 and not (tune or tune_base):
         raise BsamValueError("--tune-seeds has no effect without --tune or --tune-base: add one of them")
-    split = tuning_split(first.data, data_dir) if tune or tune_base else "holdout"
     check_count("tune_seeds", tune_seeds, high=MAX_SEEDS)
-    titles = [variant_of(run).title for run in compared.values()]
-    subject = f"{model_entry(first.model).title}, {dataset_entry(first.data).title}"
-    recipe = Recipe(
-        COMPARE,
-        f"{', '.join(titles[:-1])} and {titles[-1]}: {subject}",
-        lambda scale: list(compared.values()),
-        scales=(Scale(COMPARE, "the network and the data set of the command"),),
-        tuning=radius_tuning(split, tune_seeds) if tune else None,
-        base_tuning=Tuning(base_candidates, split, seeds=tune_seeds) if tune_base else None,
-    )
-    runs = recipe.runs(seeds=seeds)
-    return PlannedRuns(recipe, COMPARE, runs, runs, variant_of(first).title)
+    tuning = None
+    if tune or tune_base:
+        tuning = Tuning(tuning_split(first.data, data_dir), tune_seeds, tune, tune_base)
+    planned = [place(run, place=number) for number, run in enumerate(compared.values())]
+    if tune:
+        planned = [plan for plan in with_tuned_radii(planned)]
+    titles = [plan.about["row"] for plan in planned]
+    title = f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}"
+    scale = Scale(COMPARE, "the network and the data set of the command")
+    experiment = Recipe(COMPARE, title, lambda _: planned, (scale,), tuning=tuning).experiment(seeds=seeds)
+    tuned = ", tuned" if tune and first.method != BASE else ""
+    return replace(experiment, baseline=f"{variant_of(first).title}{tuned}")
 
 
-def comparison_folder(runs: PlannedRuns) -> Path:
+def comparison_folder(experiment: Experiment) -> Path:
     """Return the default folder of a comparison."""
-    tuned = "" if runs.recipe.tuning is None else "-tuned"
-    base = "" if runs.recipe.base_tuning is None else "-base"
-    return Path("runs") / f"{COMPARE}-{subject_name(runs.runs[0])}{tuned}{base}"
+    tuning = experiment.tuning or Tuning()
+    suffix = ("-tuned" if tuning.radii else "") + ("-base" if tuning.base else "")
+    return Path("runs") / f"{COMPARE}-{subject_name(experiment.planned[0].run)}{suffix}"

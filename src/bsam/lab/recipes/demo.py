@@ -1,0 +1,93 @@
+"""The demo: with 40 % wrong training labels, which methods memorise the wrong labels?
+
+All methods share learning rate, schedule, weight decay, batch size and epochs. Only radii (for SAF and MESA the weight
+of their loss) are chosen, from three candidates per method, and for one more row the weight decay of SGD: by the
+accuracy after the last epoch on the validation set, which has clean labels, with a separate seed. Only the final runs
+see the test set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...common.errors import BsamValueError
+from ..common.grouping import count_text
+from ..common.names import find_name
+from ..data.digits import TEST, TRAIN, VALIDATION
+from ..training.config import BASE, Run, arguments_of
+from .experiments import Recipe, recipe
+from .planning import Planned, describe, titles_of
+from .scales import SCALES, Scale
+from .tuning import Tuning
+from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, variants
+
+LANDSCAPE_POINTS = 13  # along each axis
+DEFAULT = ("sgd", "sam", "bsam")
+TUNED_SGD = "SGD, tuned weight decay"
+WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
+_SHARED = SCALES["demo"].settings
+NOTES = (
+    f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
+    f"{_SHARED['weight_decay']:g} (unless tuned), batch size {_SHARED['batch']} and the number of epochs.",
+    f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(_SHARED['label_noise'] * TRAIN)} of them "
+    f"with a wrong label, and {TEST} test images. On other data the methods may compare differently.",
+    f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
+    f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+    "other run uses.",
+    "Results on CIFAR: see the folder results/ in the repository and the documentation.",
+)
+
+
+def candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
+    """Return the three candidates of a method; none for the base optimizer.
+
+    Example:
+        >>> candidates(Run("sam"))
+        ({'arguments': {'rho': 0.1}}, {'arguments': {'rho': 0.2}}, {'arguments': {'rho': 0.4}})
+    """
+    if run.method == BASE:
+        return ()
+    variant = variant_of(run)
+    settings = CANDIDATES.get(run.method, DEFAULT_CANDIDATES if "rho" in arguments_of(run.method) else ({},))
+    if variant.radii:  # SAM at BSAM's total radius
+        share = variant.radii["rho_floor"] / variant.radii["rho"]
+        return tuple({"arguments": {**candidate, "rho_floor": share * candidate["rho"]}} for candidate in settings)
+    return tuple({"arguments": {**candidate, **variant.arguments}} for candidate in settings)
+
+
+def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> Recipe:
+    """Return the demo with these methods; if SGD is one of them, also with SGD whose weight decay is tuned."""
+    names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
+    if not names:
+        raise BsamValueError("methods must name at least one method, got none")
+
+    @recipe(
+        "Digits with 40 % wrong training labels: which methods memorise them",
+        scales=["demo"],
+        tuning=Tuning(),
+        seeds=5,
+        notes=NOTES,
+    )
+    def demo(scale: Scale) -> list[Planned]:
+        settings = {**scale.settings, "curvature": True, "surface": LANDSCAPE_POINTS}
+        if epochs is not None:
+            settings |= {"epochs": epochs, "warmup": max(0, min(settings["warmup"], epochs))}
+        chosen = [variants()[name] for name in names]
+        runs = [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
+        planned = [_planned(run, variant_of(run).title, candidates(run)) for run in runs]
+        if "sgd" in names:
+            tuned = Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})
+            planned.append(_planned(tuned, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
+        return planned
+
+    return demo
+
+
+def _planned(run: Run, row: str, tried: tuple[Mapping[str, Any], ...]) -> Planned:
+    parts = [*titles_of(run), run.noise_text(), count_text(run.epochs, "epoch")]
+    place = {"section": run.noise_text(), "row": row, "column": "test accuracy, %"}
+    return Planned(run, describe(run, experiment=f"Demo: {', '.join(parts)}", **place), tried)
+
+
+demo_recipe()
