@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,7 +85,7 @@ def _flatness(group: pd.DataFrame, at: str, bsam: str | None, others: list[str])
     if bsam is None or not others:
         return pd.DataFrame()
     samples = group["flatness"].map(lambda entry: entry["samples"] if entry else np.nan)
-    tables = {None: _compared(group, others, bsam, "top_eigenvalue")}
+    tables: dict[int | None, pd.DataFrame] = {None: _compared(group, others, bsam, "top_eigenvalue")}
     for n in samples.dropna().unique():
         maxima = group["flatness"].map(lambda entry: entry["eigenvalues"]["maximum"] if entry else np.nan)
         tables[int(n)] = _compared(group.assign(maximum=maxima.where(samples == n)), others, bsam, "maximum")
@@ -101,13 +100,14 @@ def _compared(group: pd.DataFrame, rows: list[str], against: str, value: str) ->
 
 
 def _claim(table: pd.DataFrame, at: str, sign: int, gap: float, claim: str) -> pd.DataFrame:
-    """Return comparisons as claims; ``sign`` is 1 if a positive difference confirms it."""
-    ends: dict[str, Any] = {"difference": sign * table["difference"]}
-    low, high = sign * table["low"], sign * table["high"]
-    ends |= {"low": np.minimum(low, high), "high": np.maximum(low, high)}
-    verdicts = table["verdict"] if sign > 0 else table["verdict"].replace({BETTER: WORSE, WORSE: BETTER})
-    outcome = verdicts.map(lambda verdict: OUTCOMES.get(verdict, OPEN))
-    return table.assign(**ends, verdict=verdicts, outcome=outcome, at=at, gap=gap, claim=claim)
+    """Return comparisons as claims; ``sign`` is -1 if the paper has the baseline above the rows."""
+    if sign < 0:
+        pairs = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}
+        swapped = table.rename(columns={**pairs, **{theirs: ours for ours, theirs in pairs.items()}})
+        ends = {"difference": -table["difference"], "low": -table["high"], "high": -table["low"]}
+        table = swapped.assign(**ends, verdict=table["verdict"].replace({BETTER: WORSE, WORSE: BETTER}))
+    outcome = table["verdict"].map(lambda verdict: OUTCOMES.get(verdict, OPEN))
+    return table.assign(outcome=outcome, at=at, gap=gap, claim=claim)
 
 
 def _name(variant: str) -> str:

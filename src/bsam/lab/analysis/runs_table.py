@@ -258,10 +258,7 @@ class _Reader:
             state = "unfinished" if epochs else "not started"
             reason = f"epoch {len(epochs)} of {run.epochs}" if epochs else ""
         seconds = [epoch["seconds"] for epoch in epochs]
-        numbers = {
-            name: NO_NUMBER if about[name] is None else about[name] for name in ("radius", "published", "claimed")
-        }
-        words = {name: about[name] for name in ("experiment", "row", "place", "section", "column", "variant", "passes")}
+        known = {name: NO_NUMBER if value is None else value for name, value in about.items() if name in COLUMNS}
         self.rows.append(
             {
                 **COLUMNS,

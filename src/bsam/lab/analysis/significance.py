@@ -90,7 +90,7 @@ def seeds_needed(found: dict[str, float], tests: int) -> float:
 def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "score") -> pd.DataFrame:
     """Return a table with a row for each experiment and row of runs, compared with the baseline of the experiment.
 
-    Its columns: ``n``, ``mean`` and ``std`` of the finished runs, ``diverged``, ``unfinished`` and ``failed`` (no better
+    Its columns: ``n``, ``mean`` and ``std`` of finished runs, ``diverged``, ``unfinished`` and ``failed`` (no better
     than chance) runs, ``against`` (the baseline) with ``their_n``, ``their_mean`` and ``their_std``, ``shared`` seeds,
     ``difference`` with its 95 % interval ``low`` and ``high``, ``p``, ``p_holm``, ``tests``, ``verdict``, and
     ``more_seeds``, which would decide if mean and spread stay as they are.
