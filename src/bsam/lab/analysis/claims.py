@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..recipes.columns import measured_on
-from ..recipes.variants import BSAMS, MATCHED, variants
-from .significance import BETTER, MIN_SEEDS, NOT_LEARNED, TOO_FEW, WORSE, compare_rows
+from ..recipes.variants import variants
+from .significance import BETTER, MIN_SEEDS, TOO_FEW, WORSE, compare_rows
 
 CONFIRMED = "confirmed"
 CONTRADICTED = "contradicted"
@@ -20,10 +19,11 @@ PAPER_RADII = "at the paper's radii"
 OUR_RADII = "at our radii"  # where the paper states none
 MATCHED_RADII = "at matched radii"
 TUNED_RADII = "at tuned radii"
+MATCHED_CHOICE = "BSAM's total radius"  # how the radius of such a run was chosen
 
 
 def paper_claims(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each claim of the paper for which there are runs: those of ``compare_rows``, and what is claimed.
+    """Return a row for each claim of the paper for which there are runs, with the columns of ``compare_rows``.
 
     The claims are the order of the base optimizer, SAM and BSAM in the paper's table, and that the largest eigenvalue
     is smaller for BSAM than for the others. At the paper's radii, BSAM is compared with SAM at the same rho; at matched
@@ -42,78 +42,72 @@ def paper_claims(runs: pd.DataFrame) -> pd.DataFrame:
 def _claims(group: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the claims of an experiment."""
     base = next(iter(group.loc[group["method"] == "base", "variant"]), "")
-    claimed = group.dropna(subset="claimed").drop_duplicates("variant").set_index("variant")["claimed"]
+    paper = group[group["claimed"].notna()]
+    numbers = paper.drop_duplicates("variant").set_index("variant")["claimed"]
     radii = OUR_RADII if group["settings"].iloc[0]["task"] == "pose" else PAPER_RADII
-    at_paper = group[~group["tuned"] & group["claimed"].notna()]
-    matched = group[~group["tuned"] & group["variant"].isin(MATCHED) & (group["chosen"] == "BSAM's total radius")]
-    bsam = at_paper[at_paper["variant"] == "bsam"]
-    tuned = group[(group["tuned"] | (group["variant"] == base)) & group["claimed"].notna()]
-    tuned = tuned if tuned["tuned"].any() else tuned.iloc[:0]
-    parts = {radii: at_paper, MATCHED_RADII: pd.concat([bsam, matched]), TUNED_RADII: tuned}
+    tuned = {False: paper[~paper["tuned"]], True: paper[paper["tuned"] | (paper["variant"] == base)]}
+    rows = {
+        at: dict(part.drop_duplicates("variant")[["variant", "row"]].itertuples(index=False))
+        for at, part in ((radii, tuned[False]), (TUNED_RADII, tuned[True]))
+    }
+    matched = list(dict.fromkeys(group.loc[group["chosen"] == MATCHED_CHOICE, "row"]))
     tables = []
     for ours, theirs in (("sam", base), ("bsam", "sam")):
-        if {ours, theirs} <= set(claimed.index):
-            gap = claimed[ours] - claimed[theirs]
+        if {ours, theirs} <= set(numbers.index):
+            gap = numbers[ours] - numbers[theirs]
             higher, lower = (ours, theirs) if gap > 0 else (theirs, ours)
-            tables += [_scores(part, at, higher, lower, abs(gap)) for at, part in parts.items()]
-    for at, part in parts.items():
-        tables.append(_flatness(part, at))
+            claim = f"{_name(higher)} better than {_name(lower)}"
+            for at, titles in rows.items():
+                if {higher, lower} <= set(titles):
+                    table = _compared(group, [titles[higher]], titles[lower], "score")
+                    tables.append(_claim(table, at, 1, abs(gap), claim))
+            if ours == "bsam" and "bsam" in rows[radii] and matched:
+                table = _compared(group, matched, rows[radii]["bsam"], "score")
+                tables.append(_claim(table, MATCHED_RADII, -1 if higher == "bsam" else 1, math.nan, claim))
+            elif ours == "bsam" and tables and not group["tuned"].any():
+                missing = {
+                    "row": "SAM at BSAM's total radius",
+                    "n": 0,
+                    "shared": 0,
+                    "verdict": TOO_FEW,
+                    "outcome": OPEN,
+                }
+                tables.append(tables[-1].assign(at=MATCHED_RADII, gap=math.nan, more_seeds=MIN_SEEDS, **missing))
+    for at, titles in rows.items():
+        others = [titles[name] for name in (base, "sam") if name in titles]
+        tables.append(_flatness(group, at, titles.get("bsam"), others if at == radii else others[1:]))
+    tables.append(_flatness(group, MATCHED_RADII, rows[radii].get("bsam"), matched))
     return [table for table in tables if not table.empty]
 
 
-def _scores(part: pd.DataFrame, at: str, higher: str, lower: str, gap: float) -> pd.DataFrame:
-    """Compare the scores of two methods; at matched radii, BSAM's with those of SAM at each matched radius."""
-    is_matched = at == MATCHED_RADII
-    if is_matched and "bsam" not in (higher, lower):
-        return pd.DataFrame()
-    against = "bsam" if is_matched else lower
-    names = _titles(part, [against, *(MATCHED if is_matched else [higher])])
-    if against not in names or len(names) < 2:
-        return pd.DataFrame()
-    table = _compared(part, names, against, "score")
-    sign = -1 if is_matched and higher == "bsam" else 1  # positive differences are those that the paper has
-    claim = f"{_name(higher)} better than {_name(lower)}"
-    return _claim(table, at, sign, math.nan if is_matched else gap, claim)
-
-
-def _flatness(part: pd.DataFrame, at: str) -> pd.DataFrame:
+def _flatness(group: pd.DataFrame, at: str, bsam: str | None, others: list[str]) -> pd.DataFrame:
     """Compare the largest eigenvalues: those that ``bsam flatness`` measured, or those at the end of training."""
-    names = _titles(part, ["bsam", *dict.fromkeys(part["variant"])])
-    names = {name: title for name, title in names.items() if name not in BSAMS[1:]}
-    if "bsam" not in names or len(names) < 2:
+    if bsam is None or not others:
         return pd.DataFrame()
-    entries = part["flatness"].map(lambda entry: entry["eigenvalues"]["maximum"] if entry else np.nan)
-    samples = part["flatness"].map(lambda entry: entry["samples"] if entry else np.nan)
-    n = samples.dropna().mode()
-    measured = part.assign(
-        end=part["top_eigenvalue"], flat=entries.where(samples == n.iloc[0]) if len(n) else np.nan
-    )
-    tables = {value: _compared(measured, names, "bsam", value) for value in ("end", "flat")}
-    value = max(tables, key=lambda name: tables[name]["shared"].sum())
-    table = tables[value][tables[value]["shared"] > 0]
-    label = measured_on(part["settings"].iloc[0], int(n.iloc[0]) if value == "flat" else None)
-    return _claim(table, at, 1, math.nan, f"BSAM flatter (λmax, {label})")
+    samples = group["flatness"].map(lambda entry: entry["samples"] if entry else np.nan)
+    tables: dict[int | None, pd.DataFrame] = {None: _compared(group, others, bsam, "top_eigenvalue")}
+    for n in samples.dropna().unique():
+        maxima = group["flatness"].map(lambda entry: entry["eigenvalues"]["maximum"] if entry else np.nan)
+        tables[int(n)] = _compared(group.assign(maximum=maxima.where(samples == n)), others, bsam, "maximum")
+    n = max(tables, key=lambda number: (tables[number]["shared"].sum(), number or 0))
+    label = measured_on(group["settings"].iloc[0], n)
+    return _claim(tables[n][tables[n]["shared"] > 0], at, 1, math.nan, f"BSAM flatter (λmax, {label})")
 
 
-def _titles(part: pd.DataFrame, names: list[str]) -> dict[str, str]:
-    rows = part.drop_duplicates("variant").set_index("variant")["row"]
-    return {name: rows[name] for name in dict.fromkeys(names) if name in rows.index}
-
-
-def _compared(part: pd.DataFrame, names: dict[str, str], pivot: str, value: str) -> pd.DataFrame:
-    rows = part[part["row"].isin(names.values())]
-    table = compare_rows(rows, names[pivot], value)
+def _compared(group: pd.DataFrame, rows: list[str], against: str, value: str) -> pd.DataFrame:
+    table = compare_rows(group[group["row"].isin([*rows, against])], against, value)
     return table[table["row"] != table["against"]]
 
 
 def _claim(table: pd.DataFrame, at: str, sign: int, gap: float, claim: str) -> pd.DataFrame:
-    """Return comparisons as claims; ``sign`` is 1 if a positive difference confirms it."""
-    ends: dict[str, Any] = {"difference": sign * table["difference"]}
-    low, high = sign * table["low"], sign * table["high"]
-    ends |= {"low": np.minimum(low, high), "high": np.maximum(low, high)}
-    verdicts = table["verdict"] if sign > 0 else table["verdict"].replace({BETTER: WORSE, WORSE: BETTER})
-    outcome = verdicts.map(lambda verdict: OUTCOMES.get(verdict, OPEN))
-    return table.assign(**ends, verdict=verdicts, outcome=outcome, at=at, gap=gap, claim=claim)
+    """Return comparisons as claims; ``sign`` is -1 if the paper has the baseline above the rows."""
+    if sign < 0:
+        pairs = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}
+        swapped = table.rename(columns={**pairs, **{theirs: ours for ours, theirs in pairs.items()}})
+        ends = {"difference": -table["difference"], "low": -table["high"], "high": -table["low"]}
+        table = swapped.assign(**ends, verdict=table["verdict"].replace({BETTER: WORSE, WORSE: BETTER}))
+    outcome = table["verdict"].map(lambda verdict: OUTCOMES.get(verdict, OPEN))
+    return table.assign(outcome=outcome, at=at, gap=gap, claim=claim)
 
 
 def _name(variant: str) -> str:

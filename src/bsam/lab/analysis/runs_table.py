@@ -18,7 +18,7 @@ from ..recipes.planning import describe
 from ..tasks import task_class
 from ..training.config import Run, stored_run
 from ..training.files import read_json, read_json_lines
-from ..training.run_dir import CONFIG, METRICS, RunDir
+from ..training.run_dir import CONFIG, CURVATURE, METRICS, RunDir
 from .outcome import failure, score_title
 
 RESULTS = "results.json"
@@ -77,7 +77,9 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
 
     Example:
         >>> runs = read_runs("results")  # doctest: +SKIP
-        >>> runs.groupby(["experiment", "row"]).score.agg(["mean", "std", "count"])  # doctest: +SKIP
+        >>> runs.groupby(["experiment", "row"]).score.agg(
+        ...     ["mean", "std", "count"]
+        ... )  # doctest: +SKIP
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     reader = _Reader()
@@ -97,7 +99,7 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
 
 
 def read_epochs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the metrics of all epochs of runs, a row for each epoch, with ``experiment``, ``row``, ``seed``, ``state``.
+    """Return the metrics of runs, a row for each epoch, with the run's experiment, row, seed and state.
 
     Args:
         runs: a table of :func:`read_runs`, or a part of it.
@@ -174,10 +176,9 @@ class _Reader:
     def _add_run_dir(self, path: Path) -> None:
         files = RunDir(path)
         state = files.state(files.run())
-        notes = {}
-        for name in ("labels", "curvature"):
-            with self._record_problems(path / f"{name}.json"):
-                notes[name] = files.note(name)
+        eigenvalue = None
+        with self._record_problems(path / CURVATURE):
+            eigenvalue = files.top_eigenvalue()
         name = "finished" if state.finished else "diverged" if state.diverged is not None else "unfinished"
         self._add_run(
             state.run,
@@ -185,8 +186,7 @@ class _Reader:
             state=name,
             reason=state.diverged or "",
             epochs=list(state.epochs),
-            top_eigenvalue=notes.get("curvature", {}).get("top_eigenvalue"),
-            wrong=notes.get("labels", {}).get("wrong"),
+            top_eigenvalue=eigenvalue,
             metrics=path / METRICS,
             path=path,
         )
@@ -209,7 +209,6 @@ class _Reader:
                     reason=entry["reason"] or "",
                     epochs=epochs,
                     top_eigenvalue=entry.get("top_eigenvalue"),
-                    wrong=entry.get("wrong_labels"),
                     metrics=metrics,
                     path=path,
                 )
@@ -237,10 +236,9 @@ class _Reader:
         state: str = "finished",
         reason: str = "",
         top_eigenvalue: float | None = None,
-        wrong: float | None = None,
         metrics: Path | None = None,
     ) -> None:
-        about = describe(run, wrong=wrong) if about is None else about
+        about = describe(run) if about is None else about
         if about["trial"]:
             return
         if not all(is_number(epoch.get("seconds")) for epoch in epochs):
@@ -260,14 +258,11 @@ class _Reader:
             state = "unfinished" if epochs else "not started"
             reason = f"epoch {len(epochs)} of {run.epochs}" if epochs else ""
         seconds = [epoch["seconds"] for epoch in epochs]
-        numbers = {name: NO_NUMBER if about[name] is None else about[name] for name in ("radius", "published", "claimed")}
-        words = {name: about[name] for name in ("experiment", "row", "place", "section", "column", "variant", "passes")}
+        known = {name: NO_NUMBER if value is None else value for name, value in about.items() if name in COLUMNS}
         self.rows.append(
             {
                 **COLUMNS,
-                **words,
-                **numbers,
-                **{name: about[name] for name in ("chosen", "tuned", "note")},
+                **known,
                 "seed": run.seed,
                 "state": state,
                 "reason": reason,

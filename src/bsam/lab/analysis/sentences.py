@@ -57,6 +57,8 @@ def evidence(row: Mapping[str, Any], digits: int = 2) -> str:
         theirs = f"{row['against']} {numbers_text(row['their_mean'], row['their_std'], row['their_n'], digits)}"
         difference = f": {difference_text(row, digits)}" if row["verdict"] != NOT_LEARNED else ""
         parts.append(f"{ours}, {theirs}{difference}.")
+    else:
+        parts.append(f"No finished runs of {row['against'] if row['n'] else row['row']}.")
     if row["failed"]:
         parts.append(f"{row['row']} did not learn with {row['failed']} of {count_text(row['n'], 'seed')}.")
     if row["diverged"]:
@@ -108,7 +110,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     meaning = WORDS.get(row["verdict"], "which may be chance")
     text = f"{name} is {size} ({difference_text(row)}), {meaning}"
     if "passes" in row and not math.isnan(row["passes"]):
-        text += f", at {count_text(row['passes'], 'pass', 'passes')} per step"
+        text += f", at {row['passes']:.3g} {'pass' if row['passes'] == 1 else 'passes'} per step"
     return " ".join(filter(None, [f"{text}.", seeds_sentence(row)]))
 
 

@@ -71,15 +71,16 @@ def seeds_needed(found: dict[str, float], tests: int) -> float:
     """Return how many more seeds make the interval exclude 0, if mean and spread stay as they are; NaN if unknown.
 
     Args:
-        found: a result of :func:`paired_difference`.
+        found: a result of :func:`paired_difference`, with the ``pooled`` standard deviation of rows over their seeds.
         tests: the number of tests, whose correction asks at most for an interval at the level 1 - 0.05 / tests.
     """
     n, mean = int(found["shared"]), abs(found["difference"])
     missing = max(MIN_SEEDS - n, 0)
-    half = (found["high"] - found["low"]) / 2
-    if not mean or not half > 0:  # equal differences, or one
+    spread = math.sqrt(2) * found["pooled"]  # of a single difference
+    if n > 1:
+        spread = (found["high"] - found["low"]) / 2 * math.sqrt(n) / stats.t.ppf((1 + LEVEL) / 2, n - 1)
+    if not n or not mean or not spread > 0:
         return missing or math.nan
-    spread = half * math.sqrt(n) / stats.t.ppf((1 + LEVEL) / 2, n - 1)
     counts = np.arange(n + 1, MOST_SEEDS + 1)
     level = 1 - (1 - LEVEL) / max(tests, 1)
     enough = counts[stats.t.ppf((1 + level) / 2, counts - 1) * spread / np.sqrt(counts) < mean]
@@ -89,9 +90,10 @@ def seeds_needed(found: dict[str, float], tests: int) -> float:
 def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "score") -> pd.DataFrame:
     """Return a table with a row for each experiment and row of runs, compared with the baseline of the experiment.
 
-    Its columns: ``n``, ``mean`` and ``std`` of the finished runs, ``diverged`` and ``failed`` (no better than chance)
-    runs, ``against`` (the baseline) with ``their_n``, ``their_mean`` and ``their_std``, ``shared`` seeds, ``difference`` with its 95 % interval ``low`` and ``high``, ``p``,
-    ``p_holm``, ``tests``, ``verdict`` and ``more_seeds``, which would decide if mean and spread stay as they are.
+    Its columns: ``n``, ``mean`` and ``std`` of finished runs, ``diverged``, ``unfinished`` and ``failed`` (no better
+    than chance) runs, ``against`` (the baseline) with ``their_n``, ``their_mean`` and ``their_std``, ``shared`` seeds,
+    ``difference`` with its 95 % interval ``low`` and ``high``, ``p``, ``p_holm``, ``tests``, ``verdict``, and
+    ``more_seeds``, which would decide if mean and spread stay as they are.
 
     Args:
         runs: a table of :func:`bsam.lab.analysis.runs_table.read_runs`.
@@ -119,6 +121,8 @@ def _compare(group: pd.DataFrame, against: str, value: str) -> pd.DataFrame:
     failed = {row for row, runs in finished.groupby("row") if runs["failure"].any()}
     none = pd.Series(dtype=float)
     theirs = scores.get(against, none)
+    freedom = sum(len(values) - 1 for values in scores.values() if len(values) > 1)
+    squares = sum((len(values) - 1) * values.var() for values in scores.values() if len(values) > 1)
     rows = []
     for row, runs in group.groupby("row", sort=False):
         ours = scores.get(row, none)
@@ -140,6 +144,7 @@ def _compare(group: pd.DataFrame, against: str, value: str) -> pd.DataFrame:
                 "their_mean": theirs.mean(),
                 "their_std": theirs.std(),
                 "usable": usable,
+                "pooled": math.sqrt(squares / freedom) if freedom else math.nan,
                 "lost": len(lost) if ours.empty else 0,
                 **paired_difference(ours if usable else none, theirs),
             }
