@@ -13,25 +13,25 @@ import torch
 from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from .analysis.choice_texts import how_chosen
-from .analysis.method_comparison import ComparisonResult, compare_states
+from .analysis.sentences import ComparisonResult, comparison
+from .analysis.significance import compare_rows
 from .data import check_data
-from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
-from .recipes.experiments import PlannedRuns, table_info
+from .recipes.experiments import Experiment
+from .recipes.planning import Planned
 from .recipes.scales import Scale
-from .report.recipe_table import TableSection, sections_info
-from .report.tuning_section import tuning_sections
+from .recipes.tuning import TunedRuns
+from .report.recipe_results import check_folder, results_of, runs_of, write_recipe_page, write_results
+from .report.recipe_table import TableSection
 from .running.downloads import download_all
 from .running.executors import Executor, InProcess, LocalProcesses, default_slots, terminable
 from .running.ray_tasks import ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
-from .training.config import Run
 from .training.environment import pick_device
-from .training.run_dir import RunState, run_dir_name
+from .training.run_dir import RunState
 from .training.run_writer import CHECKPOINT_EVERY
 
-NEEDS = dict.fromkeys(("rich", "safetensors", "matplotlib"), "demo")  # the extra that installs all three
+NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy"), "demo")  # the extra that installs them all
 
 
 @dataclass(frozen=True)
@@ -90,32 +90,30 @@ def refuse_torchrun(command: str) -> None:
         )
 
 
-def planned_states(runs: PlannedRuns, out: Path) -> list[RunState]:
+def planned_states(experiment: Experiment, out: Path) -> list[RunState]:
     """Return the states of all runs to train, in order: those that tune the base, those that tune radii, the others.
 
     Raise if the folder holds the results of another experiment.
     """
-    from .report.recipe_results import check_folder
-
-    check_folder(out, runs.recipe)
-    tuned = TunedRuns(runs.recipe, runs.selected, out)
-    return states_of([*tuned.base_trials, *tuned.trials, *tuned.finals], out)
+    check_folder(out, experiment)
+    tuned = TunedRuns(experiment.selected, experiment.tuning, out)
+    return states_of([plan.run for plan in (*tuned.base_trials, *tuned.trials, *tuned.finals)], out)
 
 
 def run_experiment(
-    runs: PlannedRuns, options: ExperimentOptions, callbacks: Callbacks | None = None, train: bool = True
+    experiment: Experiment, options: ExperimentOptions, callbacks: Callbacks | None = None, train: bool = True
 ) -> ExperimentResult:
     """Train the selected runs that are not finished, and write the results of all runs.
 
     Args:
-        runs: the runs of the experiment.
+        experiment: the runs.
         options: where and how to train them.
         callbacks: called with what happens.
         train: whether to train; False only writes the results of the finished runs.
 
     Example:
         >>> import tempfile
-        >>> from bsam.lab.recipes.compare_recipe import plan_comparison
+        >>> from bsam.lab.recipes.comparison import plan_comparison
         >>> with tempfile.TemporaryDirectory() as out:
         ...     runs = plan_comparison(
         ...         ["sgd", "sam"], {"epochs": 1, "limit_train": 128}, seeds=1
@@ -126,55 +124,67 @@ def run_experiment(
     """
     require_packages(NEEDS)
     callbacks = callbacks or Callbacks()
-    states = planned_states(runs, options.out)
+    states = planned_states(experiment, options.out)
     failed: Mapping[str, str] = {}
     if train:
-        callbacks.on_plan(runs.recipe, states)
-        failed = _train(runs, options, sum(not state.ended for state in states), callbacks)
-    return _write(runs, options.out, RunsFailed(failed, len(states)) if failed else None)
+        callbacks.on_plan(experiment, states)
+        failed = _train(experiment, options, sum(not state.ended for state in states), callbacks)
+    return _write(experiment, options.out, RunsFailed(failed, len(states)) if failed else None)
 
 
-def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callbacks: Callbacks) -> Mapping[str, str]:
+def _train(
+    experiment: Experiment, options: ExperimentOptions, unfinished: int, callbacks: Callbacks
+) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
-    recipe = runs.recipe
-    out = options.out
-    scale = recipe.scale(runs.scale)
+    out, scale, selected = options.out, experiment.scale, experiment.selected
     if options.download:
-        download_all((run.data for run in runs.selected), options.data_dir)
+        download_all((plan.run.data for plan in selected), options.data_dir)
     if scale.threads is not None:
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
     make_executor = _executor(options, scale, unfinished, callbacks)
-    check_data({run.data for run in runs.selected}, options.data_dir)
+    check_data({plan.run.data for plan in selected}, options.data_dir)
     failed: dict[str, str] = {}
 
-    def train(stage_runs: Sequence[Run], stage: str) -> None:
+    def train(planned: Sequence[Planned], stage: str) -> None:
+        shared = _is_shared(options, executor)
+        abouts = {plan.name: {**plan.about, "shared": shared} for plan in planned}
         try:
             on_stage = callbacks.on_stage or (lambda *_: contextlib.nullcontext(callbacks))
-            with on_stage(recipe, len(stage_runs), stage) as stage_callbacks:
-                run_all(stage_runs, out, stage_callbacks, executor, **fit_options)
+            with on_stage(experiment, len(planned), stage) as stage_callbacks:
+                runs = [plan.run for plan in planned]
+                run_all(runs, out, stage_callbacks, executor, about=abouts, **fit_options)
         except RunsFailed as error:
             failed.update(error.failed)
 
+    def tune() -> TunedRuns:
+        return TunedRuns(selected, experiment.tuning, out)
+
     with terminable(), make_executor as executor:
-        tuned = TunedRuns(recipe, runs.selected, out)
+        tuned = tune()
         if tuned.base_trials:
             train(tuned.base_trials, "tuning the base optimizer")
-            tuned = TunedRuns(recipe, runs.selected, out)
+            tuned = tune()
         if tuned.trials and (tuned.base is None or tuned.base.settings is not None):
             train(tuned.trials, "tuning")
-            tuned = TunedRuns(recipe, runs.selected, out)
-        waiting = tuned.waiting
-        failed |= {name: "its tuning failed" for name, (_, names) in waiting.items() if failed.keys() & set(names)}
-        ready = [run for run in tuned.finals if run_dir_name(run) not in waiting]
-        train(ready, "runs")
-    states = states_of([*(run for run, _ in waiting.values()), *ready], out)
+            tuned = tune()
+        failed |= {name: "its tuning failed" for name, names in tuned.waiting.items() if failed.keys() & set(names)}
+        train([plan for plan in tuned.finals if plan.name not in tuned.waiting], "runs")
+    states = states_of([plan.run for plan in tuned.finals], out)
     if not all(state.ended or state.path.name in failed for state in states):
         callbacks.on_message(
             "Some runs are not finished: another process is training them, or the runs that they start from."
         )
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
+
+
+def _is_shared(options: ExperimentOptions, executor: Executor) -> bool:
+    """Return whether several runs may train on one device at the same time."""
+    if options.ray is not None:
+        return options.gpus_per_run is None or options.gpus_per_run < 1
+    is_any_gpu = options.device in (None, "auto", "cuda") and torch.cuda.is_available()
+    return executor.slots > (torch.cuda.device_count() if is_any_gpu else 1)
 
 
 def _executor(
@@ -197,31 +207,24 @@ def _executor(
     return LocalProcesses(jobs, options.device, scale.threads, callbacks.on_message, is_default)
 
 
-def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:
+def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
-    from .report.recipe_results import text_below, write_recipe_page, write_results
-
-    recipe = runs.recipe
-    tuned = TunedRuns(recipe, runs.runs, out)
-    states = states_of(tuned.finals, out)
-    tuning_states = states_of([*tuned.base_trials, *tuned.trials], out)
-    how = how_chosen(states, tuned.choice_by_name, tuned.base)
-    selected = {run_dir_name(run) for run in TunedRuns(recipe, runs.selected, out).finals}
-    comparison = None
-    if runs.baseline is not None:
-        comparison = compare_states(states, runs.baseline, tuned.choice_by_name, tuned.base)
-        answer = [str(comparison)]
-        recipe = replace(recipe, findings=lambda *_: answer)
-    files = write_results(out, recipe, runs.scale, states, tuning_states, tuned.choices, selected, tuned.base, how)
-    pages = write_recipe_page(out, recipe, [*states, *tuning_states], runs.baseline, how)
-    page = pages[0] if pages else None
-    summaries = table_info(recipe, states)
+    tuned = TunedRuns(experiment.planned, experiment.tuning, out)
+    selected = {plan.name for plan in TunedRuns(experiment.selected, experiment.tuning, out).finals}
+    runs = runs_of(tuned, out)
+    compared = None
+    if experiment.baseline is not None and (runs["state"] == "finished").any():
+        compared = comparison(runs, compare_rows(runs, experiment.baseline), tuned.base_sentence)
+    findings = [] if compared is None else [str(compared)]
+    results, cells = results_of(experiment, tuned, runs, selected, findings)
+    files = write_results(out, experiment, tuned, results, cells)
+    page = write_recipe_page(out, experiment, runs)
     return ExperimentResult(
-        states,
-        [*sections_info(recipe, summaries), *tuning_sections(recipe, tuned.choices, tuned.base)],
-        text_below(recipe, summaries, states, tuned.choices, selected, tuned.base),
-        [*files, *pages],
+        states_of([plan.run for plan in tuned.finals], out),
+        results.sections,
+        results.lines,
+        [*files, *([] if page is None else [page])],
         page,
-        None if comparison is None else replace(comparison, page=page),
+        None if compared is None else replace(compared, page=page),
         failure,
     )

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..common.extras import require_packages
-from .analysis.method_comparison import ComparisonResult
 from .analysis.read_runs import check_paths
+from .analysis.sentences import ComparisonResult
 from .cli.run import show_experiment
 from .common.names import find_name
 from .experiment_run import NEEDS, ExperimentOptions, refuse_torchrun
-from .recipes.compare_recipe import (
+from .recipes.comparison import (
     COMPARE,
     DEFAULT_METHODS,
     LEFT_OUT,
@@ -83,8 +83,8 @@ def compare(
         ...         limit_train=128,
         ...     )  # doctest: +ELLIPSIS
         SGD and SAM: DigitsNet, Digits. 4 runs: 0 finished, ...
-        >>> [(row.method, row.n, row.passes) for row in result.methods]
-        [('SGD', 2, 1), ('SAM', 2, 2)]
+        >>> result.table[["row", "n", "passes"]].values.tolist()
+        [['SGD', 2, 1], ['SAM', 2, 2]]
     """
     require_packages(NEEDS)
     known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]
@@ -93,7 +93,7 @@ def compare(
     refuse_torchrun(COMPARE)
     given = {**settings, "data": data} if model is None else {**settings, "data": data, "model": model}
     data_folder = None if data_dir is None else Path(data_dir)
-    runs = plan_comparison(
+    experiment = plan_comparison(
         methods,
         complete_settings(given, data_folder),
         seeds=seeds,
@@ -103,16 +103,16 @@ def compare(
         tune_seeds=tune_seeds,
         data_dir=data_folder,
     )
-    check_start(runs.runs[0], data_folder)
+    check_start(experiment.planned[0].run, data_folder)
     options = ExperimentOptions(
-        comparison_folder(runs) if out is None else Path(out),
+        comparison_folder(experiment) if out is None else Path(out),
         data_folder,
         None if cache_dir is None else Path(cache_dir),
         device=device,
         jobs=jobs,
         checkpoint_every=checkpoint_every,
     )
-    result = show_experiment(runs, options)
+    result = show_experiment(experiment, options)
     if result.failure is not None and not all(state.ended for state in result.states):
         raise result.failure
     assert result.comparison is not None  # the runs have a baseline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..experiment_run import NEEDS, refuse_torchrun
-from ..recipes.compare_recipe import (
+from ..recipes.comparison import (
     COMPARE,
     DEFAULT_METHODS,
     LEFT_OUT,
@@ -61,7 +61,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     refuse_torchrun(COMPARE)
-    runs = plan_comparison(
+    experiment = plan_comparison(
         arguments.methods,
         settings_of(arguments),
         seeds=arguments.seeds,
@@ -72,6 +72,6 @@ def _compare(arguments: argparse.Namespace) -> None:
         data_dir=arguments.data_dir,
     )
     if not (arguments.dry_run or arguments.report):
-        check_start(runs.runs[0], arguments.data_dir)
-    arguments.out = arguments.out or comparison_folder(runs)
-    run_command(arguments, runs)
+        check_start(experiment.planned[0].run, arguments.data_dir)
+    arguments.out = arguments.out or comparison_folder(experiment)
+    run_command(arguments, experiment)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from ..experiment_run import NEEDS
 from ..recipes import RECIPES
-from ..recipes.digits_demo import DEFAULT, demo_recipe
-from ..recipes.experiments import PlannedRuns
+from ..recipes.demo import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
 from .run import run_command
@@ -18,7 +16,7 @@ HELP = "compare SGD, SAM and BSAM on digits with wrong labels, in about a minute
 DESCRIPTION = """\
 Compare methods on scikit-learn's digits with 40 % wrong training labels: which of them memorise the wrong labels? Each
 method's radius is chosen on a validation set. Writes a directory for each run, table.md, results.json (all numbers,
-including the tuning runs), demo.png and report.html (a page with tables and interactive figures). If it is interrupted,
+including the tuning runs) and report.html (a page with tables and interactive figures). If it is interrupted,
 the same command continues. With other --methods and the same --out, it trains only the missing runs and rewrites the
 files for the new methods. The same as `bsam run demo`, except that it trains on the CPU and that you can choose the
 methods, the first seed and the number of epochs."""
@@ -41,8 +39,5 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    recipe = demo_recipe(arguments.methods)
-    runs = recipe.runs(seeds=arguments.seeds, first_seed=arguments.seed)
-    epochs = arguments.epochs
-    runs = [replace(run, epochs=epochs, warmup=max(0, min(run.warmup, epochs))) for run in runs]
-    run_command(arguments, PlannedRuns(recipe, recipe.scale_names[0], runs, runs))
+    recipe = demo_recipe(arguments.methods, arguments.epochs)
+    run_command(arguments, recipe.experiment(seeds=arguments.seeds, first_seed=arguments.seed))

@@ -1,19 +1,18 @@
-"""``bsam run``: train all runs of an experiment and write its table, figures and page."""
+"""``bsam run``: train all runs of an experiment and write its table and page."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..experiment_run import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
-from ..recipes.choices import tuned_recipe
-from ..recipes.experiments import MAX_SEEDS, PlannedRuns, Recipe
-from ..recipes.run_settings import check_weights_given, select, with_initial_runs, with_weights
+from ..recipes.experiments import MAX_SEEDS, Experiment
+from ..recipes.run_settings import check_weights_given, select, weights_by_network, with_initial_runs
 from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import Callbacks
@@ -21,10 +20,10 @@ from ..training.run_dir import RunState
 from .run_console import plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
-HELP = "run an experiment: train all its runs, write a table with the published numbers, figures and a page"
+HELP = "run an experiment: train all its runs, write a table with the published numbers and a page"
 DESCRIPTION = """\
-Train the missing runs of an experiment, then write table.md, results.json, figures and report.html, a page with all of
-them, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
+Train the missing runs of an experiment, then write table.md, results.json and report.html, a page with tables and
+figures, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
 `bsam train`. Finished runs are not trained again, interrupted ones continue, and several processes may work on the same
 --out."""
 
@@ -89,28 +88,27 @@ def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
     flag("--out", type=Path, help=out, metavar="FOLDER")
     plan = "print every run, its state and the time left, without training"
     flag("--dry-run", action="store_true", help=plan)
-    flag("--report", action="store_true", help="write table, figures and page of the finished runs, without training")
+    flag("--report", action="store_true", help="write table and page of the finished runs, without training")
     add_checkpoint_flag(groups("Output"))
 
 
 def _run(arguments: argparse.Namespace) -> None:
     refuse_torchrun("run")
     recipe = recipe_of(arguments.recipe)
-    if arguments.tune:
-        recipe = tuned_recipe(recipe)
-    runs = recipe.runs(arguments.scale, recipe.seeds if arguments.seeds is None else arguments.seeds)
+    scale = recipe.scale(arguments.scale)
     if arguments.weights:
-        runs = with_weights(runs, arguments.weights, arguments.data_dir)
-    elif not arguments.dry_run:
-        check_weights_given(runs)
-    selected = with_initial_runs(select(runs, arguments.only, arguments.models, arguments.data), runs)
-    scale = arguments.scale or recipe.scale_names[0]
-    folder = f"{recipe.name}-{scale}" + ("-tuned" if arguments.tune else "")
-    arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale else folder)
-    run_command(arguments, PlannedRuns(recipe.at(scale), scale, runs, selected))
+        scale = replace(scale, weights=weights_by_network(arguments.weights, arguments.data_dir))
+    experiment = recipe.experiment(scale, arguments.seeds, tune=arguments.tune)
+    planned = experiment.planned
+    if not arguments.weights and not arguments.dry_run:
+        check_weights_given(planned)
+    selected = with_initial_runs(select(planned, arguments.only, arguments.models, arguments.data), planned)
+    folder = f"{recipe.name}-{scale.name}" + ("-tuned" if arguments.tune else "")
+    arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale.name else folder)
+    run_command(arguments, replace(experiment, selected=selected))
 
 
-def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
+def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
     """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
     from rich.console import Console
 
@@ -118,23 +116,23 @@ def run_command(arguments: argparse.Namespace, runs: PlannedRuns) -> None:
         del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     if arguments.dry_run:
         console = Console(markup=False)
-        states = planned_states(runs, arguments.out)
-        console.print(plan_table(runs.recipe, states))
+        states = planned_states(experiment, arguments.out)
+        console.print(plan_table(experiment, states))
         console.print(totals(states), highlight=False)
         return
     names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
     options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})
-    result = show_experiment(runs, options, train=not arguments.report)
+    result = show_experiment(experiment, options, train=not arguments.report)
     if result.failure is not None:
         raise result.failure
 
 
-def show_experiment(runs: PlannedRuns, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
+def show_experiment(experiment: Experiment, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
     """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
     from rich.console import Console
 
     console = Console(markup=False)
-    result = run_experiment(runs, options, _print_callbacks(console), train)
+    result = run_experiment(experiment, options, _print_callbacks(console), train)
     for table in rich_tables(result.sections):
         console.print(table)
         console.print()
@@ -149,13 +147,13 @@ def _print_callbacks(console: Any) -> Callbacks:
     """Return callbacks that print what happens. Messages that several runs have in common are printed once."""
     printed_messages: set[str] = set()
 
-    def on_plan(recipe: Recipe, states: Sequence[RunState]) -> None:
-        console.print(f"{recipe.title}. {totals(states)}", highlight=False)
+    def on_plan(experiment: Experiment, states: Sequence[RunState]) -> None:
+        console.print(f"{experiment.title}. {totals(states)}", highlight=False)
 
     @contextlib.contextmanager
-    def on_stage(recipe: Recipe, runs: int, name: str) -> Iterator[Callbacks]:
+    def on_stage(_: Experiment, runs: int, name: str) -> Iterator[Callbacks]:
         try:
-            with show_runs(recipe, runs, name, printed_messages) as callbacks:
+            with show_runs(runs, name, printed_messages) as callbacks:
                 yield callbacks
         except KeyboardInterrupt:
             console.print("Stopping.")

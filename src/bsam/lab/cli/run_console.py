@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.experiment_titles import titles_of
 from ..common.grouping import count_text
 from ..common.progress import ProgressLine, duration
-from ..recipes.experiments import Recipe
+from ..recipes.experiments import Experiment
+from ..recipes.planning import titles_of
 from ..recipes.variants import variant_of
 from ..report.recipe_table import PAPER_ROW, TableSection
 from ..running.runner import Callbacks, EtaEstimator, Progress
-from ..training.config import Run
+from ..training.config import BASE, Run
 from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
@@ -34,28 +34,18 @@ def time_left(left: tuple[float, int]) -> str:
     return f"about {duration(seconds)}, and {rest}" if seconds else "unknown before the first epoch"
 
 
-def name_of(run: Run, method: str | None = None) -> str:
-    """Describe a run.
-
-    Args:
-        run: the run.
-        method: the title of its method; None takes the title used in tables.
-    """
+def name_of(run: Run) -> str:
+    """Describe a run."""
     is_tuning = run.eval_split != "test"
     shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
     settings = [f"{name} {run.arguments[name]}" for name in shown]
-    settings += [f"lr {run.lr:g}", f"weight decay {run.weight_decay:g}"] if is_tuning else []
+    settings += [f"lr {run.lr:g}"] if is_tuning else []
+    settings += [f"weight decay {run.weight_decay:g}"] if is_tuning or run.method == BASE else []
     settings += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
     if run.label_noise:
         wrong = run.wrong_labels()
         settings.append(f"{run.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
-    return ", ".join([*titles_of(run), method or variant_of(run).title, *settings, f"seed {run.seed}"])
-
-
-def plan_info(recipe: Recipe, states: Sequence[RunState]) -> list[tuple[str, str, float | None]]:
-    """Return the description of each run, its state, and the seconds left; None without an estimate."""
-    eta = EtaEstimator(states)
-    return [(name_of(state.run, recipe.method_title(state.run)), str(state), eta.left(state)) for state in states]
+    return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
 
 
 def new_table(title: str, **options: Any) -> Table:
@@ -66,14 +56,15 @@ def new_table(title: str, **options: Any) -> Table:
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
 
 
-def plan_table(recipe: Recipe, states: Sequence[RunState]) -> Table:
-    """Return the plan for the terminal."""
-    table = new_table(f"{recipe.title}: {len(states)} runs", title_style="bold")
+def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
+    """Return the plan for the terminal: each run, its state, and the time left."""
+    table, eta = new_table(f"{experiment.title}: {len(states)} runs", title_style="bold"), EtaEstimator(states)
     table.add_column("run", overflow="fold")
     table.add_column("state", overflow="fold")
     table.add_column("left", overflow="fold", justify="right")
-    for name, state, seconds in plan_info(recipe, states):
-        table.add_row(name, state, "?" if seconds is None else duration(seconds) if seconds else "-")
+    for state in states:
+        seconds = eta.left(state)
+        table.add_row(name_of(state.run), str(state), "?" if seconds is None else duration(seconds) if seconds else "-")
     return table
 
 
@@ -111,13 +102,12 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
 
 
 @contextlib.contextmanager
-def show_runs(recipe: Recipe, runs: int, stage: str = "runs", printed: set[str] | None = None) -> Iterator[Callbacks]:
+def show_runs(runs: int, stage: str = "runs", printed: set[str] | None = None) -> Iterator[Callbacks]:
     """Show how many runs have ended and the time left, and print a line for each run that ends.
 
     Messages that several runs have in common, such as that their initial weights are random, are printed once.
 
     Args:
-        recipe: the experiment.
         runs: the number of runs.
         stage: the label of the progress line.
         printed: the messages that were printed in earlier stages; new ones are added.
@@ -134,7 +124,7 @@ def show_runs(recipe: Recipe, runs: int, stage: str = "runs", printed: set[str] 
             log = state.path / LOG
             see = f". See {log}" if failed and log.exists() else ""  # there is none if the folder is not writable
             done = f"done. {progress.done} of {progress.total} done, {counts(progress)}"
-            line.say(f"{name_of(state.run, recipe.method_title(state.run))}: {failed or state.diverged or done}{see}")
+            line.say(f"{name_of(state.run)}: {failed or state.diverged or done}{see}")
 
         def on_progress(progress: Progress) -> None:
             line.reach(stage, progress.done + progress.failed, runs, counts(progress))

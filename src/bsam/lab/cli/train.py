@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ...common.errors import BsamError, BsamValueError
-from ..analysis.experiment_titles import titles_of
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
 from ..recipes.columns import measured_on
+from ..recipes.planning import describe, titles_of
 from ..recipes.run_settings import check_start
 from ..report.figures.class_report import class_report
 from ..running.downloads import download_to
@@ -79,6 +79,7 @@ def _train(arguments: argparse.Namespace) -> None:
             fit(
                 run,
                 folder,
+                about=describe(run),
                 data_dir=arguments.data_dir,
                 cache_dir=arguments.cache_dir,
                 device=arguments.device,

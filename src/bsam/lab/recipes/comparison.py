@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +95,12 @@ def plan_comparison(
         tuning = Tuning(tuning_split(first.data, data_dir), tune_seeds, tune, tune_base)
     planned = [place(run, place=number) for number, run in enumerate(compared.values())]
     if tune:
-        planned = [plan for plan in with_tuned_radii(planned)]
+        planned = with_tuned_radii(planned)
     titles = [plan.about["row"] for plan in planned]
     title = f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}"
     scale = Scale(COMPARE, "the network and the data set of the command")
-    experiment = Recipe(COMPARE, title, lambda _: planned, (scale,), tuning=tuning).experiment(seeds=seeds)
-    tuned = ", tuned" if tune and first.method != BASE else ""
-    return replace(experiment, baseline=f"{variant_of(first).title}{tuned}")
+    against = variant_of(first).title + (", tuned" if tune and first.method != BASE else "")
+    return Recipe(COMPARE, title, lambda _: planned, (scale,), tuning=tuning, baseline=against).experiment(seeds=seeds)
 
 
 def comparison_folder(experiment: Experiment) -> Path:

@@ -67,6 +67,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         scales=["demo"],
         tuning=Tuning(),
         seeds=5,
+        baseline="SGD",
         notes=NOTES,
     )
     def demo(scale: Scale) -> list[Planned]:
@@ -86,8 +87,8 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
 
 def _planned(run: Run, row: str, tried: tuple[Mapping[str, Any], ...]) -> Planned:
     parts = [*titles_of(run), run.noise_text(), count_text(run.epochs, "epoch")]
-    place = {"section": run.noise_text(), "row": row, "column": "test accuracy, %"}
-    return Planned(run, describe(run, experiment=f"Demo: {', '.join(parts)}", **place), tried)
+    title, column = f"Demo: {', '.join(parts)}", "test accuracy, %"
+    return Planned(run, describe(run, experiment=title, section=run.noise_text(), row=row, column=column), tried)
 
 
 demo_recipe()

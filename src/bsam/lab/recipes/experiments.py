@@ -63,6 +63,7 @@ class Recipe:
     seeds: int = 1
     published: str = ""
     notes: Notes = ()
+    baseline: str | None = None
 
     def scale(self, name: str | None = None) -> Scale:
         """Return one of its scales by name; the first by default."""
@@ -86,13 +87,15 @@ class Recipe:
             tune: whether the radii are chosen first, on held-out training samples.
         """
         if tune and not self.tunable:
-            raise BsamValueError(f"the recipe {self.name} is not tunable, as it sets its radii itself: leave --tune out")
+            raise BsamValueError(
+                f"the recipe {self.name} is not tunable, as it sets its radii itself: leave --tune out"
+            )
         scale = scale if isinstance(scale, Scale) else self.scale(scale)
         count = check_count("seeds", self.seeds if seeds is None else seeds, high=MAX_SEEDS)
         check_count("seed", first_seed, low=0)
         planned = self._planned(scale)
-        if tune:
-            planned = with_tuned_radii(planned)
+        if tune:  # SAM's candidates contain SAM at the sum of both radii
+            planned = with_tuned_radii(plan for plan in planned if plan.about["variant"] != "sam-sum")
         runs = with_seed(planned, first_seed)
         for seed in range(first_seed + 1, first_seed + count):
             runs += with_seed(planned, seed, surface=None)
@@ -105,6 +108,7 @@ class Recipe:
             Tuning("holdout", radii=True) if tune else self.tuning,
             self.published,
             self.notes(scale) if callable(self.notes) else self.notes,
+            self.baseline,
         )
 
     def _planned(self, scale: Scale) -> list[Planned]:
@@ -119,8 +123,8 @@ class Recipe:
             cells = [tuple(plan.about[name] for name in names) for plan in planned]
             if doubles := [cell for cell in cells if cells.count(cell) > 1]:
                 raise BsamValueError(
-                    f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them different "
-                    "rows, place(run, row=...)"
+                    f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them "
+                    "different rows, place(run, row=...)"
                 )
         return [self._with_published(plan) for plan in planned]
 
@@ -139,7 +143,8 @@ def recipe(
         scales: the scales that it can be run on, by name or as objects; the first is the default.
         options: ``tunable``: whether ``--tune`` can choose its radii; ``tuning``: how the candidates of its planned
             runs are chosen; ``seeds``: the default number of seeds; ``published``: a table of ``published.json``;
-            ``notes``: lines below the table, or a function of the scale that returns them.
+            ``notes``: lines below the table, or a function of the scale that returns them; ``baseline``: the row that
+            sentences below the table compare the others with.
 
     Example:
         >>> @recipe("The radius of SAM", scales=["smoke"])

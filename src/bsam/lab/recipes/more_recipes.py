@@ -84,34 +84,6 @@ def transfer(scale: Scale) -> list[Run]:
     return with_weights(runs, scale.weights)
 
 
-def _quantization_notes(scale: Scale) -> list[str]:
-    return [
-        f"{FULL_PRECISION}: the float network, trained with SGD. The rows below start from it and train "
-        f"{QUANTIZED_EPOCHS[scale.name]} more epochs, with {BITS}-bit weights and layer inputs (8 bits in the first and "
-        "the last layer) and learned scales (LSQ).",
-        "For quantized networks, λmax is computed at the quantized weights, with the straight-through estimator.",
-    ]
-
-
-@recipe(
-    "Quantization-aware training with 4 bits", published="quantization", tunable=True, notes=_quantization_notes
-)
-def quantization(scale: Scale) -> list[Planned]:
-    """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
-    data, planned = scale.data[0], []
-    common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
-    quantized = {**QUANTIZED, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
-    for network in QUANTIZED_NETWORKS:
-        base = scale.run(variants()["sgd"], network, data, **common)
-        init = run_dir_name(base)
-        runs = [base, *(scale.run(variants()[name], network, data, init=init, **quantized) for name in COMPARED)]
-        column, title = titles_of(base)
-        for run in runs:
-            row = FULL_PRECISION if run.weight_bits is None else variant_of(run).title
-            planned.append(place(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
-    return planned
-
-
 def _score_title(data: str) -> str:
     """Return the title of the score of a pose data set."""
     joints = dataset_entry(data).classes
@@ -137,9 +109,36 @@ def pose(scale: Scale) -> list[Planned]:
     return [place(run, section=section, column="") for run in with_weights(runs, scale.weights)]
 
 
+def _quantization_notes(scale: Scale) -> list[str]:
+    return [
+        f"{FULL_PRECISION}: the float network, trained with SGD. The rows below start from it and train "
+        f"{QUANTIZED_EPOCHS[scale.name]} more epochs, with {BITS}-bit weights and layer inputs (8 bits in the first "
+        "and the last layer) and learned scales (LSQ).",
+        "For quantized networks, λmax is computed at the quantized weights, with the straight-through estimator.",
+    ]
+
+
+@recipe("Quantization-aware training with 4 bits", published="quantization", tunable=True, notes=_quantization_notes)
+def quantization(scale: Scale) -> list[Planned]:
+    """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
+    data, planned = scale.data[0], []
+    common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
+    quantized = {**QUANTIZED, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
+    for network in QUANTIZED_NETWORKS:
+        base = scale.run(variants()["sgd"], network, data, **common)
+        init = run_dir_name(base)
+        runs = [base, *(scale.run(variants()[name], network, data, init=init, **quantized) for name in COMPARED)]
+        column, title = titles_of(base)
+        for run in runs:
+            row = FULL_PRECISION if run.weight_bits is None else variant_of(run).title
+            planned.append(place(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
+    return planned
+
+
 @recipe(
     "Methods at equal total radii, 40 % wrong training labels",
     scales=[replace(SCALES["demo"], name="smoke"), "short", "paper"],
+    baseline="SGD",
     notes=[
         "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal."
     ],

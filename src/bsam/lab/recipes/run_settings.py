@@ -16,7 +16,7 @@ from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
-from ..training.run_dir import CONFIG, RunDir, initial_network, run_dir_name
+from ..training.run_dir import CONFIG, RunDir, initial_network
 from .planning import Planned
 from .published import STANDS_FOR
 

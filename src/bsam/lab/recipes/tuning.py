@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,23 +81,20 @@ def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def with_tuned_radii(planned: Sequence[Planned]) -> list[Planned]:
-    """Return planned runs whose radii are chosen from multiples of theirs.
-
-    SAM at the sum of both radii is left out: SAM's candidates contain it.
-    """
-    return [
-        replace(plan, candidates=radius_candidates(plan.run))
-        for plan in planned
-        if plan.about["variant"] != "sam-sum"
-    ]
+def with_tuned_radii(planned: Iterable[Planned]) -> list[Planned]:
+    """Return planned runs whose radii are chosen from multiples of theirs."""
+    return [replace(plan, candidates=radius_candidates(plan.run)) for plan in planned]
 
 
 def chosen_text(chosen: Mapping[str, Any]) -> str:
     """Return settings as text.
 
     Example:
-        >>> chosen_text({"rho_max": 0.1, "rho_min": 0.1}), chosen_text({"weight_decay": 0.1}), chosen_text({})
+        >>> (
+        ...     chosen_text({"rho_max": 0.1, "rho_min": 0.1}),
+        ...     chosen_text({"weight_decay": 0.1}),
+        ...     chosen_text({}),
+        ... )
         ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
     """
     return ", ".join(f"{settings_text([name])} {value:g}" for name, value in chosen.items()) or "-"
@@ -194,7 +191,9 @@ class Choice:
     def _places(self) -> list[dict[str, float]]:
         """For each candidate, the places of its numbers in the grid: -1 the smallest, 0 the middle, 1 the largest."""
         all_values = [self.values(number) for number in range(len(self.candidates))]
-        grids = {name: sorted({values[name] for values in all_values if is_number(values[name])}) for name in self.names}
+        grids = {
+            name: sorted({values[name] for values in all_values if is_number(values[name])}) for name in self.names
+        }
         return [
             {name: 2 * grid.index(values[name]) / (len(grid) - 1) - 1 for name, grid in grids.items() if len(grid) > 1}
             for values in all_values
@@ -322,8 +321,21 @@ class TunedRuns:
             tuned = {"row": f"{plan.about['row']}, tuned"} if self._tuning.radii else {}
         if self.base is not None:
             of_base = f"as tuned for {variant_of(self.base.plan.run).title}"
-            parts.append(f"{settings_text(self.base.names)} {of_base if plan.run.method != BASE else self.base.tuned_on}")
+            parts.append(
+                f"{settings_text(self.base.names)} {of_base if plan.run.method != BASE else self.base.tuned_on}"
+            )
         return {"chosen": "; ".join(parts), "tuned": True, **tuned} if parts else {}
+
+    @property
+    def base_sentence(self) -> str:
+        """A sentence on the settings that were chosen for the base optimizer; empty if there are none."""
+        if self.base is None or (best := self.base.best()) is None:
+            return ""
+        settings = chosen_text(self.base.values(best)).replace(", ", " and ")
+        return (
+            f"All methods use {settings}, which were chosen for {variant_of(self.base.plan.run).title} alone from "
+            f"{len(self.base.candidates)} candidates ({self.base.tuned_on})."
+        )
 
     def _choice(self, plan: Planned, others: Sequence[Planned]) -> Choice:
         """Return the choice for a run. If it starts from the weights of another run, its tuning runs start from a

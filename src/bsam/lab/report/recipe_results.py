@@ -1,127 +1,166 @@
-"""The files of a recipe: its table, the last numbers of every run with its machine and date, figures, and its page."""
+"""The files of an experiment: its table, the last numbers of every run with its machine and date, and its page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from ...common.errors import BsamRuntimeError, BsamValueError
+import pandas as pd
+
+from ...common.errors import BsamRuntimeError
 from ..analysis.outcome import score_title
-from ..analysis.paper_numbers import PAPER_TABLES
-from ..analysis.read_runs import read_records
-from ..analysis.run_record import Record
+from ..analysis.runs_table import COLUMNS, read_runs
 from ..data import dataset_entry
 from ..models import model_entry
-from ..recipes.choices import Choice
-from ..recipes.columns import CellSummary
-from ..recipes.experiments import Recipe, table_info
-from ..recipes.variants import variant_of
-from ..tasks import task_class
+from ..recipes.columns import state_of
+from ..recipes.experiments import Experiment
+from ..recipes.planning import Planned
+from ..recipes.tuning import TunedRuns
 from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
-from ..training.run_dir import RunDir, RunState
-from .figures.epoch_figures import draw_demo, draw_training_curves
-from .figures.prediction_pictures import draw_skeletons
-from .figures.probe_figures import draw_gradient_conflict, draw_sharpness_curves
-from .figures.setting_figures import draw_accuracy_lines, draw_radius
-from .page.html_page import page_data, write_page
-from .recipe_table import caption, markdown, sections_info
+from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
+from .recipe_table import ENDED, TableSection, caption, cells_of, markdown, sections_of
 from .tuning_section import tuning_notes, tuning_sections
 
-Draw: TypeAlias = Callable[[Recipe, Sequence[RunState], Path], None]
-FIGURES: dict[str, Draw] = {  # by the names that recipes use; a recipe may also pass a function
-    "accuracy_lines": draw_accuracy_lines,
-    "training_curves": draw_training_curves,
-    "sharpness_curves": draw_sharpness_curves,
-    "gradient_conflict": draw_gradient_conflict,
-    "demo": draw_demo,
-    "skeletons": draw_skeletons,
-    "radius": draw_radius,
-}
 WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
 NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
 
 
-def runs_info(states: Sequence[RunState], how: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Return an entry per run: settings, state, the metrics of the last epoch if it is finished, machines and dates.
+@dataclass(frozen=True)
+class Results:
+    """The results of an experiment: the table of its runs, tables as text, and the lines below them."""
+
+    runs: pd.DataFrame
+    sections: Sequence[TableSection]
+    lines: Sequence[str]
+
+
+def check_folder(out: Path, experiment: Experiment) -> None:
+    """Raise if the folder holds results of another recipe or another tuning."""
+    file, ours = out / "results.json", _kind(experiment)
+    stored = dict.fromkeys(TUNED, False) | (read_json(file, dict, "choose another folder") if file.exists() else ours)
+    if any(stored.get(name) != value for name, value in ours.items()):
+        flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
+        raise BsamRuntimeError(f"{file} holds other results ({stored.get('recipe')}{flags}): choose another folder")
+
+
+def _kind(experiment: Experiment) -> dict[str, Any]:
+    tuning = experiment.tuning
+    is_tuned = {"tuned": tuning is not None and tuning.radii, "tuned_base": tuning is not None and tuning.base}
+    return {"recipe": experiment.name, **is_tuned}
+
+
+def runs_of(tuned: TunedRuns, out: Path) -> pd.DataFrame:
+    """Return the table of the final runs in the order of the plan; runs that have not started have no numbers.
+
+    What the plan says of a run is written to its ``run.json`` first: an older version did not, or knew less.
+    """
+    for plan in tuned.finals:
+        if (out / plan.name / CONFIG).exists():
+            stored = RunDir(out / plan.name).about()
+            shared = True if stored is None else stored["shared"]
+            if stored != (about := {**plan.about, "shared": shared}):
+                write_json(out / plan.name / ABOUT, about)
+    begun = read_runs([out / plan.name for plan in tuned.finals if (out / plan.name / CONFIG).exists()])
+    rows = {row["name"]: row for row in begun.to_dict("records")}
+    table = [rows.get(plan.name) or _not_started(plan, out) for plan in tuned.finals]
+    runs = pd.DataFrame(table, columns=list(COLUMNS)).astype({"published": float, "radius": float})
+    return runs.assign(settings_chosen=[tuned.chosen.get(plan.name) for plan in tuned.finals])
+
+
+def _not_started(plan: Planned, out: Path) -> dict[str, Any]:
+    about = {name: value for name, value in plan.about.items() if name in COLUMNS}
+    more = {
+        "seed": plan.run.seed,
+        "state": "not started",
+        "settings": plan.run.settings(),
+        "unit": score_title(plan.run),
+    }
+    return {**COLUMNS, **about, **more, "name": plan.name, "path": out / plan.name}
+
+
+def results_of(
+    experiment: Experiment, tuned: TunedRuns, runs: pd.DataFrame, selected: Collection[str], findings: Sequence[str]
+) -> tuple[Results, list[dict[str, Any]]]:
+    """Return tables and lines of an experiment, and the cells of its table.
 
     Args:
-        states: the runs.
-        how: how the settings of tuned runs were chosen, in words, by the name of the run directory.
+        experiment: the experiment.
+        tuned: its runs, with the settings that tuning has chosen.
+        runs: from :func:`runs_of`.
+        selected: the names of the runs that count as missing if they have not ended.
+        findings: sentences on what the numbers show.
     """
-    return [
-        {
-            "folder": state.path.name,
-            "title": variant_of(state.run).title,
-            "state": str(state),
-            "reason": state.diverged,
-            "epochs_done": len(state.epochs),
-            "last": dict(state.epochs[-1]) if state.finished else None,
-            "top_eigenvalue": RunDir(state.path).top_eigenvalue() if state.finished else None,
-            "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
-            "settings": state.run.settings(),
-            "wrong_labels": _wrong_labels(state),
-            "machines": RunDir(state.path).machines(),
-            **{name: note for name in NOTES if (note := RunDir(state.path).note(name))},
-            **({"chosen": how[state.path.name]} if how and state.path.name in how else {}),
-        }
-        for state in states
+    cells = cells_of(runs, experiment.published)
+    missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
+    waiting = [f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []
+    noise = dict.fromkeys(Run(**settings).noise_text() for settings in runs["settings"])
+    shown = [text for text in noise if text]
+    lines = [
+        *caption(runs, cells, experiment.published),
+        *experiment.notes,
+        *waiting,
+        *([f"Label noise: {'; '.join(shown)}."] if shown else []),
+        *tuning_notes(tuned),
+        *findings,
     ]
+    sections = [*sections_of(cells, experiment.published), *tuning_sections(tuned, experiment.tuning)]
+    return Results(runs, sections, lines), cells
 
 
-def _wrong_labels(state: RunState) -> float | None:
-    """Return the fraction of the training labels that are wrong; None without label noise, or if it is not known."""
-    run = state.run
-    return RunDir(state.path).note("labels").get("wrong", run.wrong_labels()) if run.label_noise else None
+def write_results(
+    out: Path, experiment: Experiment, tuned: TunedRuns, results: Results, cells: Sequence[Mapping[str, Any]]
+) -> list[Path]:
+    """Write ``table.md`` and ``results.json``, and return their paths."""
+    finals, trials = (_entries(plans, out) for plans in (tuned.finals, [*tuned.base_trials, *tuned.trials]))
+    content = {
+        **_kind(experiment),
+        "scale": experiment.scale.name,
+        "title": experiment.title,
+        "unit": score_title(experiment.planned[0].run),
+        "seeds": sorted({plan.run.seed for plan in tuned.finals}),
+        "table": cells,
+        "notes": list(results.lines),
+        "tables": [asdict(section) for section in results.sections],
+        "runs": finals,
+        "tuning": trials,
+    }
+    table, numbers = out / "table.md", out / "results.json"
+    with locked(out, "writing results", wait=True):  # several processes may work on one folder
+        write_json(numbers, content)
+        write(table, markdown(experiment.title, results.sections, [*results.lines, *origin_info(finals)]).encode())
+    return [table, numbers]
 
 
-def cell_info(summary: CellSummary) -> dict[str, Any]:
-    """Return a cell of the table as plain values."""
-    ours = {"mean": None, "std": None, "n": 0} if summary.ours is None else asdict(summary.ours)
-    counts = {"diverged": summary.diverged, "missing": summary.missing}
-    paper = None if summary.paper is None else asdict(summary.paper)
-    details = {name: None if numbers is None else asdict(numbers) for name, numbers in summary.details.items()}
-    return {**asdict(summary.cell), **ours, **counts, "paper": paper, **details, "chosen": summary.chosen}
+def _entries(planned: Sequence[Planned], out: Path) -> list[dict[str, Any]]:
+    """Return an entry per run: settings, what it is, state, the metrics of the last epoch, machines and dates."""
+    return [_entry(plan, state_of(plan.run, out)) for plan in planned]
 
 
-def text_below(
-    recipe: Recipe,
-    summaries: Sequence[CellSummary],
-    states: Sequence[RunState],
-    chosen: Sequence[Choice] = (),
-    selected: Collection[str] | None = None,
-    base: Choice | None = None,
-) -> list[str]:
-    """Return the lines below a table: its caption, how the runs were tuned, and what the numbers show.
-
-    Args:
-        recipe: the experiment.
-        summaries: the cells of its table.
-        states: the states of its final runs.
-        chosen: what tuning chose.
-        selected: the directories of the runs that count as missing if they are not finished; None counts all.
-        base: what tuning chose for the base optimizer.
-    """
-    missing = sum(not state.ended and (selected is None or state.path.name in selected) for state in states)
-    lines = [*caption(recipe, summaries, states[0].run, missing), *_noise_line(states)]
-    return [*lines, *tuning_notes(recipe, chosen, base), *recipe.findings(summaries, states)]
+def _entry(plan: Planned, state: RunState) -> dict[str, Any]:
+    files = RunDir(state.path)
+    noise = plan.run.label_noise
+    return {
+        "folder": state.path.name,
+        "about": files.about() or dict(plan.about),
+        "state": str(state),
+        "reason": state.diverged,
+        "epochs_done": len(state.epochs),
+        "last": dict(state.epochs[-1]) if state.finished else None,
+        "top_eigenvalue": files.top_eigenvalue() if state.finished else None,
+        "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
+        "settings": plan.run.settings(),
+        "wrong_labels": files.note("labels").get("wrong", plan.run.wrong_labels()) if noise else None,
+        "machines": files.machines(),
+        **{name: note for name in NOTES if (note := files.note(name))},
+    }
 
 
-def _noise_line(states: Sequence[RunState]) -> list[str]:
-    """Return a line on the label noise of the runs, with the share of wrong labels if it is known; empty without it."""
-    texts: dict[tuple[str, float], str] = {}
-    for state in states:
-        key = state.run.data, state.run.label_noise
-        texts[key] = max(texts.get(key, ""), state.run.noise_text(_wrong_labels(state)), key=len)
-    shown = [text for text in dict.fromkeys(texts.values()) if text]
-    return [f"Label noise: {'; '.join(shown)}."] if shown else []
-
-
-def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
+def origin_info(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the origin of the numbers as lines: splits of image files, weights, devices, versions and dates."""
     splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
     lines = [
@@ -143,115 +182,13 @@ def origin_info(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, f"Run on {'; '.join(devices)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."]
 
 
-def figure_of(figure: str | Draw) -> tuple[str, Draw]:
-    """Return the name of a figure, which is also that of its file, and the function that draws it."""
-    if not isinstance(figure, str):
-        return figure.__name__.removeprefix("draw_"), figure
-    if figure not in FIGURES:
-        raise BsamValueError(f"a figure must be a function or one of {', '.join(FIGURES)}; got {figure!r}")
-    return figure, FIGURES[figure]
+def write_recipe_page(out: Path, experiment: Experiment, runs: pd.DataFrame) -> Path | None:
+    """Write ``report.html``, the page of all runs that have started; None if there are none."""
+    from .page.html_page import read_page, write_page
 
-
-def check_folder(out: Path, recipe: Recipe) -> None:
-    """Raise if the folder holds results of another recipe or another tuning, or if a figure is unknown."""
-    for figure in recipe.figures:
-        figure_of(figure)
-    file = out / "results.json"
-    ours = {"recipe": recipe.name, "tuned": recipe.tuned, "tuned_base": recipe.base_tuning is not None}
-    stored = read_json(file, dict, "choose another folder, or remove it") if file.exists() else ours
-    stored = dict.fromkeys(TUNED, False) | stored
-    if any(stored.get(name) != value for name, value in ours.items()):
-        flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
-        raise BsamRuntimeError(f"{file} holds other results ({stored.get('recipe')}{flags}): choose another folder")
-
-
-def write_results(
-    out: Path,
-    recipe: Recipe,
-    scale: str,
-    states: Sequence[RunState],
-    tuning: Sequence[RunState] = (),
-    chosen: Sequence[Choice] = (),
-    selected: Collection[str] | None = None,
-    base: Choice | None = None,
-    how: Mapping[str, str] | None = None,
-) -> list[Path]:
-    """Write ``table.md``, ``results.json`` and the recipe's figures from the finished runs.
-
-    Args:
-        out: the folder of the experiment.
-        recipe: the experiment.
-        scale: its scale.
-        states: the states of its final runs.
-        tuning: the states of its tuning runs.
-        chosen: what tuning chose.
-        selected: as for :func:`text_below`.
-        base: what tuning chose for the base optimizer.
-        how: how the settings of tuned runs were chosen, in words, by the name of the run directory.
-
-    Returns:
-        the paths of the files.
-    """
-    summaries, runs = table_info(recipe, states), runs_info(states, how)
-    content = {
-        "recipe": recipe.name,
-        "scale": scale,
-        "tuned": recipe.tuned,
-        **({"tuned_base": True} if recipe.base_tuning is not None else {}),
-        "title": recipe.title,
-        "unit": score_title(states[0].run),
-        "seeds": sorted({state.run.seed for state in states}),
-        "table": [cell_info(summary) for summary in summaries],
-        "runs": runs,
-        "tuning": runs_info(tuning),
-    }
-    table, numbers = out / "table.md", out / "results.json"
-    paths = [table, numbers]
-    with locked(out, "writing results", wait=True):  # several processes may work on one folder
-        sections = [*sections_info(recipe, summaries), *tuning_sections(recipe, chosen, base)]
-        lines = [*text_below(recipe, summaries, states, chosen, selected, base), *origin_info(runs)]
-        write_json(numbers, content)
-        write(table, markdown(recipe.title, sections, lines).encode())
-        if any(state.finished for state in states):
-            for name, draw in map(figure_of, recipe.figures):
-                paths.append(out / f"{name}.png")
-                draw(recipe, states, paths[-1])
-    return [path for path in paths if path.exists()]
-
-
-def write_recipe_page(
-    out: Path,
-    recipe: Recipe,
-    states: Sequence[RunState],
-    baseline: str | None = None,
-    how: Mapping[str, str] | None = None,
-) -> list[Path]:
-    """Write ``report.html``, the page of all runs that have started; nothing if there are none.
-
-    Args:
-        out: the folder of the experiment.
-        recipe: the experiment.
-        states: the states of its final runs and of its tuning runs, which are not shown.
-        baseline: the title of the method that the others are compared with; None takes the base optimizer.
-        how: as for :func:`write_results`.
-
-    Returns:
-        the path of the page.
-    """
-    records = read_records([state.path for state in states if state.path.exists()])
-    if not records.runs:
-        return []
-    runs = [replace(record, chosen=(how or {}).get(record.folder.name, record.chosen)) for record in records.runs]
-    records = replace(records, runs=tuple(_with_published(record, recipe) for record in runs))
+    begun = [path for path, state in zip(runs["path"], runs["state"], strict=True) if state != "not started"]
+    if not begun:
+        return None
     with locked(out, "writing results", wait=True):
-        write_page(out / PAGE, page_data(records, baseline=baseline, title=recipe.title))
-    return [out / PAGE]
-
-
-def _with_published(record: Record, recipe: Recipe) -> Record:
-    """Return a record with the published number from the recipe's own table; the paper's numbers are already set."""
-    if recipe.published_table in PAPER_TABLES:
-        return record
-    run = Run(**record.settings)
-    number = recipe.published(run, task_class(run.task).measure if recipe.measures else None)
-    return record if number is None else replace(record, published=number.mean)
+        write_page(out / PAGE, read_page(begun, experiment.baseline, experiment.title)[0])
+    return out / PAGE

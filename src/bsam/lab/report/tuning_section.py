@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..common.grouping import group_by
 from ..common.progress import duration
 from ..recipes.tuning import TUNING_FACTORS, Choice, TunedRuns, Tuning, chosen_text
@@ -22,9 +20,11 @@ def tuning_sections(tuned: TunedRuns, tuning: Tuning | None) -> list[TableSectio
     begun = filter(_has_begun, tuned.choices)
     places = group_by(begun, lambda choice: (choice.plan.about["section"], choice.plan.about["column"]))
     for place, choices in places.items():
-        factors = [f"x {factor:g}" for factor in TUNING_FACTORS]
-        labels = factors if tuning and tuning.radii else [f"candidate {n + 1}" for n in range(len(choices[0].trials))]
-        rows = [(choice.plan.about["row"], *_scores(choice, not factors), *_last(choice)) for choice in choices]
+        is_factor = tuning is not None and tuning.radii
+        labels = [f"x {factor:g}" for factor in TUNING_FACTORS]
+        if not is_factor:
+            labels = [f"candidate {number}" for number in range(1, len(choices[0].trials) + 1)]
+        rows = [(choice.plan.about["row"], *_scores(choice, not is_factor), *_last(choice)) for choice in choices]
         title = f"Tuning: {', '.join(filter(None, place))}"
         tables.append(TableSection(title, ("method", *labels, "noise", "chosen", "cost"), tuple(rows)))
     return tables

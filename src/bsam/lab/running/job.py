@@ -95,7 +95,9 @@ class RunJob:
                 # graphs of earlier runs count towards torch's limit of 8 per function and slow this one down
                 torch.compiler.reset()
             try:
-                fit(run, self.log.parent, init=init, on_epoch=log_epoch, on_message=say, **self.options)
+                about = self.options.get("about", {}).get(self.log.parent.name)
+                options = {**self.options, "about": about}
+                fit(run, self.log.parent, init=init, on_epoch=log_epoch, on_message=say, **options)
             except Diverged:
                 pass  # recorded in the run directory
             except RunLocked:

@@ -15,7 +15,7 @@ from typing import Any
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
 from ..recipes.columns import state_of, states_of
-from ..recipes.experiments import Recipe
+from ..recipes.experiments import Experiment
 from ..recipes.variants import passes_of
 from ..training.config import Run
 from ..training.files import check_writable
@@ -61,8 +61,8 @@ class Callbacks:
         on_message: called with messages for the user.
     """
 
-    on_plan: Callable[[Recipe, Sequence[RunState]], None] = field(default=lambda recipe, states: None)
-    on_stage: Callable[[Recipe, int, str], AbstractContextManager[Callbacks]] | None = None
+    on_plan: Callable[[Experiment, Sequence[RunState]], None] = field(default=lambda experiment, states: None)
+    on_stage: Callable[[Experiment, int, str], AbstractContextManager[Callbacks]] | None = None
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     on_message: Callable[[str], None] = field(default=lambda sentence: None)
@@ -102,7 +102,7 @@ def run_all(
         callbacks: functions to call during training.
         executor: where to train; None trains in this process, one run after another.
         options: arguments of :func:`bsam.lab.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``,
-            ``checkpoint_every``.
+            ``checkpoint_every``; and ``about`` of each run, by the name of the run directory.
 
     Returns:
         the state of each run.

@@ -72,6 +72,7 @@ def fit(
     run: Run,
     folder: str | Path | None = None,
     *,
+    about: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     device: str | None = None,
@@ -97,6 +98,7 @@ def fit(
     Args:
         run: the settings.
         folder: the run directory, for settings, metrics, checkpoints and the trained network; None writes nothing.
+        about: what the run is, from :func:`bsam.lab.recipes.describe`: reports read it from ``run.json``.
         data_dir: the folder with the data, if it is read from files.
         cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
@@ -124,7 +126,7 @@ def fit(
     with (
         distributed_context(device) as context,
         side_stream(context.device),
-        RunWriter(folder, run, context, checkpoint_every) as out,
+        RunWriter(folder, run, context, checkpoint_every, about) as out,
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
         is_new = not out.has_checkpoint()
