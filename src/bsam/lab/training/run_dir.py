@@ -22,6 +22,7 @@ from .config import BASE, Run, check_settings, stored_run
 from .files import read_json, read_json_lines, reading
 
 CONFIG = "config.json"
+ABOUT = "run.json"
 METRICS = "metrics.jsonl"
 PROBE = "probe.jsonl"
 MACHINES = "environment.json"
@@ -118,7 +119,7 @@ class LossSurface:
 class RunDir:
     """Read a run directory.
 
-    ``config.json`` has the settings, ``identity.json`` the task, a digest of the data and the number of samples that
+    ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a digest of the data and the number of samples that
     it is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
     ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after
     the last epoch or an earlier one, from which training resumes, ``curvature.json`` the largest eigenvalue and the
@@ -143,6 +144,11 @@ class RunDir:
             raise BsamRuntimeError(
                 f"{self.path / CONFIG} is not a run of this version of bsam ({error}): choose another folder"
             ) from error
+
+    def about(self) -> dict[str, Any] | None:
+        """Return what whoever planned the run wrote about it, such as its experiment and row; None if there is none."""
+        file = self.path / ABOUT
+        return read_json(file, dict, "remove it; the run is then described by its settings") if file.exists() else None
 
     def finished_run(self) -> Run:
         """Return the settings; raise if the directory does not hold a finished run."""
