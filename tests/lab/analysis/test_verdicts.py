@@ -359,9 +359,10 @@ def test_names_of_the_baseline():
     assert baseline_row(listed, "bsam") == "BSAM (Algorithm 1)"
     assert baseline_row(listed, "bsam-2") is None  # two
     assert baseline_row(listed, "adam") is None
-    check_baseline(made(A=A, B=A), "B")
+    runs = Records(tuple(made(A=A, B=A)), ())
+    check_baseline(runs, "B")
     with pytest.raises(BsamValueError, match=re.escape("(A; B), got 'X'")):
-        check_baseline(made(A=A, B=A), "X")
+        check_baseline(runs, "X")
 
 
 def paper_runs(scores, chosen="", title=CLEAN, **more):
