@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis.runs_table import read_epochs as read_epochs
+    from .analysis.runs_table import read_runs as read_runs
+    from .analysis.significance import compare_rows as compare_rows
     from .python_api import compare as compare
     from .python_api import write_report as write_report
     from .quantization import quantize as quantize
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 # Imported on first use: `import bsam.lab.models` needs none of the rest.
 _MODULES = {"Run": "training", "fit": "training", "quantize": "quantization"}
 _MODULES |= dict.fromkeys(("compare", "write_report"), "python_api")
+_MODULES |= dict.fromkeys(("read_runs", "read_epochs"), "analysis.runs_table") | {
+    "compare_rows": "analysis.significance"
+}
 
 
 def __getattr__(name: str) -> Any:
