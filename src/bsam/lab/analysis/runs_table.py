@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import warnings
@@ -329,10 +330,9 @@ def _csv_row(values: Mapping[str, str]) -> dict[str, Any]:
         raise BsamValueError(f"its seed must be a whole number from 0, got {values['seed']!r}")
     numbers = {}
     for name in {"score", "passes", "radius", "published"} & values.keys():
-        number = pd.to_numeric(values[name], errors="coerce")
-        if not is_number(number):
+        numbers[name] = float(pd.to_numeric(values[name], errors="coerce"))
+        if not math.isfinite(numbers[name]):
             raise BsamValueError(f"its {name} must be a finite number, got {values[name]!r}")
-        numbers[name] = float(number)
     source = f" ({values['source']})" if "source" in values else ""
     names = {"experiment": values["experiment"], "row": values["method"] + source, "seed": int(values["seed"])}
     return {**COLUMNS, **names, **numbers, "unit": values.get("unit", ""), "place": len(COLUMNS) + 1000}

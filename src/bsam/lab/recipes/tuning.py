@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...common.checks import is_number
 from ..common.grouping import count_text
 from ..tasks import TASKS
 from ..tasks.settings import Split
@@ -107,10 +106,12 @@ def settings_text(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates for the settings of a run, and the states of the tuning runs of each, one for each seed."""
+    """A planned run with candidates for its settings, and the states of their tuning runs: a row for each candidate,
+    a column for each seed.
+    """
 
     plan: Planned
-    candidates: Sequence[Mapping[str, Any]]
+    tuning: Tuning
     trials: Sequence[Sequence[RunState]]
 
     @property
@@ -119,21 +120,16 @@ class Choice:
         return [state for seeds in self.trials for state in seeds]
 
     @cached_property
+    def values(self) -> list[dict[str, Any]]:
+        """For each candidate, the settings and arguments that differ between the candidates."""
+        tried = [{**candidate, **candidate.get("arguments", {})} for candidate in self.plan.candidates]
+        names = sorted({name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"})
+        return [{name: values[name] for name in names} for values in tried]
+
+    @property
     def names(self) -> list[str]:
-        """The settings and method arguments that differ between the candidates."""
-        tried = [{**candidate, **candidate.get("arguments", {})} for candidate in self.candidates]
-        differing = {name for values in tried for name in values if values[name] != tried[0][name]}
-        return sorted(differing - {"arguments"})
-
-    @property
-    def split(self) -> str:
-        """The split that the tuning runs are evaluated on."""
-        return self.states[0].run.eval_split
-
-    @property
-    def seeds(self) -> int:
-        """The number of tuning seeds."""
-        return max(map(len, self.trials))
+        """The names of these settings."""
+        return list(self.values[0])
 
     @cached_property
     def samples(self) -> int | None:
@@ -176,32 +172,22 @@ class Choice:
 
     @property
     def settings(self) -> Mapping[str, Any] | None:
-        """The chosen candidate; empty without candidates, None until all tuning runs have ended."""
-        if not self.candidates:
-            return {}
+        """The chosen candidate; None until all tuning runs have ended."""
         best = self.best()
-        return None if best is None else self.candidates[best]
-
-    def values(self, number: int) -> dict[str, Any]:
-        """Return the values of a candidate that differ between the candidates, by name."""
-        tried = {**self.candidates[number], **self.candidates[number].get("arguments", {})}
-        return {name: tried[name] for name in self.names}
+        return None if best is None else self.plan.candidates[best]
 
     @cached_property
     def _places(self) -> list[dict[str, float]]:
         """For each candidate, the places of its numbers in the grid: -1 the smallest, 0 the middle, 1 the largest."""
-        all_values = [self.values(number) for number in range(len(self.candidates))]
-        grids = {
-            name: sorted({values[name] for values in all_values if is_number(values[name])}) for name in self.names
-        }
+        grids = {name: sorted({values[name] for values in self.values}) for name in self.names}
         return [
-            {name: 2 * grid.index(values[name]) / (len(grid) - 1) - 1 for name, grid in grids.items() if len(grid) > 1}
-            for values in all_values
+            {name: 2 * grid.index(values[name]) / (len(grid) - 1) - 1 for name, grid in grids.items()}
+            for values in self.values
         ]
 
     def edges(self, number: int) -> list[str]:
         """Return the names of a candidate's settings that are the smallest (but not 0) or the largest tried."""
-        values = self.values(number)
+        values = self.values[number]
         return [name for name, place in self._places[number].items() if place == 1 or (place == -1 and values[name])]
 
     @property
@@ -216,7 +202,7 @@ class Choice:
             return None
         errors, factor = [], TASKS[self.plan.run.task].measure.factor
         if self.samples is not None and 0 <= score <= factor:
-            n = self.samples * (self.seeds if self.split == "holdout" else 1) + 4
+            n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
             share = (score / factor * (n - 4) + 2) / n
             errors.append(factor * math.sqrt(share * (1 - share) / n))
         scores = [_score(state) for state in self.trials[best] if state.finished]
@@ -236,20 +222,18 @@ class Choice:
     @property
     def samples_text(self) -> str:
         """The number and the kind of the samples that scored the candidates, in words."""
-        number = "" if self.samples is None else f"{self.samples:,} "
-        return f"{number}{SPLITS.get(self.split, self.split)} samples"
+        return f"{'' if self.samples is None else f'{self.samples:,} '}{SPLITS[self.tuning.split]} samples"
 
     @property
     def tuned_on(self) -> str:
         """What the settings were tuned on, and warnings, in words; empty until all tuning runs have ended."""
         if (best := self.best()) is None:
             return ""
+        words = [f"tuned on {self.samples_text}", count_text(self.tuning.seeds, "seed")]
         warnings = ["within the noise"] if self.rivals else []
         if edges := self.edges(best):
-            which = "" if edges == self.names else f"{settings_text(edges)} "
-            warnings.append(f"{which}at the edge of the grid")
-        doubts = f"; {', '.join(warnings)}" if warnings else ""
-        return f"tuned on {self.samples_text}, {count_text(self.seeds, 'seed')}{doubts}"
+            warnings.append(("" if edges == self.names else f"{settings_text(edges)} ") + "at the edge of the grid")
+        return "; ".join(filter(None, (", ".join(words), ", ".join(warnings))))
 
 
 def _score(state: RunState, clean: bool = False) -> float:
@@ -279,38 +263,35 @@ class TunedRuns:
         self._tuning, self._out = tuning or Tuning(), out
         self.base: Choice | None = None
         if self._tuning.base:
-            first = planned[0].run
-            run = replace(first, method=BASE, arguments={}, probe=None)
+            run = replace(planned[0].run, method=BASE, arguments={}, probe=None)
             self.base = self._choice(Planned(run, describe(run), base_candidates(run)), ())
-            settings = self.base.settings or {}
-            planned = [_with_settings(plan, settings) for plan in planned]
+            planned = [_with_settings(plan, self.base.settings or {}) for plan in planned]
         seed = min((plan.run.seed for plan in planned), default=0)
-        first_seed = [plan for plan in planned if plan.run.seed == seed]
-        self.choices = [self._choice(plan, first_seed) for plan in first_seed if plan.candidates]
+        first = [plan for plan in planned if plan.run.seed == seed]
+        self.choices = [self._choice(plan, first) for plan in first if plan.candidates]
         initial = {choice.plan.run.init for choice in self.choices}
-        starts = [plan for plan in first_seed if plan.name in initial]
+        starts = [plan.run for plan in first if plan.name in initial]
         numbers = range(self._tuning.seeds)
         self.base_trials = [] if self.base is None else [_trial(state.run) for state in self.base.states]
-        self.trials = [_trial(self._tuning.trial(plan.run, number)) for number in numbers for plan in starts]
+        self.trials = [_trial(self._tuning.trial(run, number)) for number in numbers for run in starts]
         self.trials += [_trial(state.run) for choice in self.choices for state in choice.states]
-        by_key = {_key(choice.plan.run): choice for choice in self.choices}
         self.finals: list[Planned] = []
         self.chosen: dict[str, dict[str, Any]] = {}
         self.waiting: dict[str, list[str]] = {}
+        by_key = {_key(choice.plan.run): choice for choice in self.choices}
         for plan in planned:
             self._add_final(plan, by_key.get(_key(plan.run)))
 
     def _add_final(self, plan: Planned, choice: Choice | None) -> None:
-        base_waits = self.base is not None and self.base.settings is None
-        waits_for = self.base if base_waits else choice
+        waits_for = next((c for c in (self.base, choice) if c is not None and c.settings is None), None)
+        if waits_for is not None:
+            self.waiting[plan.name] = [state.path.name for state in waits_for.states]
+            self.finals.append(plan)
+            return
         final = plan if choice is None else _with_settings(plan, choice.settings or {})
-        if waits_for is not None and waits_for.settings is None:
-            self.waiting[final.name] = [state.path.name for state in waits_for.states]
-        else:
-            final = replace(final, about={**final.about, **self._how_chosen(final, choice)})
-            if choice is not None and choice.names:
-                self.chosen[final.name] = choice.values(choice.best() or 0)
-        self.finals.append(final)
+        if choice is not None and choice.names:
+            self.chosen[final.name] = choice.values[choice.best() or 0]
+        self.finals.append(replace(final, about={**final.about, **self._how_chosen(final, choice)}))
 
     def _how_chosen(self, plan: Planned, choice: Choice | None) -> dict[str, Any]:
         """Return the entries of a tuned run that say so."""
@@ -331,10 +312,10 @@ class TunedRuns:
         """A sentence on the settings that were chosen for the base optimizer; empty if there are none."""
         if self.base is None or (best := self.base.best()) is None:
             return ""
-        settings = chosen_text(self.base.values(best)).replace(", ", " and ")
+        settings = chosen_text(self.base.values[best]).replace(", ", " and ")
         return (
             f"All methods use {settings}, which were chosen for {variant_of(self.base.plan.run).title} alone from "
-            f"{len(self.base.candidates)} candidates ({self.base.tuned_on})."
+            f"{len(self.base.trials)} candidates ({self.base.tuned_on})."
         )
 
     def _choice(self, plan: Planned, others: Sequence[Planned]) -> Choice:
@@ -349,7 +330,7 @@ class TunedRuns:
                 starts = [run_dir_name(self._tuning.trial(start, number)) for number in range(self._tuning.seeds)]
                 runs = [replace(run, init=name) for run, name in zip(runs, starts, strict=True)]
             trials.append(states_of(runs, self._out))
-        return Choice(plan, plan.candidates, trials)
+        return Choice(plan, self._tuning, trials)
 
 
 def _trial(run: Run) -> Planned:

@@ -32,7 +32,9 @@ def tuning_sections(tuned: TunedRuns, tuning: Tuning | None) -> list[TableSectio
 
 def _base_section(choice: Choice) -> TableSection:
     """Return a table with a row per learning rate and a column per weight decay."""
-    rates, decays = (list(dict.fromkeys(tried[name] for tried in choice.candidates)) for name in ("lr", "weight_decay"))
+    rates, decays = (
+        list(dict.fromkeys(tried[name] for tried in choice.plan.candidates)) for name in ("lr", "weight_decay")
+    )
     scores = iter(_scores(choice))  # candidates are in the order of this table
     body = [(f"{rate:g}", *(next(scores) for _ in decays), "", "", "") for rate in rates]
     body[0] = (*body[0][:-3], *_last(choice))
@@ -47,8 +49,12 @@ def tuning_notes(tuned: TunedRuns) -> list[str]:
         return []
     first = shown[0]
     labels = "; some of their labels are wrong, too" if _is_noisy(first) else ""
-    seeds = "one extra seed" if first.seeds == 1 else f"the same {first.seeds} extra seeds; scores are their means"
-    and_seeds = " and the seeds" if first.seeds > 1 else ""
+    seeds = (
+        "one extra seed"
+        if first.tuning.seeds == 1
+        else f"the same {first.tuning.seeds} extra seeds; scores are their means"
+    )
+    and_seeds = " and the seeds" if first.tuning.seeds > 1 else ""
     brackets = " In brackets: the score on the true labels, and the choice by them where it differs." if labels else ""
     return [
         f"Tuning: the score after the last epoch on {first.samples_text}, which the tuning runs did not train "
@@ -65,7 +71,7 @@ def _has_begun(choice: Choice) -> bool:
 
 
 def _is_noisy(choice: Choice) -> bool:
-    return bool(choice.plan.run.label_noise) and choice.split == "holdout"
+    return bool(choice.plan.run.label_noise) and choice.tuning.split == "holdout"
 
 
 def _scores(choice: Choice, with_values: bool = False) -> list[str]:
@@ -74,7 +80,7 @@ def _scores(choice: Choice, with_values: bool = False) -> list[str]:
     for index, (seeds, score, clean, diverged) in enumerate(numbers):
         text = _number(score) + (f" ({_number(clean)})" if _is_noisy(choice) else "")
         text = "diverged" if diverged == len(seeds) else text + (f", {diverged} diverged" if diverged else "")
-        texts.append(f"{next(iter(choice.values(index).values())):g}: {text}" if with_values else text)
+        texts.append(f"{next(iter(choice.values[index].values())):g}: {text}" if with_values else text)
     return texts
 
 
@@ -84,8 +90,8 @@ def _last(choice: Choice) -> tuple[str, str, str]:
     chosen = "-"
     if best is not None and clean_best is not None:
         marks = (NOISE if choice.rivals else "") + (EDGE if choice.edges(best) else "")
-        chosen = chosen_text(choice.values(best)) + marks
-        chosen += f" ({chosen_text(choice.values(clean_best))})" if _is_noisy(choice) and clean_best != best else ""
+        chosen = chosen_text(choice.values[best]) + marks
+        chosen += f" ({chosen_text(choice.values[clean_best])})" if _is_noisy(choice) and clean_best != best else ""
     passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.states)
     seconds = sum(metrics["seconds"] for state in choice.states for metrics in state.epochs)
     return _number(choice.noise), chosen, f"{passes:g} passes, {duration(seconds)}"

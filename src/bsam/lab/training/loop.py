@@ -72,12 +72,12 @@ def fit(
     run: Run,
     folder: str | Path | None = None,
     *,
-    about: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     device: str | None = None,
     task: type[Task] | None = None,
     init: str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
     at_start: Callable[[Trainer, int], None] | None = None,
     on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
@@ -98,13 +98,13 @@ def fit(
     Args:
         run: the settings.
         folder: the run directory, for settings, metrics, checkpoints and the trained network; None writes nothing.
-        about: what the run is, from :func:`bsam.lab.recipes.describe`: reports read it from ``run.json``.
         data_dir: the folder with the data, if it is read from files.
         cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
         task: the task; None looks up ``run.task`` in :data:`bsam.lab.tasks.TASKS`.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
+        about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.planning.describe`.
         checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
             Checkpoints are written only at the end of an epoch, and always after the last one.
         at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.

@@ -42,7 +42,7 @@ class RunWriter(RunDir):
         run: the settings.
         context: the processes of the run; only the first one writes.
         checkpoint_every: the minimum time between two checkpoints, in seconds.
-        about: what the run is, for ``run.json``; None keeps that file as it is.
+        about: what the run is, for ``run.json``; None writes none.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class RunWriter(RunDir):
         about: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(path or "")
+        self._about = about
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
-        self.settings, self._context, self._about = run.settings(), context, about
+        self.settings, self._context = run.settings(), context
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
 
