@@ -213,8 +213,8 @@ def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> Exp
     selected = {plan.name for plan in TunedRuns(experiment.selected, experiment.tuning, out).finals}
     runs = runs_of(tuned, out)
     compared = None
-    if experiment.baseline is not None and (runs["state"] == "finished").any():
-        compared = comparison(runs, compare_rows(runs, experiment.baseline), tuned.base_sentence)
+    if experiment.recipe.baseline is not None and (runs["state"] == "finished").any():
+        compared = comparison(runs, compare_rows(runs, experiment.recipe.baseline), tuned.base_sentence)
     findings = [] if compared is None else [str(compared)]
     results, cells = results_of(experiment, tuned, runs, selected, findings)
     files = write_results(out, experiment, tuned, results, cells)

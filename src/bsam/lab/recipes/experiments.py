@@ -24,35 +24,8 @@ Notes: TypeAlias = Sequence[str] | Callable[[Scale], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """Planned runs, and what their tables say.
-
-    Args:
-        name: the name of the recipe.
-        title: what it shows.
-        scale: its scale.
-        planned: all its runs, before tuning.
-        selected: the runs to train.
-        tuning: how settings are chosen before the final runs; None keeps them as they are.
-        published: the table of published numbers, a name in ``published.json``; empty if there is none.
-        notes: lines below the table.
-        baseline: the row that the others are compared with; None compares only on the page, with the base optimizer.
-    """
-
-    name: str
-    title: str
-    scale: Scale
-    planned: Sequence[Planned]
-    selected: Sequence[Planned]
-    tuning: Tuning | None = None
-    published: str = ""
-    notes: Sequence[str] = ()
-    baseline: str | None = None
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """An experiment by name; :func:`recipe` makes one from a function."""
+    """An experiment by name; :func:`recipe` makes one from a function and describes the arguments."""
 
     name: str
     title: str
@@ -68,10 +41,9 @@ class Recipe:
     def scale(self, name: str | None = None) -> Scale:
         """Return one of its scales by name; the first by default."""
         scales = {scale.name: scale for scale in self.scales}
-        name = next(iter(scales)) if name is None else name
-        if name not in scales:
+        if name is not None and name not in scales:
             raise BsamValueError(f"scale must be one of {', '.join(scales)}; got {name!r}")
-        return scales[name]
+        return self.scales[0] if name is None else scales[name]
 
     def experiment(
         self, scale: str | Scale | None = None, seeds: int | None = None, first_seed: int = 0, tune: bool = False
@@ -99,17 +71,7 @@ class Recipe:
         runs = with_seed(planned, first_seed)
         for seed in range(first_seed + 1, first_seed + count):
             runs += with_seed(planned, seed, surface=None)
-        return Experiment(
-            self.name,
-            f"{self.title} ({SMOKE})" if scale.settings is SCALES["smoke"].settings else self.title,
-            scale,
-            runs,
-            runs,
-            Tuning("holdout", radii=True) if tune else self.tuning,
-            self.published,
-            self.notes(scale) if callable(self.notes) else self.notes,
-            self.baseline,
-        )
+        return Experiment(self, scale, runs, runs, Tuning("holdout", radii=True) if tune else self.tuning)
 
     def _planned(self, scale: Scale) -> list[Planned]:
         """Return the runs of one seed; raise if two of them share a cell, whose number would be a mean over both."""
@@ -126,11 +88,41 @@ class Recipe:
                     f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them "
                     "different rows, place(run, row=...)"
                 )
-        return [self._with_published(plan) for plan in planned]
+        numbers = [published_number(self.published, plan.run) if self.published else None for plan in planned]
+        return [
+            plan if number is None else replace(plan, about={**plan.about, "published": number.mean})
+            for plan, number in zip(planned, numbers, strict=True)
+        ]
 
-    def _with_published(self, plan: Planned) -> Planned:
-        number = published_number(self.published, plan.run) if self.published else None
-        return plan if number is None else replace(plan, about={**plan.about, "published": number.mean})
+
+@dataclass(frozen=True)
+class Experiment:
+    """The planned runs of a recipe at a scale.
+
+    Args:
+        recipe: the recipe.
+        scale: the scale.
+        planned: all its runs, before tuning.
+        selected: the runs to train.
+        tuning: how settings are chosen before the final runs; None keeps them as they are.
+    """
+
+    recipe: Recipe
+    scale: Scale
+    planned: Sequence[Planned]
+    selected: Sequence[Planned]
+    tuning: Tuning | None = None
+
+    @property
+    def title(self) -> str:
+        """The title of the recipe; at the scale ``smoke`` it says that the numbers mean nothing."""
+        is_smoke = self.scale.settings is SCALES["smoke"].settings
+        return f"{self.recipe.title} ({SMOKE})" if is_smoke else self.recipe.title
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The recipe's lines below the table."""
+        return self.recipe.notes(self.scale) if callable(self.recipe.notes) else self.recipe.notes
 
 
 def recipe(

@@ -51,7 +51,7 @@ def check_folder(out: Path, experiment: Experiment) -> None:
 def _kind(experiment: Experiment) -> dict[str, Any]:
     tuning = experiment.tuning
     is_tuned = {"tuned": tuning is not None and tuning.radii, "tuned_base": tuning is not None and tuning.base}
-    return {"recipe": experiment.name, **is_tuned}
+    return {"recipe": experiment.recipe.name, **is_tuned}
 
 
 def runs_of(tuned: TunedRuns, out: Path) -> pd.DataFrame:
@@ -95,20 +95,20 @@ def results_of(
         selected: the names of the runs that count as missing if they have not ended.
         findings: sentences on what the numbers show.
     """
-    cells = cells_of(runs, experiment.published)
+    cells = cells_of(runs, experiment.recipe.published)
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     waiting = [f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []
     noise = dict.fromkeys(Run(**settings).noise_text() for settings in runs["settings"])
     shown = [text for text in noise if text]
     lines = [
-        *caption(runs, cells, experiment.published),
+        *caption(runs, cells, experiment.recipe.published),
         *experiment.notes,
         *waiting,
         *([f"Label noise: {'; '.join(shown)}."] if shown else []),
         *tuning_notes(tuned),
         *findings,
     ]
-    sections = [*sections_of(cells, experiment.published), *tuning_sections(tuned, experiment.tuning)]
+    sections = [*sections_of(cells, experiment.recipe.published), *tuning_sections(tuned, experiment.tuning)]
     return Results(runs, sections, lines), cells
 
 
@@ -190,5 +190,5 @@ def write_recipe_page(out: Path, experiment: Experiment, runs: pd.DataFrame) -> 
     if not begun:
         return None
     with locked(out, "writing results", wait=True):
-        write_page(out / PAGE, read_page(begun, experiment.baseline, experiment.title)[0])
+        write_page(out / PAGE, read_page(begun, experiment.recipe.baseline, experiment.title)[0])
     return out / PAGE
