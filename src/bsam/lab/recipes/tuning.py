@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...common.checks import is_number
 from ..common.grouping import count_text
 from ..tasks import TASKS
 from ..tasks.settings import Split
@@ -179,7 +180,8 @@ class Choice:
     @cached_property
     def _places(self) -> list[dict[str, float]]:
         """For each candidate, the places of its numbers in the grid: -1 the smallest, 0 the middle, 1 the largest."""
-        grids = {name: sorted({values[name] for values in self.values}) for name in self.names}
+        ordered = [name for name in self.names if all(is_number(values[name]) for values in self.values)]
+        grids = {name: sorted({values[name] for values in self.values}) for name in ordered}
         return [
             {name: 2 * grid.index(values[name]) / (len(grid) - 1) - 1 for name, grid in grids.items()}
             for values in self.values

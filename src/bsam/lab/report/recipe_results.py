@@ -98,8 +98,7 @@ def results_of(
     cells = cells_of(runs, experiment.recipe.published)
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     waiting = [f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []
-    noise = dict.fromkeys(Run(**settings).noise_text() for settings in runs["settings"])
-    shown = [text for text in noise if text]
+    shown = _noise_texts(runs)
     lines = [
         *caption(runs, cells, experiment.recipe.published),
         *experiment.notes,
@@ -110,6 +109,16 @@ def results_of(
     ]
     sections = [*sections_of(cells, experiment.recipe.published), *tuning_sections(tuned, experiment.tuning)]
     return Results(runs, sections, lines), cells
+
+
+def _noise_texts(runs: pd.DataFrame) -> list[str]:
+    """Return the label noise of the runs in words, with the share of wrong labels if it is known."""
+    texts: dict[tuple[str, float], str] = {}
+    for settings, path in zip(runs["settings"], runs["path"], strict=True):
+        run = Run(**settings)
+        text = run.noise_text(RunDir(path).note("labels").get("wrong")) if run.label_noise else ""
+        texts[run.data, run.label_noise] = max(texts.get((run.data, run.label_noise), ""), text, key=len)
+    return [text for text in dict.fromkeys(texts.values()) if text]
 
 
 def write_results(

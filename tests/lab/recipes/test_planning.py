@@ -1,0 +1,97 @@
+"""What a run is, in words and numbers, and the runs of other seeds."""
+
+from dataclasses import replace
+
+import pytest
+
+from bsam.common.errors import BsamValueError
+from bsam.lab.recipes import Planned, describe
+from bsam.lab.recipes.planning import with_seed
+from bsam.lab.training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from bsam.lab.training.run_dir import run_dir_name
+
+KEYS = (
+    "experiment row place section column variant radius passes chosen tuned published claimed note trial shared"
+).split()
+CIFAR = Run("sam", model="resnet18", data="cifar10")
+
+
+def test_a_description_has_these_keys_and_no_others():
+    assert list(describe(CIFAR)) == KEYS
+    assert describe(CIFAR, row="mine", published=1.0) == {**describe(CIFAR), "row": "mine", "published": 1.0}
+    with pytest.raises(BsamValueError, match="rwo"):
+        describe(CIFAR, rwo="mine")
+
+
+@pytest.mark.parametrize(
+    ("run", "title"),
+    [
+        (CIFAR, "ResNet-18, CIFAR-10, 200 epochs"),
+        (replace(CIFAR, seed=3, compile=True, curvature=True, probe=5), "ResNet-18, CIFAR-10, 200 epochs"),
+        (replace(CIFAR, batch=64, precision="bf16"), "ResNet-18, CIFAR-10, 200 epochs, batch 64, bf16"),
+        (replace(CIFAR, nesterov=True, lr=0.1), "ResNet-18, CIFAR-10, 200 epochs, lr 0.1, nesterov"),
+        (replace(CIFAR, limit_train=1000, eval_split="holdout"), "1,000 training samples, scored on holdout"),
+        (replace(CIFAR, label_noise=0.4), "40 % of labels drawn from all classes: 36.0 % wrong"),
+        (
+            Run("sam", model="resnet18", weight_bits=4, init="a", **QUANTIZED),
+            "4 bits, from a trained network, 60 epochs",
+        ),
+        (Run("sam", model="timm:resnet50", weights="pretrained", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
+        (Run("sam", model="resnet50", weights="/a/resnet50.pt", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
+        (Run("sam", model="resnet50", weights="/a/mine.pt", **FINE_TUNING), "pretrained mine.pt"),
+        (Run("sam", task="pose", model="simcc_resnet50", data="mpii", **POSE), "MPII Human Pose, 140 epochs"),
+        (replace(CIFAR, base="adamw"), "base adamw"),
+    ],
+)
+def test_titles_name_what_differs_from_the_defaults(run, title):
+    found = describe(run)["experiment"]
+    assert found.endswith(title) or f", {title}, " in found
+
+
+def test_runs_that_cannot_be_compared_have_different_titles():
+    changes = (
+        {},
+        {"lr": 0.1},
+        {"ema": 0.9},
+        {"init": "a"},
+        {"augment": "none"},
+        {"base_arguments": {"dampening": 0.1}},
+    )
+    assert len({describe(replace(CIFAR, **change))["experiment"] for change in changes}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "row", "variant", "radius"),
+    [
+        ("base", {}, "SGD", "sgd", None),
+        ("sam", {}, "SAM", "sam", 0.05),
+        ("sam", {"rho": 0.05}, "SAM", "sam", 0.05),
+        ("sam", {"rho": 0.2}, "SAM, rho 0.2", "sam", 0.2),
+        ("sam", {"rho": 0.1, "rho_floor": 0.1}, "SAM (sum)", "sam-sum", 0.1),
+        ("bsam", {"passes": 2, "rho_min": 0.1}, "BSAM (2 passes), rho_min 0.1", "bsam-2", 0.05 + 0.1),
+        ("saf", {"lam": 1.0}, "SAF, lam 1", "saf", None),
+    ],
+)
+def test_rows_name_the_arguments_that_differ(method, arguments, row, variant, radius):
+    about = describe(replace(CIFAR, method=method, arguments=arguments))
+    assert (about["row"], about["variant"], about["radius"]) == (row, variant, radius)
+    assert describe(replace(CIFAR, method=method, arguments=arguments), tuned=True)["row"] == row.partition(",")[0]
+
+
+def test_how_the_radius_was_chosen():
+    radii = {"sam": {}, "sam-sum": {"rho": 0.1}, "by hand": {"rho": 0.3}}
+    chosen = [describe(replace(CIFAR, arguments=radius))["chosen"] for radius in radii.values()]
+    assert chosen == ["the paper's", "BSAM's total radius", "set by hand"]
+    assert describe(Run("sam"))["chosen"] == "default"
+    assert describe(Run("sgd"))["chosen"] == ""
+    assert describe(Run("sam", eval_split="holdout", seed=10_000))["trial"]
+    assert not describe(Run("sam", eval_split="holdout"))["trial"]
+
+
+def test_seeds_keep_what_they_start_from():
+    """The name of a run directory contains the seed; runs elsewhere stay as they are."""
+    base = Run("sgd")
+    runs = [base, Run("sam", init=run_dir_name(base), weight_bits=4), Run("sam", init="/elsewhere", weight_bits=4)]
+    found = with_seed([Planned(run, describe(run)) for run in runs], 7, surface=5)
+    assert [plan.run.init for plan in found] == [None, found[0].name, "/elsewhere"]
+    assert {(plan.run.seed, plan.run.surface) for plan in found} == {(7, 5)}
