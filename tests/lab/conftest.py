@@ -5,6 +5,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from bsam.lab.recipes import RECIPES
+from bsam.lab.recipes.tuning import TunedRuns
 from bsam.lab.report.figures import panels
 from finished_runs import finished_run, write_run
 
@@ -37,10 +38,13 @@ def finished_run_fixture():
 
 @pytest.fixture
 def out(tmp_path):
-    """Write the directories of a recipe's finished runs; returns the recipe and the states."""
+    """Write the directories of a recipe's finished runs; returns the experiment and the runs that tuning chose."""
 
     def fill(name, seeds=2):
-        recipe = RECIPES[name]
-        return recipe, [write_run(run, tmp_path) for run in recipe.runs(seeds=seeds)]
+        experiment = RECIPES[name].experiment(seeds=seeds)
+        tuned = TunedRuns(experiment.planned, None, tmp_path)
+        for plan in tuned.finals:
+            write_run(plan.run, tmp_path)
+        return experiment, tuned
 
     return fill

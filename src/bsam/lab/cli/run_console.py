@@ -95,8 +95,10 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
             text = name.replace("cross-entropy", "cross-\nentropy")  # rich would break the word anywhere
             table.add_column(text, justify="right", style="dim" if is_paper else "", no_wrap=is_paper, overflow="fold")
         for row in section.rows:
-            texts = [text.replace(" ± ", "\n± ") for text in row] if section.wide else row
-            table.add_row(*texts, style="dim" if row[0].endswith(PAPER_ROW) else "")
+            texts = row[1:]
+            if section.wide:
+                texts = tuple(text.replace(" ± ", "\n± ").replace(" (", "\n(") for text in texts)
+            table.add_row(row[0], *texts, style="dim" if row[0].endswith(PAPER_ROW) else "")
         tables.append(table)
     return tables
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
-from ..common.names import find_object
+from ..common.names import find_name, find_object
 from ..training.config import Run
 from .planning import Planned, place, with_seed
 from .published import published_number
@@ -76,7 +76,11 @@ class Recipe:
     def _planned(self, scale: Scale) -> list[Planned]:
         """Return the runs of one seed; raise if two of them share a cell, whose number would be a mean over both."""
         listed = self.plan(scale)
-        if not isinstance(listed, Sequence) or not all(isinstance(item, Run | Planned) for item in listed):
+        if (
+            not isinstance(listed, Sequence)
+            or not listed
+            or not all(isinstance(item, Run | Planned) for item in listed)
+        ):
             raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Planned, got {listed!r:.80}")
         planned = [item if isinstance(item, Planned) else place(item) for item in listed]
         if scale.weights and not any(plan.run.weights in scale.weights.values() for plan in planned):
@@ -149,7 +153,9 @@ def recipe(
         raise BsamValueError(f"scales of the recipe {title!r} must have at least one scale, got none")
 
     def make(plan: Plan) -> Recipe:
-        known = tuple(scale if isinstance(scale, Scale) else SCALES[scale] for scale in scales)
+        known = tuple(
+            scale if isinstance(scale, Scale) else SCALES[find_name("scale", scale, SCALES)] for scale in scales
+        )
         made = Recipe(plan.__name__.replace("_", "-"), title, plan, known, **options)
         if plan.__module__.startswith(f"{__package__}."):  # users name theirs as MODULE:RECIPE
             RECIPES[made.name] = made

