@@ -1,18 +1,19 @@
 """``run_experiment``, which the commands and Python share; the commands' tests train with it."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from bsam.common.errors import BsamValueError
 from bsam.lab import experiment_run as module
 from bsam.lab.experiment_run import ExperimentOptions, run_experiment
-from bsam.lab.recipes.compare_recipe import plan_comparison
-from bsam.lab.recipes.scales import scale_of
+from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.recipes.scales import SCALES
 from bsam.lab.running import job
 from bsam.lab.running.executors import InProcess
 from bsam.lab.running.runner import Callbacks, RunsFailed
-from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 
 
@@ -22,7 +23,7 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LocalProcesses", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     options = ExperimentOptions(tmp_path, device="cuda:1")
-    scale = replace(scale_of("smoke"), threads=7)
+    scale = replace(SCALES["smoke"], threads=7)
     callbacks = Callbacks()
     module._executor(replace(options, jobs=3), scale, 4, callbacks)
     module._executor(options, replace(scale, workers=2), 4, callbacks)
@@ -42,16 +43,17 @@ def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monke
     fit = FakeFit(lambda run: 0.9 if run.method == "sam" else 0.8)
     monkeypatch.setattr(job, "fit", fit)
     runs = plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": 2}, seeds=2)
-    fit.trouble = {run_dir_name(runs.runs[3]): "the loss is nan"}
+    fit.trouble = {runs.planned[3].name: "the loss is nan"}
     result = run_experiment(runs, ExperimentOptions(tmp_path, device="cpu"))
     assert capsys.readouterr().out == ""
     assert [str(state) for state in result.states] == ["done", "done", "done", "diverged"]
     assert result.files == [tmp_path / name for name in ("table.md", "results.json", "report.html")]
     assert result.page == result.comparison.page == tmp_path / "report.html"
-    assert [(row.method, row.mean, row.n) for row in result.comparison.methods] == [
-        ("SGD", pytest.approx(80), 2),
-        ("SAM", pytest.approx(90), 1),
+    assert result.comparison.table[["row", "mean", "n"]].values.tolist() == [
+        ["SGD", pytest.approx(80), 2],
+        ["SAM", pytest.approx(90), 1],
     ]
+    assert {json.loads(file.read_text())["row"] for file in tmp_path.glob("*/run.json")} == {"SGD", "SAM"}
     assert str(result.comparison) in result.notes
     assert isinstance(result.failure, RunsFailed)
     assert "1 of 4 runs failed" in str(result.failure)
@@ -72,3 +74,24 @@ def test_callbacks_from_python(tmp_path, monkeypatch):
     run_experiment(runs, ExperimentOptions(tmp_path, device="cpu"), callbacks)
     assert len(planned) == 2
     assert ended == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "options", "shared"),
+    [
+        (1, {}, False),
+        (2, {}, True),
+        (2, {"device": "cpu"}, True),
+        (4, {"ray": "auto"}, True),
+        (4, {"ray": "auto", "gpus_per_run": 0.5}, True),
+        (4, {"ray": "auto", "gpus_per_run": 1.0}, False),
+    ],
+)
+def test_runs_on_one_device_share_it(slots, options, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    executor = SimpleNamespace(slots=slots)
+    assert module._is_shared(ExperimentOptions(tmp_path, **options), executor) is shared
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert module._is_shared(ExperimentOptions(tmp_path), SimpleNamespace(slots=2)) is False
+    assert module._is_shared(ExperimentOptions(tmp_path, device="cuda:1"), SimpleNamespace(slots=2)) is True

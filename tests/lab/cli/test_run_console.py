@@ -1,39 +1,39 @@
 from dataclasses import replace
 from pathlib import Path
 
-from bsam.lab.cli.run_console import name_of, plan_info, plan_table, show_runs, totals
+from bsam.lab.cli.run_console import name_of, plan_table, show_runs, totals
 from bsam.lab.recipes import RECIPES
 from bsam.lab.running.runner import Progress
 from bsam.lab.training.run_dir import RunState
 
-CURVES = RECIPES["training-curves"]
+CURVES = RECIPES["training-curves"].experiment("smoke")
 
 
 def test_the_plan(shown):
-    recipe = CURVES
-    runs = [replace(run, epochs=3) for run in recipe.runs("smoke")]
+    runs = [replace(plan.run, epochs=3) for plan in CURVES.planned]
     states = [
         RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
         RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
         *(RunState(run, Path("c")) for run in runs[2:]),
     ]
-    plan = plan_info(recipe, states)
-    assert [state for _, state, _ in plan] == ["done", "epoch 1 of 3", "missing", "missing", "missing"]
+    text = shown(plan_table(CURVES, states), totals(states))
+    rows = [line.split() for line in text.splitlines() if "seed 0" in line]
     # SAM as measured; three passes by the median second of a pass: 1.5, 2, 2, 2
-    assert [seconds for _, _, seconds in plan] == [0.0, 2 * 3.0, 3 * 3 * 2.0, 3 * 3.0, 3 * 3 * 2.0]
-    text = shown(plan_table(recipe, states), totals(states))
+    assert rows[0][-2:] == ["done", "-"]
+    assert [row[-2] for row in rows[1:]] == ["6.0", "18", "9.0", "18"]
+    assert all("missing" in row for row in rows[2:])
     assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 51 s." in text
     assert all(name_of(run) in text for run in runs)
-    assert "?" in shown(plan_table(recipe, [RunState(run, Path("c")) for run in runs]))
+    assert "?" in shown(plan_table(CURVES, [RunState(run, Path("c")) for run in runs]))
 
 
 def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    run = CURVES.runs("smoke")[2]
+    run = CURVES.planned[2].run
     diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
     told = set()
-    with show_runs(CURVES, 5, "tuning", told) as callbacks:
+    with show_runs(5, "tuning", told) as callbacks:
         callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)), None)
         callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)), None)
         callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
@@ -50,7 +50,7 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
         "Something else.",
     ]
-    with show_runs(CURVES, 5, "runs", told) as callbacks:
+    with show_runs(5, "runs", told) as callbacks:
         callbacks.on_message("Something else.")
         callbacks.on_message("Something new.")
     assert capsys.readouterr().out == "Something new.\n"

@@ -16,7 +16,7 @@ from ..common.grouping import count_text
 from ..common.names import find_name
 from ..data.digits import TEST, TRAIN, VALIDATION
 from ..training.config import BASE, Run, arguments_of
-from .experiments import Recipe, recipe
+from .experiments import RECIPES, Recipe, recipe
 from .planning import Planned, describe, titles_of
 from .scales import SCALES, Scale
 from .tuning import Tuning
@@ -91,4 +91,4 @@ def _planned(run: Run, row: str, tried: tuple[Mapping[str, Any], ...]) -> Planne
     return Planned(run, describe(run, experiment=title, section=run.noise_text(), row=row, column=column), tried)
 
 
-demo_recipe()
+RECIPES["demo"] = demo_recipe()
