@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.demo import DEFAULT, TUNED_SGD, candidates, demo_recipe
 from bsam.lab.recipes.tuning import TunedRuns
 from bsam.lab.recipes.variants import arguments, variant_of, variants
@@ -89,3 +90,4 @@ def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, a
     assert len(asked) == 4
     assert [plan.about["row"] for plan in finals] == ["BSAM (2 passes)", "SGD", TUNED_SGD]
     assert [plan.name for plan in finals[1:]] == [before[0].name, before[3].name]
+    assert RECIPES["demo"].experiment(seeds=1).planned == demo_recipe().experiment(seeds=1).planned  # as it was
