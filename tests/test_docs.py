@@ -21,7 +21,7 @@ from bsam.lab.cli import _parser
 from bsam.lab.cli.run_flags import run_of, settings_of
 from bsam.lab.data import DATASETS
 from bsam.lab.recipes import recipe_of, run_settings
-from bsam.lab.recipes.compare_recipe import compared_runs
+from bsam.lab.recipes.comparison import compared_runs
 from bsam.lab.recipes.run_settings import select
 from bsam.lab.training.config import Run
 
@@ -152,8 +152,8 @@ def check_command(line: str) -> None:
         if arguments.command == "compare":
             compared_runs(arguments.methods, settings_of(arguments))
         if arguments.command == "run" and ":" not in arguments.recipe:  # tests/recipes runs those of a module
-            runs = recipe_of(arguments.recipe).runs(arguments.scale, arguments.seeds or 1)
-            assert select(runs, arguments.only, arguments.models, arguments.data)
+            planned = recipe_of(arguments.recipe).experiment(arguments.scale, arguments.seeds or 1).planned
+            assert select(planned, arguments.only, arguments.models, arguments.data)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in words[1:])

@@ -12,7 +12,7 @@ import torch
 import bsam
 import test_contract as contract
 from bsam.lab import cli
-from bsam.lab.recipes.digits_demo import candidates
+from bsam.lab.recipes.demo import candidates
 from bsam.lab.recipes.variants import passes_of, variant_of, variants
 from bsam.lab.running.runner import EtaEstimator
 from bsam.lab.training.config import Run

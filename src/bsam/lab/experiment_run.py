@@ -7,13 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from .analysis.sentences import ComparisonResult, comparison
+from .analysis.sentences import ComparisonResult, comparison, sentence
 from .analysis.significance import compare_rows
 from .data import check_data
 from .recipes.columns import states_of
@@ -30,6 +31,9 @@ from .running.runner import Callbacks, RunsFailed, run_all
 from .training.environment import pick_device
 from .training.run_dir import RunState
 from .training.run_writer import CHECKPOINT_EVERY
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy"), "demo")  # the extra that installs them all
 
@@ -207,6 +211,16 @@ def _executor(
     return LocalProcesses(jobs, options.device, scale.threads, callbacks.on_message, is_default)
 
 
+def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
+    """Return a sentence on each row, compared with the first row of the same total radius."""
+    with_radius = runs.dropna(subset="radius")
+    table = compare_rows(with_radius.assign(experiment=with_radius["radius"].round(9).astype(str)))
+    rows = table.to_dict("records")
+    return [
+        f"Against {row['against']}: {sentence(row)}" for row in rows if row["row"] != row["against"] and row["shared"]
+    ]
+
+
 def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
     tuned = TunedRuns(experiment.planned, experiment.tuning, out)
@@ -216,6 +230,7 @@ def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> Exp
     if experiment.recipe.baseline is not None and (runs["state"] == "finished").any():
         compared = comparison(runs, compare_rows(runs, experiment.recipe.baseline), tuned.base_sentence)
     findings = [] if compared is None else [str(compared)]
+    findings += _at_equal_radii(runs) if experiment.recipe.at_equal_radii else []
     results, cells = results_of(experiment, tuned, runs, selected, findings)
     files = write_results(out, experiment, tuned, results, cells)
     page = write_recipe_page(out, experiment, runs)

@@ -5,11 +5,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from bsam.lab.recipes.compare_recipe import compared_runs
 from scipy import stats
 
 from bsam.lab.analysis.method_comparison import compare_states
 from bsam.lab.recipes.columns import states_of
-from bsam.lab.recipes.compare_recipe import compared_runs
 from bsam.lab.recipes.experiments import with_seed
 from bsam.lab.recipes.variants import passes_of
 from bsam.lab.training.run_dir import run_dir_name

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bsam.lab.recipes.candidates import TUNING_SEED
+from bsam.lab.recipes.choices import tuned_recipe
+from bsam.lab.recipes.paper import CLASSIFICATION, RHO_MIN_STUDY
 
 from bsam.lab import cli
 from bsam.lab.analysis.read_runs import read_records
 from bsam.lab.recipes import RECIPES, recipe_of
-from bsam.lab.recipes.candidates import TUNING_SEED
-from bsam.lab.recipes.choices import tuned_recipe
-from bsam.lab.recipes.paper import CLASSIFICATION, RHO_MIN_STUDY
 from bsam.lab.recipes.variants import passes_of, variants
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name

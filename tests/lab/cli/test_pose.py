@@ -1,16 +1,22 @@
-"""``bsam train`` on persons with joints."""
+"""``bsam train`` on persons with joints, and ``bsam run pose``."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from bsam.lab import cli
+from bsam.lab.data import DATASETS
 from bsam.lab.models import build
+from bsam.lab.recipes import more_recipes
 from bsam.lab.training.run_dir import RunDir
 from helpers import draw_persons
 
+COLUMNS = ("head", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 SMALL = ("train", "--method", "sgd", "--base", "sgd", "--device", "cpu", "--image-size", "32", "--batch", "6")
 
 
@@ -57,3 +63,43 @@ def test_a_diverged_run_has_no_predictions(tmp_path, error_of, monkeypatch):
     command = (*SMALL, "--data", "stick_figures", "--epochs", "2", "--lr", "1e30", "--out", tmp_path / "out")
     assert "loss is nan in epoch 1" in error_of(*command)
     assert RunDir(tmp_path / "out").predictions() == {}
+
+
+def test_a_small_experiment(tmp_path, monkeypatch):
+    """Really trained; the table has all measures of each run and the baseline, as they are in the run directories."""
+    small = {**more_recipes.POSE_SETTINGS["smoke"], "epochs": 1, "limit_train": 24, "limit_test": 10}
+    monkeypatch.setitem(more_recipes.POSE_SETTINGS, "smoke", small)
+    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 40)
+    figures = DATASETS["stick_figures"].draw(24)
+    before = figures.train.x.clone(), figures.train.y.clone()
+    assert cli.main(["run", "pose", "--out", str(tmp_path), "--device", "cpu", "--only", "adam", "bsam-2"]) == 0
+    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    expected = {
+        title: json.loads((path / "metrics.jsonl").read_text())
+        for title, path in zip(("Adam", "BSAM (2 passes)"), folders, strict=True)
+    }
+    baseline = json.loads((folders[0] / "baseline.json").read_text())["scores"]
+    expected["mean pose, no network"] = {f"test_{name}": value for name, value in baseline.items()}
+    table = (tmp_path / "table.md").read_text()
+    assert f"| method | {' | '.join(name.capitalize() for name in COLUMNS)} | Mean |" in table
+    for row, metrics in expected.items():
+        numbers = [100 * metrics[f"test_pck_{name}"] for name in COLUMNS] + [100 * metrics["test_pck"]]
+        count = "" if row.startswith("mean pose") else " (1)"
+        assert f"| {row} | {' | '.join(f'{number:.2f}{count}' for number in numbers)} |" in table
+    assert DATASETS["stick_figures"].draw(24) is figures  # drawn once for all runs, which leave it as it is
+    assert torch.equal(figures.train.x, before[0])
+    assert torch.equal(figures.train.y, before[1])
+    assert "not finished" not in table  # of those selected
+
+
+def test_without_weights_the_command_says_how_to_get_them(tmp_path, capsys):
+    command = ["run", "pose", "--scale", "short", "--out", str(tmp_path / "out")]
+    for mode in ([], ["--report"]):
+        assert cli.main([*command, *mode]) == 2
+        assert "tools/convert_weights.py" in capsys.readouterr().err
+    assert cli.main([*command, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("SimCC, ResNet-50, LSP Extended") == 7
+    save_file({"a": torch.zeros(1)}, tmp_path / "resnet50.safetensors", {"bsam_model": "resnet50"})
+    with_file = [*command, "--weights", "resnet50.safetensors", "--data-dir", str(tmp_path), "--report"]
+    assert cli.main(with_file) == 0
+    assert "7 runs are not finished." in (tmp_path / "out" / "table.md").read_text()

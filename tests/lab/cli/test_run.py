@@ -81,6 +81,21 @@ def test_smoke(name, tmp_path, capsys):
     assert left in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_study_of_the_total_radius_compares_at_equal_radii(tmp_path, monkeypatch, capsys):
+    """With known scores: BSAM is 3 points above SAM of the same total radius, whatever the radius is."""
+    fit = FakeFit(lambda run: 0.5 + 0.03 * (run.method == "bsam") + 0.001 * run.seed * (run.method == "bsam") / 3)
+    monkeypatch.setattr(job, "fit", fit)
+    flags = ["--only", "sgd", "sam", "bsam", "--seeds", "3", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert cli.main(["run", "radius", *flags]) == 0
+    lines = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("Against ")]
+    assert len(lines) == 4  # total radii
+    for line, total in zip(lines, (0.1, 0.2, 0.4, 0.6), strict=True):
+        assert line.startswith(
+            f"Against SAM, total radius {total:g}: BSAM (Algorithm 1), total radius {total:g} is better"
+        )
+        assert "+3.03 points" in line
+
+
 def test_every_method_trains_at_the_scale_smoke(tmp_path):
     """On a smaller network and less data."""
     planned = RECIPES["classification"].experiment("smoke").planned

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 import bsam
-from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.choices import TunedRuns
 from bsam.lab.recipes.columns import state_of
 from bsam.lab.running import job, runner
 from bsam.lab.running.job import Outcome
@@ -278,14 +276,6 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
     with pytest.raises(RunsFailed, match=r"4 times.*executor"):
         run_all(RUNS[:2], tmp_path, executor=SimpleNamespace(slots=1, submit=submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
-def test_without_tuning_the_settings_stay_as_they_are(recipe, tmp_path):
-    """Also if runs with different seeds start from different runs."""
-    runs = recipe.runs(None, 2)
-    assert TunedRuns(recipe, runs, tmp_path).finals == runs
-    assert bool(TunedRuns(recipe, runs, tmp_path).waiting) == (recipe.tuning is not None)
 
 
 def measured(run, *seconds):

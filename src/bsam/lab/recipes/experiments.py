@@ -37,6 +37,7 @@ class Recipe:
     published: str = ""
     notes: Notes = ()
     baseline: str | None = None
+    at_equal_radii: bool = False
 
     def scale(self, name: str | None = None) -> Scale:
         """Return one of its scales by name; the first by default."""
@@ -140,7 +141,8 @@ def recipe(
         options: ``tunable``: whether ``--tune`` can choose its radii; ``tuning``: how the candidates of its planned
             runs are chosen; ``seeds``: the default number of seeds; ``published``: a table of ``published.json``;
             ``notes``: lines below the table, or a function of the scale that returns them; ``baseline``: the row that
-            sentences below the table compare the others with.
+            sentences below the table compare the others with; ``at_equal_radii``: whether they compare rows of equal
+            total radius with the first of these.
 
     Example:
         >>> @recipe("The radius of SAM", scales=["smoke"])

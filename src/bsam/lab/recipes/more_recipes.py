@@ -138,7 +138,7 @@ def quantization(scale: Scale) -> list[Planned]:
 @recipe(
     "Methods at equal total radii, 40 % wrong training labels",
     scales=[replace(SCALES["demo"], name="smoke"), "short", "paper"],
-    baseline="SGD",
+    at_equal_radii=True,
     notes=[
         "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal."
     ],

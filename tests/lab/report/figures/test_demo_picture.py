@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 import pytest
+from bsam.lab.recipes.digits_demo import TUNED_SGD, demo_findings
 
 from bsam.lab.recipes.columns import CellSummary, SeedStatistics, TableCell
-from bsam.lab.recipes.digits_demo import TUNED_SGD, demo_findings
 from bsam.lab.recipes.variants import variants
 from bsam.lab.report.figures.epoch_figures import draw_demo
 from bsam.lab.report.figures.panels import line_style

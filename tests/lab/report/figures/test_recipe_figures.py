@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bsam.lab.recipes.digits_demo import demo_recipe
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from bsam.lab.recipes import RECIPES, Axis
 from bsam.lab.recipes.columns import SeedStatistics
-from bsam.lab.recipes.digits_demo import demo_recipe
 from bsam.lab.recipes.variants import variants
 from bsam.lab.report.figures.epoch_figures import (
     MEMORISED_METRIC,
