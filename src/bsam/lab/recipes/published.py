@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ...common.checks import is_number
 from ...methods import METHODS
 from ..training.config import BASE, Run, arguments_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
@@ -117,7 +118,8 @@ def total_radius(run: Run) -> float | None:
     """
     values = all_arguments(run.method, run.arguments)
     names = ("rho_max", "rho_min") if "rho_max" in values else ("rho",)
-    return float(sum(values[name] for name in names)) if set(names) <= set(values) else None
+    radii = [values.get(name) for name in names]
+    return float(sum(radii)) if all(map(is_number, radii)) else None
 
 
 def paper_arguments(run: Run) -> Mapping[str, Mapping[str, Any]]:
