@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from bsam.lab.analysis.claims import paper_claims
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.analysis.significance import holm, paired_difference
+from bsam.lab.training.config import Run
+from fake_fit import FakeFit
 
 ROOT = Path(__file__).parents[1]
 CLEAN, NOISE, RADIUS, DIGITS, RERUN = (
@@ -571,3 +575,15 @@ def test_the_claims_have_the_outcomes_of_the_page():
             reported += found
     left_out = {found["experiment"] for found in claims_found if found not in reported}
     assert left_out == {"tf_efficientnet_lite0, Flowers-102, pretrained, 30 epochs"}  # one or two seeds, in no row
+
+
+def test_a_run_is_added(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "mine"
+    FakeFit(lambda run: 0.75)(Run("sam", {"rho": 0.2}, epochs=2), run)
+    (tmp_path / "folder").mkdir()
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["add_runs.py", str(tmp_path / "folder"), str(run), "--commit", "abc"])
+        runpy.run_path(str(ROOT / "results" / "add_runs.py"), run_name="__main__")
+    found = read_runs(tmp_path / "folder")
+    assert found[["row", "score", "radius", "state"]].values.tolist() == [["SAM, rho 0.2", 75.0, 0.2, "finished"]]
+    assert json.loads((tmp_path / "folder" / "results.json").read_text())["runs"][0]["commit"] == "abc"
