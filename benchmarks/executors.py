@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bsam.lab.running.ray_tasks import ray_tasks
 
 import machine
 from bsam.lab.running.executors import Executor, InProcess, LocalProcesses
-from bsam.lab.running.ray_tasks import ray_tasks
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import LOG

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bsam.lab.running.ray_tasks import ray_tasks
 
 import bsam
 from bsam.lab import cli
@@ -13,7 +14,6 @@ from bsam.lab.recipes.columns import state_of
 from bsam.lab.running import job as run_job
 from bsam.lab.running import runner
 from bsam.lab.running.job import RunJob
-from bsam.lab.running.ray_tasks import ray_tasks
 from bsam.lab.running.runner import Callbacks, run_all
 from bsam.lab.training.config import Run
 from helpers import draw_images
