@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_is_one_error_before_the_first_run(fake,
     def read_only(dir):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    with pytest.raises(bsam.BsamError, match="runs cannot be used .*Not a directory"):
+    with pytest.raises(bsam.BsamError, match=r"runs cannot be used .*Not a directory"):
         run_all(RUNS, tmp_path / "file" / "runs", executor=executor)
     with monkeypatch.context() as patch:
         patch.setattr(files.tempfile, "TemporaryFile", read_only)
