@@ -115,22 +115,21 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
         time.sleep(0.01)
 
 
-def print_in_a_worker(out):
+def test_the_output_of_a_worker_goes_to_the_log(tmp_path, monkeypatch, capfd):
+    """Also that of C libraries, but not what is printed afterwards."""
+
     def fit(*_, on_message, **options):
         print("of Python", flush=True)
         ctypes.CDLL(None).write(1, b"of C\n", 5)
         ctypes.CDLL(None).write(2, b"errors of C\n", 12)
         on_message("for the user")
 
-    job.fit = fit
-    assert train_in_worker(RUN, out, {}) == Outcome(messages=("for the user",))
-
-
-def test_the_output_of_a_worker_goes_to_the_log(tmp_path):
-    """Also that of C libraries."""
-    assert Process(print_in_a_worker, tmp_path).wait() == 0
+    monkeypatch.setattr(job, "fit", fit)
+    assert train_in_worker(RUN, tmp_path, {}) == Outcome(messages=("for the user",))
+    os.write(1, b"later\n")
     log = (tmp_path / run_dir_name(RUN) / "log.txt").read_text().splitlines()
     assert {"of Python", "of C", "errors of C"} < set(log)
+    assert capfd.readouterr() == ("later\n", "")
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2 GiB.", "CUDA error: out of memory\nMore"])

@@ -55,7 +55,6 @@ def local_processes(
         jobs: the number of processes. They are spread over the GPUs and share them through MPS, if it can be started.
         device: as for :func:`bsam.lab.training.environment.devices_of`.
         threads: torch's threads in each process; None divides those of this process.
-        on_message: called with messages for the user.
         is_default: whether :func:`default_slots` chose ``jobs``. Then each GPU gets one process if MPS is off.
     """
     check_count("jobs", jobs)
@@ -137,7 +136,7 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
         address: ``HOST:PORT`` of the head node, or ``"auto"`` for the cluster running on this machine. An empty string
             uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block.
         gpus_per_run: the number of GPUs per run, possibly a fraction; None means one if the cluster has any.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: None, ``"auto"``, ``"cpu"`` or ``"cuda"``.
     """
     require_package("ray", "ray")
     if device not in (None, "auto", "cpu", "cuda"):

@@ -81,13 +81,17 @@ def message_of(error: BaseException) -> str:
 
 
 def train_in_worker(run: Run, out: Path, options: Options) -> Outcome:
-    """Train a run in a process that does nothing else: everything it prints from now on goes to the log."""
+    """Train a run in a process that does nothing else meanwhile: everything it prints goes to the log."""
     messages: list[str] = []
-    with _open_log(out / run_dir_name(run)) as log:
-        for number in (1, 2):  # also what C libraries print
+    with _open_log(out / run_dir_name(run)) as log, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(log))
+        stack.enter_context(contextlib.redirect_stderr(log))
+        for number in (1, 2):  # stdout and stderr of C libraries
+            before = os.dup(number)
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, number)  # Ray uses its workers again
             os.dup2(log.fileno(), number)
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            outcome = train_run(run, out, options, messages.append, lambda: None)
+        outcome = train_run(run, out, options, messages.append, lambda: None)
     return outcome._replace(messages=tuple(messages))
 
 

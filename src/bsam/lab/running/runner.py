@@ -77,9 +77,7 @@ def run_all(
     others; :class:`RunsFailed` at the end says which failed. Remove the directory of a diverged run to train it again.
 
     Args:
-        runs: the runs.
         out: the folder for the run directories, created if it does not exist.
-        callbacks: functions to call during training.
         executor: where to train; None trains in this process, one run after another.
         options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``.
 
