@@ -10,7 +10,6 @@ from bsam.lab.experiment_run import ExperimentOptions, run_experiment
 from bsam.lab.recipes.compare_recipe import plan_comparison
 from bsam.lab.recipes.scales import scale_of
 from bsam.lab.running import job
-from bsam.lab.running.executors import InProcess
 from bsam.lab.running.runner import Callbacks, RunsFailed
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
@@ -19,7 +18,7 @@ from fake_fit import FakeFit
 def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(module, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
-    monkeypatch.setattr(module, "LocalProcesses", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(module, "local_processes", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     options = ExperimentOptions(tmp_path, device="cuda:1")
     scale = replace(scale_of("smoke"), threads=7)
@@ -32,7 +31,8 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
         (42, "cuda:1", 7, callbacks.on_message, True),
         ("auto", 0.5, "cuda:1"),
     ]
-    assert isinstance(module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks), InProcess)
+    with module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks) as executor:
+        assert executor is None  # in this process
     for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
         with pytest.raises(BsamValueError, match="ray"):
             module._executor(replace(options, **wrong), scale, 4, callbacks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +16,14 @@ from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .analysis.choice_texts import how_chosen
 from .analysis.method_comparison import ComparisonResult, compare_states
-from .data import check_data
+from .data import check_data, download_all
 from .recipes.choices import TunedRuns
 from .recipes.columns import states_of
 from .recipes.experiments import PlannedRuns, table_info
 from .recipes.scales import Scale
 from .report.recipe_table import TableSection, sections_info
 from .report.tuning_section import tuning_sections
-from .running.downloads import download_all
-from .running.executors import Executor, InProcess, LocalProcesses, default_slots, terminable
-from .running.ray_tasks import ray_tasks
+from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
 from .training.config import Run
 from .training.environment import pick_device
@@ -43,7 +42,7 @@ class ExperimentOptions:
         data_dir, cache_dir, device, checkpoint_every: arguments of :func:`bsam.lab.training.loop.fit` for all runs.
         download: whether to download the data sets into ``data_dir`` first, if they are not there yet.
         jobs: the number of runs to train at a time on this machine; None chooses it from the device.
-        ray: trains the runs as Ray tasks, with the address as for :func:`bsam.lab.running.ray_tasks.ray_tasks`.
+        ray: trains the runs as Ray tasks, with the address as for :func:`bsam.lab.running.executors.ray_tasks`.
         gpus_per_run: with ``ray``, the number of GPUs per run.
     """
 
@@ -140,7 +139,7 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callb
     out = options.out
     scale = recipe.scale(runs.scale)
     if options.download:
-        download_all((run.data for run in runs.selected), options.data_dir)
+        download_all((run.data for run in runs.selected), options.data_dir, sys.stderr.isatty())
     if scale.threads is not None:
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
@@ -157,7 +156,7 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callb
         except RunsFailed as error:
             failed.update(error.failed)
 
-    with terminable(), make_executor as executor:
+    with make_executor as executor:
         tuned = TunedRuns(recipe, runs.selected, out)
         if tuned.base_trials:
             train(tuned.base_trials, "tuning the base optimizer")
@@ -179,7 +178,7 @@ def _train(runs: PlannedRuns, options: ExperimentOptions, unfinished: int, callb
 
 def _executor(
     options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks
-) -> contextlib.AbstractContextManager[Executor]:
+) -> contextlib.AbstractContextManager[Executor | None]:
     if options.ray is not None:
         if options.jobs is not None:
             raise BsamValueError("jobs (--jobs) starts processes here, ray (--ray) Ray tasks: use one of them")
@@ -193,8 +192,8 @@ def _executor(
     jobs = default_slots(options.device, unfinished, scale.workers) if options.jobs is None else options.jobs
     if jobs == 1:
         pick_device(options.device)  # raises before the first run, as the other executors do
-        return InProcess()
-    return LocalProcesses(jobs, options.device, scale.threads, callbacks.on_message, is_default)
+        return contextlib.nullcontext()
+    return local_processes(jobs, options.device, scale.threads, callbacks.on_message, is_default)
 
 
 def _write(runs: PlannedRuns, out: Path, failure: RunsFailed | None) -> ExperimentResult:

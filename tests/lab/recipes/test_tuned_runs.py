@@ -193,3 +193,11 @@ def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):
     out = tmp_path / "runs" / "quantization-smoke-tuned"
     assert "rho 0.2*" in (out / "table.md").read_text()  # the largest candidate
     assert json.loads((out / "results.json").read_text())["tuned"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
+def test_without_tuning_the_settings_stay_as_they_are(recipe, tmp_path):
+    """Also if runs with different seeds start from different runs."""
+    runs = recipe.runs(None, 2)
+    assert TunedRuns(recipe, runs, tmp_path).finals == runs
+    assert bool(TunedRuns(recipe, runs, tmp_path).waiting) == (recipe.tuning is not None)
