@@ -105,7 +105,7 @@ def confusion_figure(predictions: Mapping[str, NDArray[Any]]) -> go.Figure:
     if len(names) <= MAX_NAMES:
         ticks = {"tickvals": list(range(len(names))), "ticktext": [plot_text(name, MAX_LETTERS) for name in names]}
     axis = {"constrain": "domain", "showgrid": False, "zeroline": False, "automargin": True, **ticks}
-    figure = go.Figure(heatmap, {"template": TEMPLATE, "height": min(900, 400 + 20 * len(names))})
+    figure = go.Figure(heatmap, {"template": TEMPLATE, "height": min(900, 460 + 24 * len(names))})
     figure.update_xaxes(title_text="predicted class", **axis)
     return figure.update_yaxes(title_text="true class", autorange="reversed", scaleanchor="x", **axis)
 

@@ -234,8 +234,9 @@ def surface_figure(entries: Entries) -> go.Figure | None:
     """Return the loss around each of the first 12 networks as a surface; a group shares its vertical scale."""
     figure = _landscapes(dict(list(entries.items())[:MAX_SURFACES]), "scene")
     if figure is not None:
-        axes = {"xaxis_title_text": "direction 1", "yaxis_title_text": "direction 2", "zaxis_title_text": "loss"}
-        camera = {"eye": {"x": 1.8, "y": 1.8, "z": 1.2}}  # plotly's default cuts the labels
+        titles = {"x": "direction 1", "y": "direction 2", "z": "loss"}
+        axes = {f"{name}axis": {"title": {"text": text}, "nticks": 5} for name, text in titles.items()}
+        camera = {"eye": {"x": 2.1, "y": 2.1, "z": 1.4}}  # plotly's default cuts the labels
         figure.update_scenes(aspectmode="cube", camera=camera, **axes)
     return figure
 
