@@ -136,13 +136,12 @@ def pose(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(207, 158), (640, 480), (1, 3)])
-def test_an_image_keeps_its_size_and_has_its_legend_below(pose, size, tmp_path):
+def test_an_image_keeps_its_size_and_place_and_has_its_legend_below(pose, size, tmp_path):
     draw_joints(pose(*size), tmp_path / "drawn.png")
     drawn, legend = pixels_of(tmp_path / "drawn.png"), side_legend()
     assert drawn.shape == (size[1] + legend.height, max(size[0], legend.width), 3)
-    left = (drawn.shape[1] - size[0]) // 2
-    assert (drawn[: size[1], :left] == 255).all()
-    assert size[0] == 1 or (drawn[: size[1] // 9, left : left + size[0] // 9] == GREY).all()
+    assert (drawn[: size[1], size[0] :] == 255).all()
+    assert size[0] == 1 or (drawn[: size[1] // 9, : size[0] // 9] == GREY).all()
     for colour in ((230, 159, 0), (86, 180, 233)):
         assert (drawn[size[1] :] == colour).all(axis=2).any()
 
@@ -151,7 +150,7 @@ def test_the_place_of_a_joint_is_exact(pose, tmp_path):
     """It is the centre of mass of its dot; the joint that both are connected with is not finite."""
     places = (20.3, 30.8), (60.0, 50.5)
     lost = (np.nan, 0)
-    draw_joints(pose(350, 79, (lost, *places, lost), (0, 0, 500, 500)), tmp_path / "drawn.png")
+    draw_joints(pose(97, 79, (lost, *places, lost), (0, 0, 500, 500)), tmp_path / "drawn.png")
     ink = np.abs(pixels_of(tmp_path / "drawn.png")[:79, :97] - GREY).max(axis=2)
     for begin, place in zip((0, 45), places, strict=True):
         dot = ink[:, begin : begin + 45]

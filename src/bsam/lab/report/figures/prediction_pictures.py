@@ -198,13 +198,15 @@ def _person(
 
 def draw_joints(pose: FoundJoints, path: Path) -> None:
     """Draw the skeleton on the image at full size, and a legend below it."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     picture = Image.fromarray(pose.pixels)
     left, top, right, bottom = pose.box
     width = max(1.5, LINE * min(max(right - left, bottom - top), max(picture.size)))
-    letters = max(LETTERS, round(TEXT * min(picture.size)))
-    save(stack(draw_skeleton(picture, pose.joints, pose.skeleton, width=width), side_legend(letters)), path)
+    legend = side_legend(max(LETTERS, round(TEXT * min(picture.size))))
+    drawn = draw_skeleton(picture, pose.joints, pose.skeleton, width=width)
+    space = max(0, legend.width - picture.width)  # on the right: the image keeps its coordinates
+    save(stack(ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend), path)
 
 
 def draw_skeleton(
