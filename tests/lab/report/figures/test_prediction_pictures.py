@@ -105,16 +105,25 @@ def test_each_side_has_a_colour_over_a_wider_dark_outline():
     assert 0.7 < untouched.mean() < 0.95
 
 
-def test_joints_that_are_not_labelled_or_not_finite_are_not_drawn():
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_joints_that_are_not_finite_are_not_drawn(value):
     blank, lost = Image.new("RGB", (200, 170), GREY), JOINTS.copy()
-    lost[1] = np.nan, 0
-    for drawn in (
-        draw_skeleton(blank, JOINTS, SKELETON, np.array([True, False, True, True])),
-        draw_skeleton(blank, lost, SKELETON),
-    ):
-        assert (np.asarray(drawn)[90:, :90] == GREY).all()  # the right hand and its line
-        assert (np.asarray(drawn)[90:, 110:] != GREY).any()
-    assert np.array_equal(draw_skeleton(blank, JOINTS, SKELETON, np.zeros(4, bool)), blank)
+    lost[1] = value, 0
+    drawn = np.asarray(draw_skeleton(blank, lost, SKELETON))
+    assert (drawn[90:, :90] == GREY).all()  # the right hand and its line
+    assert (drawn[90:, 110:] != GREY).any()
+    assert np.array_equal(draw_skeleton(blank, np.full((4, 2), value), SKELETON), blank)
+
+
+def test_only_labelled_joints_of_the_truth_are_drawn(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        prediction_pictures, "draw_skeleton", lambda picture, joints, *_: drawn.append(joints) or picture
+    )
+    truth = np.array([[[1, 2, 1], [3, 4, 0]]], float)
+    arrays = {"pixels": np.zeros((1, PERSON, PERSON, 3), np.uint8), "truth": truth, "found": truth[..., :2] + 9}
+    prediction_pictures.persons_picture([("a", SKELETON, arrays)])
+    np.testing.assert_allclose(drawn, [[[1, 2], [np.nan, np.nan]], [[10, 11], [12, 13]]])
 
 
 @pytest.mark.parametrize("skeleton", [LSP, MPII])

@@ -91,7 +91,7 @@ def eigenvalue_figure(entries: Entries) -> go.Figure | None:
         for title, entry in group.items():
             part = entry["eigenvalues"]
             values = np.array(part["values"], dtype=float)
-            name = plot_text(title + ("" if part["converged"] else " (not converged)"), 34)
+            name = plot_text(title + ("" if part["converged"] else " (not converged)"))
             hover = f"%{{x:.4g}}<extra>mean {part['mean']:.3g}<br>variance {part['variance']:.3g}</extra>"
             dots = {**styles[title], "mode": "markers", "opacity": 0.7, "hovertemplate": hover, "showlegend": False}
             figure.add_scatter(x=values, y=[len(names)] * len(values), **dots, row=row, col=1)
@@ -169,24 +169,29 @@ def _landscapes(entries: Entries, kind: str) -> go.Figure | None:
         return None
     columns = min(max(map(len, groups)), MAX_COLUMNS)
     rows = [math.ceil(len(group) / columns) for group in groups]
-    titles = []
+    titles, losses = [], {}
     for group, n in zip(groups, rows, strict=True):
-        titles += [f"<b>{plot_text(t, 34)}</b><br>loss {_losses(e)[1]:.3g}" for t, e in group.items()]
+        for title, entry in group.items():
+            losses[title] = np.array(entry["landscape"]["loss"], dtype=float)
+            middle = len(losses[title]) // 2
+            titles.append(f"<b>{plot_text(title, 34)}</b><br>loss {losses[title][middle, middle]:.3g}")
         titles += [""] * (n * columns - len(group))
     options: dict[str, Any] = {"specs": [[{"type": kind}] * columns] * sum(rows), "subplot_titles": titles}
     options |= {"horizontal_spacing": 0.01} if kind == "scene" else {}  # room for the labels of the axes
     figure = _panels(sum(rows), columns, (ROW + 60) * sum(rows), **options)
     for n, group in enumerate(groups, 1):
-        losses = [_losses(entry)[0] for entry in group.values()]
-        finite = [loss[np.isfinite(loss)] for loss in losses if np.isfinite(loss).any()]
+        finite = [z[np.isfinite(z)] for title in group if np.isfinite(z := losses[title]).any()]
         low, ceiling = shared_range([float(z.min()) for z in finite], [float(z.max()) for z in finite])
         above = sum(rows[: n - 1])
-        bar = _colour_bar(low, ceiling, any(z.max() > ceiling for z in finite))
-        bar |= {"y": 1 - (above + rows[n - 1] / 2) / sum(rows), "len": rows[n - 1] / sum(rows)}
+        cut = f"<br>(cut off<br>at {ceiling:.3g})" if any(z.max() > ceiling for z in finite) else ""
+        ticks = round_ticks(low, ceiling)
+        bar: dict[str, Any] = {"title": {"text": f"loss{cut}"}, "ticktext": [f"{tick:g}" for tick in ticks]}
+        bar |= {"tickvals": _height(ticks, low, ceiling), "len": rows[n - 1] / sum(rows)}
+        bar |= {"y": 1 - (above + rows[n - 1] / 2) / sum(rows)}
         figure.update_layout({f"coloraxis{n}": {"cmin": 0, "cmax": 1, "colorscale": "Viridis", "colorbar": bar}})
         for m, (title, entry) in enumerate(group.items()):
             place = {"row": above + m // columns + 1, "col": m % columns + 1}
-            z = np.nan_to_num(np.minimum(losses[m], ceiling), nan=ceiling, posinf=ceiling).T  # rows of z go along y
+            z = np.nan_to_num(np.minimum(losses[title], ceiling), nan=ceiling).T  # rows of z go along y
             axis, colour = _small(entry["landscape"]["axis"]), _small(_height(z, low, ceiling))
             trace = {"x": axis, "y": axis, "name": plot_text(title), "coloraxis": f"coloraxis{n}"}
             hover = "%{x:.3g}, %{y:.3g}: loss %{customdata:.3g}<extra></extra>"
@@ -202,22 +207,9 @@ def _landscapes(entries: Entries, kind: str) -> go.Figure | None:
     return figure
 
 
-def _losses(entry: Mapping[str, Any]) -> tuple[NDArray[Any], float]:
-    """Return the losses of a landscape, with NaN for those that are not finite, and the loss of the network."""
-    loss = np.array(entry["landscape"]["loss"], dtype=float)
-    return loss, float(loss[len(loss) // 2, len(loss) // 2])
-
-
 def _height(loss: Any, low: float, ceiling: float) -> NDArray[Any]:
     """Return the places of losses on the scale of the colours, from 0 to 1."""
     return np.asarray(((np.asarray(loss) - low) / (ceiling - low)) ** (1 / STEEPNESS))
-
-
-def _colour_bar(low: float, ceiling: float, is_cut: bool) -> dict[str, Any]:
-    ticks = round_ticks(low, ceiling)
-    title = "loss" + (f"<br>(cut off<br>at {ceiling:.3g})" if is_cut else "")
-    places = _height(ticks, low, ceiling)
-    return {"title": {"text": title}, "tickvals": places, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def contour_figure(entries: Entries) -> go.Figure | None:
@@ -236,7 +228,8 @@ def surface_figure(entries: Entries) -> go.Figure | None:
     if figure is not None:
         titles = {"x": "direction 1", "y": "direction 2", "z": "loss"}
         axes = {f"{name}axis": {"title": {"text": text}, "nticks": 5} for name, text in titles.items()}
-        camera = {"eye": {"x": 2.1, "y": 2.1, "z": 1.4}}  # plotly's default cuts the labels
+        eye, centre = {"x": 2.1, "y": 2.1, "z": 1.4}, {"x": 0.09, "y": -0.09, "z": -0.1}  # the default cuts labels
+        camera = {"eye": eye, "center": centre}
         figure.update_scenes(aspectmode="cube", camera=camera, **axes)
     return figure
 

@@ -179,21 +179,15 @@ def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
         left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
         x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
         seen = pixels[y : math.ceil(bottom + 0.5), x : math.ceil(right + 0.5)]
-        person = _person(seen, SIDE, pose.skeleton, pose.joints - (x, y))
+        person = _person(seen, pose.joints - (x, y), pose.skeleton, SIDE)
         pictures.append(stack(person, text_picture([pose.path.name], SIDE)))
     save(stack(grid(pictures), side_legend()), path)
 
 
-def _person(
-    pixels: NDArray[np.uint8],
-    side: int,
-    skeleton: Skeleton,
-    joints: NDArray[Any],
-    labelled: NDArray[np.bool_] | None = None,
-) -> Picture:
+def _person(pixels: NDArray[np.uint8], joints: NDArray[Any], skeleton: Skeleton, side: int) -> Picture:
     """Return a picture of this side with a skeleton whose joints are in pixels of the array."""
     places = side / max(pixels.shape[:2]) * (joints + 0.5) - 0.5
-    return draw_skeleton(scaled(pixels, side), places, skeleton, labelled, width=2 * LINE * side)
+    return draw_skeleton(scaled(pixels, side), places, skeleton, 2 * LINE * side)
 
 
 def draw_joints(pose: FoundJoints, path: Path) -> None:
@@ -204,17 +198,13 @@ def draw_joints(pose: FoundJoints, path: Path) -> None:
     left, top, right, bottom = pose.box
     width = max(1.5, LINE * min(max(right - left, bottom - top), max(picture.size)))
     legend = side_legend(max(LETTERS, round(TEXT * min(picture.size))))
-    drawn = draw_skeleton(picture, pose.joints, pose.skeleton, width=width)
+    drawn = draw_skeleton(picture, pose.joints, pose.skeleton, width)
     space = max(0, legend.width - picture.width)  # on the right: the image keeps its coordinates
     save(stack(ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend), path)
 
 
 def draw_skeleton(
-    picture: Picture,
-    joints: NDArray[np.floating[Any]],
-    skeleton: Skeleton,
-    labelled: NDArray[np.bool_] | None = None,
-    width: float = 3.0,
+    picture: Picture, joints: NDArray[np.floating[Any]], skeleton: Skeleton, width: float = 3.0
 ) -> Picture:
     """Return a picture with joints as dots and the lines between them.
 
@@ -222,9 +212,8 @@ def draw_skeleton(
 
     Args:
         picture: a PIL image.
-        joints: (J, 2), x and y in pixels; the centre of the first pixel is (0, 0).
+        joints: (J, 2), x and y in pixels; the centre of the first pixel is (0, 0). Non-finite joints are not drawn.
         skeleton: the names of the joints, and which to connect.
-        labelled: (J,), the joints to draw; None draws all. Non-finite joints are never drawn.
         width: the width of the lines, in pixels.
     """
     from PIL import Image, ImageDraw
@@ -232,7 +221,7 @@ def draw_skeleton(
     factor = min(8, max(1, SMOOTH // max(picture.size)))  # smooth edges: Pillow's own have steps
     large = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(large)
-    shown = np.isfinite(joints).all(axis=1) & (True if labelled is None else labelled)
+    shown = np.isfinite(joints).all(axis=1)
     places = [tuple(place) for place in (factor * (joints + 0.5) - 0.5).tolist()]
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
     for thickness, is_outline in ((2.2 * width, True), (width, False)):  # outlines first, so that none covers a line
@@ -295,9 +284,7 @@ def persons_picture(rows: Sequence[Row]) -> Picture:
     pictures = []
     for n, (title, skeleton, arrays) in enumerate([rows[0], *rows]):
         row = [text_picture(title.split("\n") if n else ["label"], PERSON)]
-        joints = arrays["found" if n else "truth"][:PERSONS]
-        labelled = np.ones(joints.shape[:2], bool) if n else joints[:, :, 2] > 0
-        for pixels, *person in zip(arrays["pixels"], joints[:, :, :2], labelled, strict=False):
-            row.append(_person(pixels, PERSON, skeleton, *person))
-        pictures.append(row)
+        truth = np.where(arrays["truth"][..., 2:] > 0, arrays["truth"][..., :2], np.nan)  # only labelled joints
+        persons = zip(arrays["pixels"][:PERSONS], arrays["found"] if n else truth, strict=False)
+        pictures.append([*row, *(_person(pixels, joints, skeleton, PERSON) for pixels, joints in persons)])
     return arrange(pictures, GAP)
