@@ -17,23 +17,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 
 import machine
-from bsam.lab.running.executors import Executor, InProcess, LocalProcesses
-from bsam.lab.running.ray_tasks import ray_tasks
+from bsam.lab.running.executors import Executor, local_processes, ray_tasks
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import LOG
 
 EXECUTORS = {
-    "jobs 1": InProcess,
-    "jobs 2": lambda: LocalProcesses(2, "cpu", threads=1),
-    "ray, 2 CPUs": lambda: ray_tasks(device="cpu", cpus=2),
+    "jobs 1": contextlib.nullcontext,
+    "jobs 2": lambda: local_processes(2, "cpu", threads=1),
+    "ray, 2 CPUs": lambda: ray_tasks(device="cpu"),
 }
 
 
-def measure(executor: Executor, runs: list[Run], out: Path) -> dict[str, float]:
+def measure(executor: Executor | None, runs: list[Run], out: Path) -> dict[str, float]:
     """Return the wall time of the runs and the executor's overhead per run, in seconds."""
     begin = time.perf_counter()
     states = run_all(runs, out, executor=executor, device="cpu")
@@ -41,7 +41,8 @@ def measure(executor: Executor, runs: list[Run], out: Path) -> dict[str, float]:
     assert all(state.finished for state in states)
     logs = [(state.path / LOG).read_text() for state in states]
     training = sum(float(log.rpartition(", in ")[2].split()[0]) for log in logs)
-    return {"wall": wall, "overhead": (min(executor.slots, len(runs)) * wall - training) / len(runs)}
+    slots = 1 if executor is None else executor.slots()
+    return {"wall": wall, "overhead": (min(slots, len(runs)) * wall - training) / len(runs)}
 
 
 def main() -> None:
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file (default: benchmarks/results/executors_cpu.json)")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     runs = [Run("bsam", seed=seed, epochs=args.epochs, batch=64) for seed in range(args.runs)]
     first = [Run("sgd", seed=seed, epochs=1, batch=64, limit_train=64) for seed in range(4)]
     results: dict[str, dict[str, Any]] = {}

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from bsam.lab.analysis.paired_tests import holm, paired
-from bsam.lab.analysis.read_runs import read_records
-from bsam.lab.analysis.verdicts import paper_verdicts
+from bsam.lab.analysis.claims import paper_claims
+from bsam.lab.analysis.runs_table import read_runs
+from bsam.lab.analysis.significance import holm, paired_difference
+from bsam.lab.training.config import Run
+from fake_fit import FakeFit
 
 ROOT = Path(__file__).parents[1]
 CLEAN, NOISE, RADIUS, DIGITS, RERUN = (
@@ -41,14 +44,11 @@ def last(name: str, folder: Path = NOISE) -> float:
 
 def digits() -> dict[tuple[str, float], list[float]]:
     """The test accuracies in % of the ten seeds, by method and total radius."""
-    runs = json.loads((DIGITS / "results.json").read_text(encoding="utf-8"))["runs"]
-    found: dict[tuple[str, float], dict[int, float]] = {}
-    for run in runs:
-        arguments, seed = run["settings"]["arguments"], run["settings"]["seed"]
-        total = arguments.get("rho", arguments.get("rho_max", 0) + arguments.get("rho_min", 0))
-        found.setdefault((run["title"], round(total, 6)), {})[seed] = 100 * run["last"]["test_accuracy"]
-    assert all(sorted(seeds) == list(range(10)) for seeds in found.values())
-    return {key: [seeds[seed] for seed in range(10)] for key, seeds in found.items()}
+    runs = read_runs(DIGITS)
+    keys = [runs["row"].str.partition(", ")[0], runs["radius"].fillna(0.0).round(6)]
+    found = {key: group.sort_values("seed") for key, group in runs.groupby(keys)}
+    assert all(group["seed"].tolist() == list(range(10)) for group in found.values())
+    return {key: group["score"].tolist() for key, group in found.items()}
 
 
 def difference(a: list[float], b: list[float]) -> str:
@@ -57,9 +57,10 @@ def difference(a: list[float], b: list[float]) -> str:
 
 
 def cifar() -> dict[tuple[str, float], dict[str, Any]]:
-    """The cells of the table by total radius, by method and total radius."""
-    cells = json.loads((RADIUS / "results.json").read_text(encoding="utf-8"))["table"]
-    return {(cell["row"], float(cell["section"].rpartition(" ")[2])): cell for cell in cells if cell["n"]}
+    """Mean and number of seeds by method and total radius, with 40 % wrong labels."""
+    runs = read_runs(RADIUS)
+    keys = [runs["row"].str.partition(", ")[0].replace("SAM (sum)", "SAM"), runs["radius"].fillna(0.0).round(6)]
+    return runs.groupby(keys)["score"].agg(mean="mean", n="count").to_dict("index")
 
 
 def gaps(name: str, other: str) -> list[float]:
@@ -93,7 +94,7 @@ def noise_claims() -> list[tuple[str, list[str]]]:
     above, released = both("bsam", "sam", ".1f"), last("bsam-released-seed0") - last("sam-seed0")
     readme, results, page, guide = PAGES
     return [
-        (f"too few seeds (2) | {sgd_mean}, {sam_mean}, {bsam_mean} |", [results]),
+        (f"open (2 seeds) | {sgd_mean}, {sam_mean}, {bsam_mean} |", [results]),
         (f"BSAM is {above} points above SAM", [results]),
         (f"with two passes {both('bsam-2', 'sam', '.1f')}, as released {released:.1f} (seed 0)", [results]),
         (f"minus SAM (follow) at total radius 0.1 is {both('bsam', 'sam-follow')} points", [results]),
@@ -140,7 +141,7 @@ def test_the_sentences_on_the_papers_label_noise():
     assert f"label noise | {mean:.2f} ± {std:.2f} (2) / 70.25 | {sam[0]:.2f} (1) / 79.71 | {bsam} |" in readme
     for order in ([mean, sam[0], three[0]], [mean, sam[0], released[0]], [sgd[1], sam[1], released[1]]):
         assert order == sorted(order)
-        assert f"too few seeds (1) | {', '.join(f'{score:.2f}' for score in order)} |" in text
+        assert f"open (1 seed) | {', '.join(f'{score:.2f}' for score in order)} |" in text
     assert f"another order | {sgd[1]:.2f}, {sam[1]:.2f}, **{three[1]:.2f}** |" in text
     assert f"As released, BSAM reaches {released[1]:.2f} (paper: 78.27). Algorithm 1 reaches {three[1]:.2f}" in text
     assert f"reaches {shifted:.2f}, against {sam[1]:.2f} without it and {released[1]:.2f} for BSAM as released" in text
@@ -163,6 +164,36 @@ def test_the_sentences_on_the_papers_label_noise():
     assert f"| 40 % | 200 | {harder} |" in guide
     row = " | ".join(f"{score:.1f}" for score in (sgd[1], sam[1], wide[1], three[1], released[1]))
     assert f"| 72 % | 200 | {row} |" in guide
+
+
+def test_the_sentences_on_60_percent_label_noise():
+    """One seed, without Algorithm 1; published: SGD 48.50, SAM 67.22, BSAM 76.37."""
+    names = ("sgd", "sam", "sam-rho0.1", "bsam-released")
+    assert sorted(path.stem for path in RERUN.glob("noise60-*")) == sorted(f"noise60-{name}-seed0" for name in names)
+    sgd, sam, wide, released = (last(f"noise60-{name}-seed0", RERUN) for name in names)
+    readme, text, page, guide = PAGES.values()
+    changelog = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+    gain, lead, behind = wide - sam, released - sam, wide - released
+    order = [sgd, sam, released]
+    assert order == sorted(order)
+    shown = ", ".join(f"{score:.2f}" for score in order)
+    assert f"60 % label noise, **BSAM as released** | open (1 seed) | {shown} |" in text
+    assert "| the same: 60 % label noise, **Algorithm 1**; 20 %; CIFAR-100 | not run | |" in text
+    assert f"(1): below by {behind:.1f} | {released:.2f} and {wide:.2f} |" in text
+    assert f"At 60 % (54 % wrong), SGD reaches {sgd:.2f} (1), and 48.50 in BSAM's paper" in text
+    assert f"({sgd:.2f} and 48.50)" in text
+    assert f"are {sam - 67.22:.1f} and {released - 76.37:.1f} points above the published numbers" in text
+    assert f"SAM at 0.1 is {behind:.1f} points above BSAM as released and {gain:.1f} above SAM at 0.05" in text
+    ends = [json.loads((RERUN / f"noise60-{name}-seed0.jsonl").read_text("utf-8").splitlines()[-1]) for name in names]
+    shares = [f"{100 * end['memorised']:.1f} %" for end in ends]
+    assert f"SGD predicts {shares[0]} of the wrong labels, SAM at 0.05 {shares[1]}, BSAM as" in text
+    assert f"BSAM as released {shares[3]}, and SAM at 0.1 {shares[2]}." in text
+    assert f"(0.1) reaches {wide:.2f} (1), {behind:.1f} points above BSAM as released" in readme
+    assert f"they are {gain:.1f}, {lead:.1f} and {behind:.1f} for BSAM as released (1 seed)" in page
+    assert f"With 54 % wrong labels, it is {behind:.1f} points above BSAM as released (1 seed;" in guide
+    assert f"| 54 % | 200 | {sgd:.1f} | {sam:.1f} | {wide:.1f} | - | {released:.1f} |" in guide
+    assert f"twice SAM's usual radius still trains, and is {gain:.1f} points better (1 seed)" in guide
+    assert f"SGD {sgd:.2f}, SAM {sam:.2f}, SAM at 0.1 {wide:.2f}, BSAM as released {released:.2f} (one" in changelog
 
 
 def test_the_sentences_on_80_percent_wrong_labels():
@@ -296,9 +327,9 @@ def spread(row: str) -> str:
 
 def gap(row: str, other: str) -> str:
     """The mean difference with its 95 % interval."""
-    ours, theirs = (dict(enumerate(shift(name))) for name in (row, other))
-    difference = paired(ours, theirs)
-    return f"{difference.mean:.1f} ({difference.low:.1f} to {difference.high:.1f})".replace("-0.0", "0.0")
+    ours, theirs = (pd.Series(shift(name)) for name in (row, other))
+    found = paired_difference(ours, theirs)
+    return f"{found['difference']:.1f} ({found['low']:.1f} to {found['high']:.1f})".replace("-0.0", "0.0")
 
 
 SHIFTED = [  # the sentences of the page on single differences, with pairs of rows
@@ -350,7 +381,7 @@ def test_the_tables_of_the_shift():
     reached = [spread(best[kind]) for kind in ("released", "bsam", "sam")]
     assert "it reaches {}, Algorithm 1 {} and SAM {}.".format(*reached) in page
     pairs = [("sam", "released"), ("bsam", "released"), ("sam", "bsam")]
-    p_values = [paired(*(dict(enumerate(shift(best[kind]))) for kind in pair)).p for pair in pairs]
+    p_values = [paired_difference(*(pd.Series(shift(best[kind])) for kind in pair))["p"] for pair in pairs]
     assert f"(smallest p {min(holm(p_values)):.2f})" in page
     assert all(f"| {label} | {spread(row)} |" in page for label, row in CONTROLS.items())
     assert f"SGD reaches {spread('sgd')}, SGD with a shift of 0.2 {spread('sgd, shift 0.2')}." in page
@@ -399,33 +430,26 @@ def test_the_shift_on_cifar():
     assert sentence.format(*fewer) in page
 
 
-@pytest.fixture
-def coarse_figures(monkeypatch):
-    monkeypatch.setattr("bsam.lab.report.figures.panels.DPI", 20)
-
-
-@pytest.mark.usefixtures("coarse_figures")
-@pytest.mark.parametrize(
-    ("source", "written"),
-    [(CLEAN, [CLEAN]), (NOISE, [NOISE, RADIUS]), (RERUN, [RERUN])],
-    ids=["clean", "noise", "rerun"],
-)
-def test_tables_are_made_from_the_metrics(source, written, tmp_path, monkeypatch):
-    """The script gives the stored tables and numbers again."""
-    folder = tmp_path / source.name
-    folder.mkdir()
-    for path in source.glob("*.json*"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(sys, "argv", ["assemble.py", str(folder)])
-    runpy.run_path(str(ROOT / "results" / "assemble.py"), run_name="__main__")
-    for stored in written:
-        made = tmp_path / stored.name
-        assert (made / "table.md").read_text("utf-8") == (stored / "table.md").read_text("utf-8")
-        assert json.loads((made / "results.json").read_text("utf-8")) == json.loads(
-            (stored / "results.json").read_text("utf-8")
-        )
-    listed = json.loads((source / "runs.json").read_text("utf-8"))["runs"]
-    assert sorted(listed) == sorted(path.stem for path in source.glob("*.jsonl"))
+@pytest.mark.parametrize("file", sorted((ROOT / "results").glob("*/table.md")), ids=lambda file: file.parent.name)
+def test_tables_have_the_numbers_of_the_runs(file):
+    """Each cell is the mean and the standard deviation of the runs in its section, row and column."""
+    runs = read_runs(file.parent)
+    runs = runs[runs["state"] == "finished"]
+    short = runs["row"].str.partition(", ")[0]
+    names = [runs["row"], short, short.replace("SAM (sum)", "SAM")]
+    checked = 0
+    for title, table in re.findall(r"^## (.*)\n\n((?:\|.*\n)+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        header, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines())
+        for label, *cells in rows:
+            for column, cell in zip(header[1:], cells, strict=True):
+                here = (runs["section"] == title) & (runs["column"] == column)
+                groups = [runs[here & (name == label)]["score"] for name in names]
+                scores = next((group for group in groups if len(group)), None)
+                if scores is not None:
+                    spread = f" ± {scores.std():.2f}" if len(scores) > 1 else ""
+                    assert cell == f"{scores.mean():.2f}{spread} ({len(scores)})", (title, label)
+                    checked += 1
+    assert checked or file.parent.name == "pose"  # whose columns are measures of a run
 
 
 def test_bsam_every_fifth_step():
@@ -480,6 +504,10 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
         ],
     ),
     (
+        "the same: 60 % label noise, **BSAM as released**",
+        ["SAM better than SGD: ResNet-18, CIFAR-10, 60 % of labels drawn from all"],
+    ),
+    (
         "the same: 80 % label noise, **Algorithm 1**",
         [
             f"{pair}: ResNet-18, CIFAR-10, 80 % of labels drawn from all"
@@ -526,19 +554,36 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
 
 def test_the_claims_have_the_outcomes_of_the_page():
     """In the order of the table; a row names the number of seeds."""
-    verdicts = [v for v in paper_verdicts(read_records([ROOT / "results"])) if v.at != "at matched radii"]
+    claims_found = paper_claims(read_runs(ROOT / "results"))
+    claims_found = claims_found[claims_found["at"] != "at matched radii"].to_dict("records")
     lines = iter((ROOT / "docs/results.md").read_text(encoding="utf-8").splitlines())
-    reported = set()
+    reported = []
     for start, claims in CLAIMS:
         row = next(line for line in lines if line.startswith(f"| {start} |"))
         status = row.split(" | ")[1].replace("*", "")
         for claim in claims:
-            found = [verdict for verdict in verdicts if verdict.claim.startswith(claim)]
+            title, _, experiment = claim.partition(": ")
+            found = [
+                found
+                for found in claims_found
+                if found["claim"].startswith(title) and found["experiment"].startswith(experiment)
+            ]
             assert found, claim
             for verdict in found:
-                assert status.startswith(verdict.outcome), (row, verdict)
-                n = re.search(r"(\d+) shared seed", verdict.evidence)[1]
-                assert (f"({n})" if verdict.outcome == "too few seeds" else f"{n} seeds") in status
-            reported |= {verdict.claim for verdict in found}
-    left_out = {verdict.claim.partition(": ")[2] for verdict in verdicts if verdict.claim not in reported}
+                assert status.startswith(verdict["outcome"]), (row, verdict)
+                assert re.search(rf"\b{verdict['shared']} seed", status), (row, verdict)
+            reported += found
+    left_out = {found["experiment"] for found in claims_found if found not in reported}
     assert left_out == {"tf_efficientnet_lite0, Flowers-102, pretrained, 30 epochs"}  # one or two seeds, in no row
+
+
+def test_a_run_is_added(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "mine"
+    FakeFit(lambda run: 0.75)(Run("sam", {"rho": 0.2}, epochs=2), run)
+    (tmp_path / "folder").mkdir()
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["add_runs.py", str(tmp_path / "folder"), str(run), "--commit", "abc"])
+        runpy.run_path(str(ROOT / "results" / "add_runs.py"), run_name="__main__")
+    found = read_runs(tmp_path / "folder")
+    assert found[["row", "score", "radius", "state"]].values.tolist() == [["SAM, rho 0.2", 75.0, 0.2, "finished"]]
+    assert json.loads((tmp_path / "folder" / "results.json").read_text())["runs"][0]["commit"] == "abc"

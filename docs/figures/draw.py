@@ -14,6 +14,8 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from bsam.lab import read_runs
+
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results"
 GREY = "#808080"
@@ -61,18 +63,20 @@ def label_noise() -> plt.Figure:
 
 def radius() -> plt.Figure:
     """Test accuracy and memorised labels against the total radius, with 40 % wrong training labels."""
-    table = json.loads((RESULTS / "cifar10-resnet18-radius/results.json").read_text(encoding="utf-8"))["table"]
-    cells = {(cell["row"], float(cell["section"].rpartition(" ")[2])): cell for cell in table if cell["n"]}
+    runs = read_runs(RESULTS / "cifar10-resnet18-radius")
+    rows = runs["row"].str.partition(", ")[0].replace("SAM (sum)", "SAM")
+    means = runs[runs["state"] == "finished"].groupby([rows, runs["radius"].fillna(0.0)])[["score", "memorised"]].mean()
+    cells = means.to_dict("index")
     totals = sorted({total for _, total in cells if total})
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
     sgd = cells["SGD", 0.0]
-    for ax, value in zip(axes, (lambda cell: cell["mean"], lambda cell: cell["memorised"]["mean"]), strict=True):
+    for ax, name in zip(axes, ("score", "memorised"), strict=True):
         for number, (row, (title, colour, marker)) in enumerate(RADIUS_ROWS.items()):
             points = [(total, cells[row, total]) for total in totals if (row, total) in cells]
             x = [total * 1.015**number for total, _ in points]  # side by side
-            y = [value(cell) for _, cell in points]
+            y = [cell[name] for _, cell in points]
             ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, label=title)
-        ax.axhline(value(sgd), color=METHODS["sgd"][1], linewidth=1.5, linestyle="--", label="SGD")
+        ax.axhline(sgd[name], color=METHODS["sgd"][1], linewidth=1.5, linestyle="--", label="SGD")
         ax.set(xscale="log", xlabel=r"total radius: $\rho$, or $\rho_{\max} + \rho_{\min}$")
         ax.set_xticks(totals, [f"{total:g}" for total in totals])
         ax.minorticks_off()

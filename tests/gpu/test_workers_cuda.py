@@ -6,29 +6,16 @@ import json
 import os
 
 import pytest
-import torch
 
 from bsam.lab.cli import main
-from bsam.lab.running.executors import RUNS_PER_GPU, is_mps_installed, worker_pool
+from bsam.lab.running.executors import RUNS_PER_GPU
+from bsam.lab.training.mps import is_mps_installed
 
 pytestmark = pytest.mark.gpu
 
 
-def on_the_device(count: int) -> tuple[int, float, str]:
-    values = torch.arange(count, device="cuda", dtype=torch.float64)
-    return os.getpid(), (values @ values).item(), str(values.device)
-
-
-def test_workers_and_this_process_use_the_device():
-    assert on_the_device(4)[1] == 14
-    with worker_pool(2) as pool:
-        results = [future.result() for future in [pool.submit(on_the_device, 1000) for _ in range(8)]]
-    assert {value for _, value, _ in results} == {332833500}
-    assert {device for *_, device in results} == {"cuda:0"}
-    assert os.getpid() not in {pid for pid, *_ in results}
-
-
 def test_runs_train_on_the_device_at_the_same_time(tmp_path):
+    """First in this process, then in two others."""
     losses = []
     for jobs in "12":
         out = tmp_path / jobs
@@ -45,7 +32,7 @@ def test_by_default_runs_share_the_device_through_mps(tmp_path, capsys):
     """One run at a time where MPS is not installed."""
     command = ["run", "classification", "--scale", "smoke", "--only", "sgd", "--seeds", "2", "--device", "cuda:0"]
     assert main([*command, "--out", str(tmp_path)]) == 0
-    sentence = f"Training {RUNS_PER_GPU} runs at a time on one GPU (NVIDIA MPS); choose another number with --jobs."
+    sentence = f"Training {RUNS_PER_GPU} runs at a time on 1 GPU (NVIDIA MPS); choose another number with --jobs."
     assert (sentence in " ".join(capsys.readouterr().out.split())) == is_mps_installed()
     logs = [path.read_text().splitlines() for path in tmp_path.glob("*/log.txt")]
     assert len(logs) == 6

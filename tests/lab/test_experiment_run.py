@@ -12,7 +12,6 @@ from bsam.lab.experiment_run import ExperimentOptions, run_experiment
 from bsam.lab.recipes.comparison import plan_comparison
 from bsam.lab.recipes.scales import SCALES
 from bsam.lab.running import job
-from bsam.lab.running.executors import InProcess
 from bsam.lab.running.runner import Callbacks, RunsFailed
 from fake_fit import FakeFit
 
@@ -20,7 +19,7 @@ from fake_fit import FakeFit
 def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(module, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
-    monkeypatch.setattr(module, "LocalProcesses", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(module, "local_processes", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     options = ExperimentOptions(tmp_path, device="cuda:1")
     scale = replace(SCALES["smoke"], threads=7)
@@ -33,7 +32,8 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
         (42, "cuda:1", 7, callbacks.on_message, True),
         ("auto", 0.5, "cuda:1"),
     ]
-    assert isinstance(module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks), InProcess)
+    with module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks) as executor:
+        assert executor is None  # in this process
     for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
         with pytest.raises(BsamValueError, match="ray"):
             module._executor(replace(options, **wrong), scale, 4, callbacks)
@@ -77,21 +77,18 @@ def test_callbacks_from_python(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("slots", "options", "shared"),
+    ("slots", "options", "devices", "shared"),
     [
-        (1, {}, False),
-        (2, {}, True),
-        (2, {"device": "cpu"}, True),
-        (4, {"ray": "auto"}, True),
-        (4, {"ray": "auto", "gpus_per_run": 0.5}, True),
-        (4, {"ray": "auto", "gpus_per_run": 1.0}, False),
+        (None, {}, 1, False),
+        (2, {}, 1, True),
+        (2, {}, 2, False),
+        (3, {}, 2, True),
+        (4, {"ray": "auto"}, 8, True),
+        (4, {"ray": "auto", "gpus_per_run": 0.5}, 8, True),
+        (4, {"ray": "auto", "gpus_per_run": 1.0}, 1, False),
     ],
 )
-def test_runs_on_one_device_share_it(slots, options, shared, tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    executor = SimpleNamespace(slots=slots)
+def test_runs_on_one_device_share_it(slots, options, devices, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "devices_of", lambda device: [f"cuda:{number}" for number in range(devices)])
+    executor = None if slots is None else SimpleNamespace(slots=lambda: slots)
     assert module._is_shared(ExperimentOptions(tmp_path, **options), executor) is shared
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert module._is_shared(ExperimentOptions(tmp_path), SimpleNamespace(slots=2)) is False
-    assert module._is_shared(ExperimentOptions(tmp_path, device="cuda:1"), SimpleNamespace(slots=2)) is True

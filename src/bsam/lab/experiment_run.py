@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .analysis.sentences import ComparisonResult, comparison, sentence
 from .analysis.significance import compare_rows
-from .data import check_data
+from .data import check_data, download_all
 from .recipes.columns import states_of
 from .recipes.experiments import Experiment
 from .recipes.planning import Planned
@@ -24,11 +25,9 @@ from .recipes.scales import Scale
 from .recipes.tuning import TunedRuns
 from .report.recipe_results import check_folder, results_of, runs_of, write_recipe_page, write_results
 from .report.recipe_table import TableSection
-from .running.downloads import download_all
-from .running.executors import Executor, InProcess, LocalProcesses, default_slots, terminable
-from .running.ray_tasks import ray_tasks
+from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
-from .training.environment import pick_device
+from .training.environment import devices_of, pick_device
 from .training.run_dir import RunState
 from .training.run_writer import CHECKPOINT_EVERY
 
@@ -47,7 +46,7 @@ class ExperimentOptions:
         data_dir, cache_dir, device, checkpoint_every: arguments of :func:`bsam.lab.training.loop.fit` for all runs.
         download: whether to download the data sets into ``data_dir`` first, if they are not there yet.
         jobs: the number of runs to train at a time on this machine; None chooses it from the device.
-        ray: trains the runs as Ray tasks, with the address as for :func:`bsam.lab.running.ray_tasks.ray_tasks`.
+        ray: trains the runs as Ray tasks, with the address as for :func:`bsam.lab.running.executors.ray_tasks`.
         gpus_per_run: with ``ray``, the number of GPUs per run.
     """
 
@@ -142,7 +141,7 @@ def _train(
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
     out, scale, selected = options.out, experiment.scale, experiment.selected
     if options.download:
-        download_all((plan.run.data for plan in selected), options.data_dir)
+        download_all((plan.run.data for plan in selected), options.data_dir, sys.stderr.isatty())
     if scale.threads is not None:
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
@@ -165,7 +164,7 @@ def _train(
     def tune() -> TunedRuns:
         return TunedRuns(selected, experiment.tuning, out)
 
-    with terminable(), make_executor as executor:
+    with make_executor as executor:
         tuned = tune()
         if tuned.base_trials:
             train(tuned.base_trials, "tuning the base optimizer")
@@ -183,17 +182,16 @@ def _train(
     return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 
-def _is_shared(options: ExperimentOptions, executor: Executor) -> bool:
+def _is_shared(options: ExperimentOptions, executor: Executor | None) -> bool:
     """Return whether several runs may train on one device at the same time."""
     if options.ray is not None:
         return options.gpus_per_run is None or options.gpus_per_run < 1
-    is_any_gpu = options.device in (None, "auto", "cuda") and torch.cuda.is_available()
-    return executor.slots > (torch.cuda.device_count() if is_any_gpu else 1)
+    return executor is not None and executor.slots() > len(devices_of(options.device))
 
 
 def _executor(
     options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks
-) -> contextlib.AbstractContextManager[Executor]:
+) -> contextlib.AbstractContextManager[Executor | None]:
     if options.ray is not None:
         if options.jobs is not None:
             raise BsamValueError("jobs (--jobs) starts processes here, ray (--ray) Ray tasks: use one of them")
@@ -207,8 +205,8 @@ def _executor(
     jobs = default_slots(options.device, unfinished, scale.workers) if options.jobs is None else options.jobs
     if jobs == 1:
         pick_device(options.device)  # raises before the first run, as the other executors do
-        return InProcess()
-    return LocalProcesses(jobs, options.device, scale.threads, callbacks.on_message, is_default)
+        return contextlib.nullcontext()
+    return local_processes(jobs, options.device, scale.threads, callbacks.on_message, is_default)
 
 
 def _at_equal_radii(runs: pd.DataFrame) -> list[str]:

@@ -2,7 +2,7 @@ import urllib.error
 
 import pytest
 
-from bsam.lab.running import downloads
+from bsam.lab import data
 
 TRAIN = ("train", "--method", "bsam", "--epochs", "1", "--device", "cpu", "--data", "cifar10", "--download")
 
@@ -28,7 +28,7 @@ def test_files_that_are_there_are_not_downloaded(folder, tmp_path, error_of, mon
 
 def test_each_data_set_is_downloaded_once_and_digits_not_at_all(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(downloads, "download", lambda name, folder, progress: asked.append((name, folder)))
-    downloads.download_all(["digits", "cifar10", "fashion_mnist", "cifar10"], tmp_path)
+    monkeypatch.setattr(data, "download", lambda name, folder, progress: asked.append((name, folder)))
+    data.download_all(["digits", "cifar10", "fashion_mnist", "cifar10"], tmp_path)
     assert asked == [("cifar10", tmp_path), ("fashion_mnist", tmp_path)]
-    downloads.download_all(["digits"], None)
+    data.download_all(["digits"], None)

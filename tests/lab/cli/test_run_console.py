@@ -1,9 +1,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from bsam.lab.cli.run_console import name_of, plan_table, show_runs, totals
+from bsam.lab.cli.run_console import EtaEstimator, name_of, plan_table, show_runs, totals
 from bsam.lab.recipes import RECIPES
 from bsam.lab.running.runner import Progress
+from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState
 
 CURVES = RECIPES["training-curves"].experiment("smoke")
@@ -18,11 +19,11 @@ def test_the_plan(shown):
     ]
     text = shown(plan_table(CURVES, states), totals(states))
     rows = [line.split() for line in text.splitlines() if "seed 0" in line]
-    # SAM as measured; three passes by the median second of a pass: 1.5, 2, 2, 2
+    # the median second of a pass: 1.5, 2, 2, 2; SAM has two passes
     assert rows[0][-2:] == ["done", "-"]
-    assert [row[-2] for row in rows[1:]] == ["6.0", "18", "9.0", "18"]
+    assert [row[-2] for row in rows[1:]] == ["8.0", "18", "12", "18"]
     assert all("missing" in row for row in rows[2:])
-    assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 51 s." in text
+    assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 56 s." in text
     assert all(name_of(run) in text for run in runs)
     assert "?" in shown(plan_table(CURVES, [RunState(run, Path("c")) for run in runs]))
 
@@ -30,21 +31,25 @@ def test_the_plan(shown):
 def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    run = CURVES.planned[2].run
-    diverged = RunState(run, Path("a"), diverged="the training loss is nan in epoch 2")
+    run = replace(CURVES.planned[0].run, epochs=30)
+    measured = {"epochs": ({"seconds": 3.0},) * 15}
+    done = RunState(run, Path("a"), finished=True)
+    diverged = RunState(run, Path("b"), diverged="the training loss is nan in epoch 2")
+    waiting = [RunState(run, Path(name), **measured) for name in "cde"]
+    progress = Progress([done, diverged, *waiting], 2, 1, {"e": "no folder"})
     told = set()
     with show_runs(5, "tuning", told) as callbacks:
-        callbacks.on_end(RunState(run, Path("a"), finished=True), Progress(5, 1, 2, 1, (90.0, 0)), None)
-        callbacks.on_end(diverged, Progress(5, 1, 0, 2, (90.0, 0)), None)
-        callbacks.on_end(RunState(run, tmp_path / "not writable"), Progress(5, 1, 0, 3, (90.0, 0)), "no folder")
+        callbacks.on_end(done, progress, None)
+        callbacks.on_end(diverged, progress, None)
+        callbacks.on_end(RunState(run, tmp_path / "not writable"), progress, "no folder")
         (tmp_path / "log.txt").touch()
-        callbacks.on_end(RunState(run, tmp_path), Progress(5, 1, 0, 4, (90.0, 0)), "out of memory")
+        callbacks.on_end(RunState(run, tmp_path), progress, "out of memory")
         callbacks.on_message("Something else.")
         callbacks.on_message("Something else.")
-        callbacks.on_progress(Progress(5, 1, 2, 2, (45.0, 0)))
+        callbacks.on_progress(progress._replace(slots=2))
     out, error = capsys.readouterr()
     assert out.splitlines() == [
-        f"{name_of(run)}: done. 1 of 5 done, 2 running, 1 failed, 1 waiting, left: about 90 s",
+        f"{name_of(run)}: done. 1 of 5 done, 2 running, 2 failed, 0 waiting, left: about 90 s",
         f"{name_of(run)}: the training loss is nan in epoch 2",
         f"{name_of(run)}: no folder",
         f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
@@ -55,3 +60,20 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         callbacks.on_message("Something new.")
     assert capsys.readouterr().out == "Something new.\n"
     assert error.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K\n")
+
+
+def measured(run, *seconds):
+    return RunState(run, Path("there"), tuple({"seconds": s} for s in seconds))
+
+
+def test_the_estimate_of_the_time_left():
+    sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
+    eta = EtaEstimator([measured(sgd, 9.0, 1.0, 2.0), measured(sgd, 4.0)])
+    assert eta.left(measured(sgd)) == 10 * 3.0  # the median of 1, 2, 4, 9
+    assert eta.left(measured(sgd, 9.0, 1.0)) == 8 * 3.0
+    assert eta.left(measured(sam)) == 2 * 10 * 3.0
+    assert eta.left(measured(replace(sam, model="resnet18"))) is None
+    assert eta.left(measured(replace(sam, weight_bits=4))) is None
+    assert eta.left(replace(measured(sgd), diverged="nan")) == 0
+    states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
+    assert eta.total(states) == (2 * 3.0 + 2 * 10 * 3.0, 1)

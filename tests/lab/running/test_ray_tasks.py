@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 from concurrent.futures import Future
@@ -10,10 +11,8 @@ import pytest
 import bsam
 from bsam.lab import cli
 from bsam.lab.recipes.columns import state_of
-from bsam.lab.running import job as run_job
-from bsam.lab.running import runner
-from bsam.lab.running.job import RunJob
-from bsam.lab.running.ray_tasks import ray_tasks
+from bsam.lab.running import executors, runner
+from bsam.lab.running.executors import ray_tasks
 from bsam.lab.running.runner import Callbacks, run_all
 from bsam.lab.training.config import Run
 from helpers import draw_images
@@ -28,10 +27,13 @@ NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
 @pytest.fixture
 def cluster(monkeypatch):
     """A real Ray cluster with two CPUs. It takes seconds to start, so only one test uses it."""
+    import ray
+
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token to the home folder
     monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other tests would take all the cores
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=2))
     handler = signal.getsignal(signal.SIGTERM)
-    with ray_tasks(cpus=2):
+    with ray_tasks():
         assert signal.getsignal(signal.SIGTERM) == handler
         yield
 
@@ -66,7 +68,7 @@ def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(clu
     assert 2 <= len(state_of(LONG, out).epochs) < LONG.epochs
     assert max(running) == 2
     with ray_tasks(device="cpu") as executor:
-        assert executor.slots == 2
+        assert executor.slots() == 2
         states = run_all(runs, out, executor=executor, **options)
     assert (states[0].path / "log.txt").read_text().count("process ") >= 3
     for one, other in zip(states, run_all(runs, tmp_path / "here", device="cpu", **options), strict=True):
@@ -92,22 +94,20 @@ def test_the_resources_and_the_options_of_a_task(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.25})
     monkeypatch.setattr(ray, "remote", lambda function: calls.append(function) or SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "cancel", lambda *task, force: cancelled.append((*task, force)))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(executors, "train_in_worker", lambda run, out, options: os.getcwd())
     paths = {"data_dir": Path("data"), "cache_dir": Path("/cache"), "device": "auto"}
     for gpus, slots in ((None, 1), (0.5, 2), (0.25, 3), (0, 4)):
+        monkeypatch.chdir(tmp_path)
         with ray_tasks(gpus_per_run=gpus) as executor:
-            assert executor.slots == slots
-            assert executor.submit(RunJob(RUN, Path("out"), paths), print, print) is future
-        train, resources, (job, folder) = calls[-3:]
+            assert executor.slots() == slots
+            assert executor.submit(RUN, Path("out"), paths) is future
+        train, resources, arguments = calls[-3:]
         assert resources == {"num_cpus": 1, "num_gpus": 1 if gpus is None else gpus, "max_retries": 3}
-        assert job.options == {**paths, "data_dir": tmp_path / "data", "device": "cpu" if gpus == 0 else "cuda"}
-        assert (job.out, folder) == (tmp_path / "out", str(tmp_path))
+        device = "cpu" if gpus == 0 else "cuda"
+        assert arguments[1:] == (RUN, tmp_path / "out", {**paths, "data_dir": tmp_path / "data", "device": device})
+        monkeypatch.chdir("/")
+        assert train(*arguments) == str(tmp_path)  # on a node
     assert cancelled == [(task, True)] * 4
-
-    monkeypatch.setattr(run_job, "fit", lambda *_, **options: print(f"in {os.getcwd()}"))  # as on a node
-    monkeypatch.chdir("/")
-    train(job, folder)
-    assert f"in {tmp_path}\n" in job.log.read_text()
 
 
 def test_a_cluster_that_cannot_be_used(monkeypatch):

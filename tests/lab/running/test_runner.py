@@ -3,20 +3,19 @@ import json
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import bsam
 from bsam.lab.recipes.columns import state_of
 from bsam.lab.running import job, runner
+from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome
-from bsam.lab.running.runner import Callbacks, EtaEstimator, RunsFailed, run_all
+from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
 from bsam.lab.training import files
 from bsam.lab.training.config import Run
 from bsam.lab.training.files import RunLocked
-from bsam.lab.training.run_dir import RunState, run_dir_name
+from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 from processes import Process
 
@@ -76,31 +75,17 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(fake, tmp_path
 def test_a_folder_that_cannot_be_written_is_one_error_before_the_first_run(fake, tmp_path, monkeypatch):
     """Not one for each run, as from worker processes."""
     (tmp_path / "file").touch()
-    ended = []
-    callbacks = Callbacks(on_end=lambda state, progress, failed: ended.append(failed))
-
-    def submit(job, *callbacks):
-        future = Future()
-        try:
-            future.set_result(job.train(*callbacks))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def check(folder, reason):
-        with pytest.raises(bsam.BsamError, match=f"{folder} cannot be used .*{reason}") as error:
-            run_all(RUNS, folder, callbacks, SimpleNamespace(slots=4, submit=submit))
-        assert not isinstance(error.value, RunsFailed)
-        assert not ended
+    executor = Executor(lambda: 4, lambda *_: pytest.fail("submitted"))
 
     def read_only(dir):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    check(tmp_path / "file" / "runs", "Not a directory")
-    monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
-    check(tmp_path, "Permission denied")
-    monkeypatch.undo()
-    monkeypatch.setattr(job, "fit", fake)
+    with pytest.raises(bsam.BsamError, match=r"runs cannot be used .*Not a directory"):
+        run_all(RUNS, tmp_path / "file" / "runs", executor=executor)
+    with monkeypatch.context() as patch:
+        patch.setattr(files.tempfile, "TemporaryFile", read_only)
+        with pytest.raises(bsam.BsamError, match=f"{tmp_path} cannot be used .*Permission denied"):
+            run_all(RUNS, tmp_path, executor=executor)
     run_all(RUNS, tmp_path)
     monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
     run_all(RUNS, tmp_path)  # nothing to train
@@ -165,23 +150,24 @@ def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_pa
 
     monkeypatch.setattr(job, "fit", record)
     callbacks = Callbacks(
-        on_end=lambda state, progress, failed: calls.append((str(state), progress.done, failed)),
-        on_progress=lambda progress: calls.append((progress.running, progress.left)),
+        on_end=lambda state, progress, failed: calls.append((str(state), failed)),
+        on_progress=lambda progress: calls.append((progress.running, words(progress.states))),
     )
     run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
     assert passed == [{"data_dir": "there", "device": "cpu"}] * 2
-    # two epochs of SGD take a second each, and SAM has two passes
-    first = [(1, (5.0, 0)), (1, (4.0, 0)), ("done", 1, None), (0, (4.0, 0))]
-    assert calls == [*first, (1, (1.0, 0)), (1, (0.0, 0)), ("done", 2, None), (0, (0.0, 0))]
+    half = "epoch 1 of 2"
+    first = [(1, [half, "missing"]), (1, ["epoch 2 of 2", "missing"]), ("done", None), (0, ["done", "missing"])]
+    second = [(1, ["done", half]), (1, ["done", "epoch 2 of 2"]), ("done", None), (0, ["done", "done"])]
+    assert calls == [*first, *second]
 
 
-def test_real_runs_that_diverge_do_not_stop_the_others(tmp_path):
-    """One diverges in its first steps; the other in its last step, with a finite training loss."""
-    wild, late = replace(TINY, lr=1e30), replace(TINY, epochs=1, batch=128, lr=1e30)
-    states = run_all([wild, late, TINY], tmp_path)
-    assert words(states) == ["diverged", "diverged", "done"]
-    assert "loss is" in states[0].diverged
-    assert states[1].diverged.startswith("the test loss is")
+def test_a_closed_output_ends_all_runs(fake, tmp_path):
+    def close(*_):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run_all(RUNS, tmp_path, Callbacks(on_progress=close))
+    assert len(fake.asked) == 1
 
 
 def test_two_processes_share_the_work(tmp_path):
@@ -193,16 +179,6 @@ def test_two_processes_share_the_work(tmp_path):
     assert all([metrics["epoch"] for metrics in state.epochs] == [1, 2] for state in states)
 
 
-def test_a_finished_run_has_every_epoch_and_the_network(fake, tmp_path):
-    run_all([TINY], tmp_path)
-    folder = tmp_path / run_dir_name(TINY)
-    (folder / "model.safetensors").unlink()
-    assert not state_of(TINY, tmp_path).finished
-    (folder / "model.safetensors").write_bytes(b"")
-    (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "test_accuracy": 0.5, "seconds": 1.0}) + "\n")
-    assert str(state_of(TINY, tmp_path)) == "epoch 1 of 2"
-
-
 def test_compiled_graphs_of_other_runs_are_dropped(fake, tmp_path, monkeypatch):
     resets = []
     monkeypatch.setattr(job.torch.compiler, "reset", lambda: resets.append(len(fake.asked)))
@@ -210,32 +186,22 @@ def test_compiled_graphs_of_other_runs_are_dropped(fake, tmp_path, monkeypatch):
     assert resets == [1, 2]  # before each of the two
 
 
-class TwoSlots:
-    """An executor for two runs at a time whose outcomes are set by the test."""
-
-    slots = 2
-
-    def __init__(self):
-        self.futures = {}
-
-    def submit(self, job, *_):
-        self.futures[job.run] = Future()
-        return self.futures[job.run]
-
-
 def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
     """One process is killed and its run continues, another command finishes a locked run, one fails, others finish."""
-    runs = [replace(TINY, seed=seed) for seed in range(4)]
-    executor, messages, history = TwoSlots(), [], []
+    runs, futures, messages, history = [replace(TINY, seed=seed) for seed in range(4)], {}, [], []
     monkeypatch.setattr(runner, "LOOK", 0)
+
+    def submit(run, *_):
+        futures[run] = Future()
+        return futures[run]
 
     def finish(run):
         FakeFit()(run, tmp_path / run_dir_name(run))
-        (tmp_path / run_dir_name(run) / "log.txt").touch()
 
     def look(progress):
-        history.append((progress.done, progress.running, progress.failed))
-        futures, step = executor.futures, len(history)
+        done = sum(state.finished for state in progress.states)
+        history.append((done, progress.running, len(progress.failed)))
+        step = len(history)
         if step == 1:
             assert list(futures) == runs[:2]
             futures.pop(runs[0]).set_exception(BrokenProcessPool())
@@ -243,20 +209,20 @@ def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
             assert list(futures) == runs[1:2]
         if step == 3:
             assert list(futures) == [runs[1], runs[0]]
-            futures[runs[1]].set_result(Outcome(False, messages=("it is locked",)))
+            futures[runs[1]].set_result(Outcome(locked=True, messages=("it is locked",)))
             finish(runs[1])
         if step == 5:
             assert list(futures)[2:] == runs[2:3]
-            futures[runs[2]].set_result(Outcome(False, "no memory"))
+            futures[runs[2]].set_result(Outcome("no memory"))
             finish(runs[0])
-            futures[runs[0]].set_result(Outcome(True, messages=("it was slow",)))
+            futures[runs[0]].set_result(Outcome(messages=("it was slow",)))
         if step == 7:
-            assert progress.left == (2.0, 0)  # two epochs of one second each
             finish(runs[3])
-            futures[runs[3]].set_result(Outcome(True))
+            futures[runs[3]].set_result(Outcome())
 
+    callbacks = Callbacks(on_progress=look, on_message=messages.append)
     with pytest.raises(RunsFailed, match=f"{run_dir_name(runs[2])}.*memory"):
-        run_all(runs, tmp_path, Callbacks(on_progress=look, on_message=messages.append), executor)
+        run_all(runs, tmp_path, callbacks, Executor(lambda: 2, submit))
     killed, *others = messages
     assert run_dir_name(runs[0]) in killed
     assert others == ["it is locked", "it was slow"]
@@ -267,31 +233,12 @@ def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
 def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
     submitted = []
 
-    def submit(job, *_):
-        submitted.append(job.run)
+    def submit(run, *_):
+        submitted.append(run)
         future = Future()
-        future.set_exception(BrokenProcessPool() if job.run == TINY else OSError("the executor is broken"))
+        future.set_exception(BrokenProcessPool() if run == TINY else OSError("the executor is broken"))
         return future
 
     with pytest.raises(RunsFailed, match=r"4 times.*executor"):
-        run_all(RUNS[:2], tmp_path, executor=SimpleNamespace(slots=1, submit=submit))
+        run_all(RUNS[:2], tmp_path, executor=Executor(lambda: 1, submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
-
-
-def measured(run, *seconds):
-    return RunState(run, Path("there"), tuple({"seconds": s} for s in seconds))
-
-
-def test_the_estimate_of_the_time_left():
-    sgd, sam = (Run(method, model="resnet8", epochs=10) for method in ("sgd", "sam"))
-    eta = EtaEstimator([measured(sgd, 9.0, 1.0, 2.0), measured(sgd, 4.0)])
-    assert eta.left(measured(sgd)) == 10 * 3.0  # the median of 1, 2, 4, 9
-    assert eta.left(measured(sgd, 9.0, 1.0)) == 8 * 3.0
-    assert eta.left(measured(sam)) == 2 * 10 * 3.0
-    assert eta.left(measured(replace(sam, model="resnet18"))) is None
-    assert eta.left(measured(replace(sam, weight_bits=4))) is None
-    assert eta.left(replace(measured(sgd), diverged="nan")) == 0
-    eta = EtaEstimator([measured(sgd, 1.0), measured(sam, 3.0)])
-    assert eta.left(measured(sam)) == 10 * 3.0  # the same number of passes takes precedence
-    states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
-    assert eta.total(states) == (2 * 1.0 + 10 * 3.0, 1)

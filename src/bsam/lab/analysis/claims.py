@@ -91,7 +91,8 @@ def _flatness(group: pd.DataFrame, at: str, bsam: str | None, others: list[str])
         tables[int(n)] = _compared(group.assign(maximum=maxima.where(samples == n)), others, bsam, "maximum")
     n = max(tables, key=lambda number: (tables[number]["shared"].sum(), number or 0))
     label = measured_on(group["settings"].iloc[0], n)
-    return _claim(tables[n][tables[n]["shared"] > 0], at, 1, math.nan, f"BSAM flatter (λmax, {label})")
+    table = tables[n][tables[n]["shared"] > 0]
+    return _claim(table, at, 1, math.nan, "BSAM flatter than " + table["row"] + f" (λmax, {label})")
 
 
 def _compared(group: pd.DataFrame, rows: list[str], against: str, value: str) -> pd.DataFrame:
@@ -99,7 +100,7 @@ def _compared(group: pd.DataFrame, rows: list[str], against: str, value: str) ->
     return table[table["row"] != table["against"]]
 
 
-def _claim(table: pd.DataFrame, at: str, sign: int, gap: float, claim: str) -> pd.DataFrame:
+def _claim(table: pd.DataFrame, at: str, sign: int, gap: float, claim: str | pd.Series) -> pd.DataFrame:
     """Return comparisons as claims; ``sign`` is -1 if the paper has the baseline above the rows."""
     if sign < 0:
         pairs = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}

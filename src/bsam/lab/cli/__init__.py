@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
-from ..running.executors import Terminated
 from ..training.run_dir import CHECKPOINT
 from . import compare, demo, export, flatness, listing, predict, report, run, train
 from .parsing import Parser
@@ -36,11 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bsam ...`` and return the exit status."""
     arguments = argparse.Namespace()
     try:
-        _run_command(argv, arguments)
+        with _terminable():
+            _run_command(argv, arguments)
     except BsamError as error:
         return _end(EXIT_BAD_INPUT, str(error))
     except KeyboardInterrupt as end:
-        if isinstance(end, Terminated):
+        if isinstance(end, _Terminated):
             return _end(EXIT_SIGTERM, f"terminated.{_saved(arguments)}")
         return _end(EXIT_SIGINT, f"interrupted.{_saved(arguments)}")
     except BrokenPipeError:
@@ -53,6 +56,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem = f"{os.fsdecode(error.filename)}: {error.strerror or error}"
         return _end(EXIT_BAD_INPUT, f"{problem}. Check the path and its permissions, or choose another path.")
     return 0
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process received SIGTERM, which SLURM sends at a job's time limit."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM raise an exception. Does nothing outside the main thread, where signals cannot be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:

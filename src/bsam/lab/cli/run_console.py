@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..common.grouping import count_text
 from ..common.progress import ProgressLine, duration
 from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
-from ..recipes.variants import variant_of
+from ..recipes.variants import passes_of, variant_of
 from ..report.recipe_table import PAPER_ROW, TableSection
-from ..running.runner import Callbacks, EtaEstimator, Progress
+from ..running.runner import Callbacks, Progress
 from ..training.config import BASE, Run
 from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+# the settings that determine how long a pass over the data takes
+COST = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe", "weight_bits")
+
+
+class EtaEstimator:
+    """Estimate the remaining time of runs from the median time of a pass in runs with the same network and data.
+
+    The median ignores the few slow epochs that compile. Evaluation is not counted.
+
+    Args:
+        states: the runs with the measured epochs.
+    """
+
+    def __init__(self, states: Iterable[RunState]) -> None:
+        seconds: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for state in states:
+            seconds[_kind(state.run)] += [metrics["seconds"] / passes_of(state.run) for metrics in state.epochs]
+        self._per_pass = {kind: median(values) for kind, values in seconds.items() if values}
+
+    def left(self, state: RunState) -> float | None:
+        """Return a run's remaining seconds; None without measurements of similar runs."""
+        if not state.left:
+            return 0.0
+        seconds = self._per_pass.get(_kind(state.run))
+        return None if seconds is None else state.left * passes_of(state.run) * seconds
+
+    def total(self, states: Iterable[RunState]) -> tuple[float, int]:
+        """Return the remaining seconds of all runs, and the number of runs without an estimate."""
+        estimates = [self.left(state) for state in states]
+        return sum(seconds for seconds in estimates if seconds is not None), estimates.count(None)
+
+
+def _kind(run: Run) -> tuple[Any, ...]:
+    return tuple(getattr(run, name) for name in COST)
+
 
 def time_left(left: tuple[float, int]) -> str:
-    """Return the result of :meth:`bsam.lab.running.runner.EtaEstimator.total` in words.
+    """Return the result of :meth:`EtaEstimator.total` in words.
 
     Example:
         >>> time_left((400.0, 0)), time_left((400.0, 2)), time_left((0.0, 5))
@@ -78,10 +115,16 @@ def totals(states: Sequence[RunState]) -> str:
     return f"{len(states)} runs: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
-def counts(progress: Progress) -> str:
-    """Return the numbers of running, failed and waiting runs, and the time left, in words."""
-    waiting = max(0, progress.total - progress.done - progress.running - progress.failed)
-    return f"{progress.running} running, {progress.failed} failed, {waiting} waiting, left: {time_left(progress.left)}"
+def counts(progress: Progress) -> tuple[int, int, str]:
+    """Return the numbers of finished and of failed or diverged runs, and what is known of the others in words."""
+    states = progress.states
+    done = sum(state.finished for state in states)
+    failed = len(progress.failed) + sum(state.diverged is not None for state in states)
+    seconds, unknown = EtaEstimator(states).total(state for state in states if state.path.name not in progress.failed)
+    at_a_time = max(1, min(progress.slots, len(states) - done - failed))
+    waiting = max(0, len(states) - done - failed - progress.running)
+    left = time_left((seconds / at_a_time, unknown))
+    return done, failed, f"{progress.running} running, {failed} failed, {waiting} waiting, left: {left}"
 
 
 def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
@@ -125,10 +168,12 @@ def show_runs(runs: int, stage: str = "runs", printed: set[str] | None = None) -
         def on_end(state: RunState, progress: Progress, failed: str | None) -> None:
             log = state.path / LOG
             see = f". See {log}" if failed and log.exists() else ""  # there is none if the folder is not writable
-            done = f"done. {progress.done} of {progress.total} done, {counts(progress)}"
-            line.say(f"{name_of(state.run)}: {failed or state.diverged or done}{see}")
+            done, _, rest = counts(progress)
+            end = failed or state.diverged or f"done. {done} of {len(progress.states)} done, {rest}"
+            line.say(f"{name_of(state.run)}: {end}{see}")
 
         def on_progress(progress: Progress) -> None:
-            line.reach(stage, progress.done + progress.failed, runs, counts(progress))
+            done, failed, rest = counts(progress)
+            line.reach(stage, done + failed, runs, rest)
 
         yield Callbacks(on_end=on_end, on_progress=on_progress, on_message=on_message)

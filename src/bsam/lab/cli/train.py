@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,11 @@ import torch
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
+from ..data import download
 from ..recipes.columns import measured_on
 from ..recipes.planning import describe, titles_of
 from ..recipes.run_settings import check_start
 from ..report.figures.class_report import class_report
-from ..running.downloads import download_to
-from ..running.executors import terminable
 from ..tasks import TASKS
 from ..training.bases import BASES
 from ..training.config import BASE, Run, method_title
@@ -38,9 +38,9 @@ HELP = "train one network with any method; an interrupted run continues"
 DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
 checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. Classification adds
-classes.md (the accuracy of each class) and, with matplotlib, confusion.png and mistakes.png. If the run is interrupted
-(Ctrl-C, SIGTERM, a crash), the same command continues from the last checkpoint, with the result of an uninterrupted
-run. With torchrun, the processes share each batch."""
+classes.md (the accuracy of each class), with plotly confusion.html, and with Pillow mistakes.png. If the run is
+interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last checkpoint, with the result of an
+uninterrupted run. With torchrun, the processes share each batch."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
     folder = arguments.out or Path("runs") / run_dir_name(run)
     arguments.out = folder
-    with terminable(), distributed_context(arguments.device) as context:
+    with distributed_context(arguments.device) as context:
         say = _say if context.is_main else lambda line: None  # only the first process of torchrun prints
         _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run)
@@ -73,7 +73,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 check_start(run, arguments.data_dir)
             if arguments.download:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
-                    download_to(run.data, arguments.data_dir)
+                    download(run.data, arguments.data_dir, sys.stderr.isatty())
                 context.barrier()
             logger = ConsoleLogger(run, folder, say)
             fit(

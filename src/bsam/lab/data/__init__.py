@@ -82,7 +82,7 @@ _ENTRIES: tuple[KnownData, ...] = (
 DATASETS: dict[str, KnownData] = {entry.name: entry for entry in _ENTRIES}
 
 
-def download(name: str, folder: str | Path, progress: bool = False) -> None:
+def download(name: str, folder: str | Path | None, progress: bool = False) -> None:
     """Download the files of a data set from its authors' site, unless they are already there.
 
     Raise a BsamValueError if there is nothing to download.
@@ -94,11 +94,20 @@ def download(name: str, folder: str | Path, progress: bool = False) -> None:
     """
     entry = dataset_entry(name)
     if not entry.sources:
-        raise BsamValueError(f"there is nothing to download for {name}: it {entry.provided}")
+        raise BsamValueError(f"{name} {entry.provided}: leave out --download")
+    if folder is None:
+        raise BsamValueError("a download (--download) needs a folder to write to: set data_dir (--data-dir)")
     if entry.is_in(Path(folder)):
         return
     for source in entry.sources:
         fetch(source, Path(folder), progress)
+
+
+def download_all(names: Iterable[str], folder: Path | None, progress: bool = False) -> None:
+    """Download data sets, each once, as :func:`download` does; skip those without a download, such as digits."""
+    for name in dict.fromkeys(names):
+        if dataset_entry(name).sources:
+            download(name, folder, progress)
 
 
 def check_data(names: Iterable[str], folder: Path | None) -> None:

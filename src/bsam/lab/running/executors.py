@@ -1,293 +1,202 @@
-"""Train the runs of an experiment in this process, or in several processes on this machine.
-
-Several processes share a GPU through NVIDIA MPS: they use it at the same time instead of taking turns.
-"""
+"""Train runs in several processes on this machine, or as Ray tasks on machines that share a file system."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import multiprocessing
 import os
-import re
-import shutil
 import signal
-import subprocess
-import tempfile
+import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from ...common.checks import check_count
-from ..training.environment import pick_device
-from .job import OnEpoch, OnMessage, Outcome, RunJob, train_in_worker
+from ...common.checks import check_count, check_number
+from ...common.errors import BsamRuntimeError, BsamValueError
+from ...common.extras import require_package
+from ..common.grouping import count_text
+from ..training.config import Run
+from ..training.environment import devices_of
+from ..training.mps import is_mps_installed, nvidia_mps
+from .job import Outcome, train_in_worker
 
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
-MPS_CONTROL = "nvidia-cuda-mps-control"
+RETRIES = 3  # restarts of a run whose process was killed, for example when memory ran out
 PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
+CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then exit the process
+START = "give HOST:PORT of a head node (`ray start --head`), or leave the address out"
+OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster; small, since no arrays go through it
 
 
-class Terminated(KeyboardInterrupt):
-    """The process received SIGTERM."""
+class Executor(NamedTuple):
+    """Trains runs in other processes. If a future raises ``BrokenProcessPool``, its process was killed."""
 
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM raise :class:`Terminated`. Does nothing outside the main thread, where signals cannot be handled.
-
-    Example:
-        >>> with contextlib.suppress(Terminated), terminable():
-        ...     signal.raise_signal(signal.SIGTERM)
-        ...     print("not reached")
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
-
-
-class Executor(Protocol):
-    """Train runs, as a context manager. An exception in the block, such as Ctrl-C, stops them."""
-
-    @property
-    def slots(self) -> int:
-        """The number of runs trained at the same time. Callers must not have more unfinished runs than this."""
-
-    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
-        """Schedule a run. The callbacks are called only if it trains in this process. If the future raises
-        ``BrokenProcessPool``, the run's process was killed; the run can be submitted again.
-        """
-
-
-class InProcess(contextlib.AbstractContextManager["InProcess"]):
-    """Train in this process: ``submit`` blocks until the run ends."""
-
-    slots = 1
-
-    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
-        """Train a run."""
-        future: Future[Outcome] = Future()
-        future.set_result(job.train(on_epoch, on_message))
-        return future
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@dataclass
-class _Slot:
-    device: str
-    pool: ProcessPoolExecutor | None = None
-    future: Future[Outcome] | None = None
-
-
-@dataclass
-class LocalProcesses:
-    """Train in several processes on this machine, as a context manager. A process starts with its first run.
-
-    The processes are spread over the GPUs; extra ones share the GPUs through NVIDIA MPS, if it can be started.
-
-    Args:
-        slots: the number of processes.
-        device: as for :func:`bsam.lab.training.environment.pick_device`; ``"cuda"`` without an index uses all GPUs.
-        threads: torch's threads in each process; None divides the cores among the processes.
-        on_message: called with messages for the user.
-        is_default: whether :func:`default_slots` chose ``slots``. Then each GPU gets one process if MPS cannot be
-            started.
-    """
-
-    slots: int
-    device: str | None = None
-    threads: int | None = None
-    on_message: OnMessage = lambda sentence: None
-    is_default: bool = False
-
-    def __post_init__(self) -> None:
-        check_count("jobs", self.slots)
-        self._slots = [_Slot(name) for name in spread(self.device, self.slots)]
-        self._environment: Mapping[str, str] = {}
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> LocalProcesses:
-        devices = {slot.device for slot in self._slots}
-        if "cpu" in devices:
-            return self
-        is_mps_on = False
-        if len(devices) < self.slots:
-            environment = self._stack.enter_context(nvidia_mps(self.on_message))
-            is_mps_on = environment is not None
-            self._environment = environment or {}
-            if self.is_default and not is_mps_on:
-                del self._slots[len(devices) :]
-                self.slots = len(devices)
-        if self.is_default or is_mps_on:
-            runs = "one run" if self.slots == 1 else f"{self.slots} runs"
-            gpus = "one GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
-            mps = " (NVIDIA MPS)" if is_mps_on else ""
-            other = "; choose another number with --jobs" if self.is_default else ""
-            self.on_message(f"Training {runs} at a time on {gpus}{mps}{other}.")
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
-
-    def submit(self, job: RunJob, on_epoch: OnEpoch, on_message: OnMessage) -> Future[Outcome]:
-        """Train a run in a free process; a killed process is replaced by a new one."""
-        slot = next(slot for slot in self._slots if slot.future is None or slot.future.done())
-        with contextlib.suppress(BrokenProcessPool):
-            if slot.pool is not None:
-                slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
-                return slot.future
-        threads = self.threads or max(1, cores() // self.slots)
-        slot.pool = self._stack.enter_context(worker_pool(1, threads, self._environment))
-        slot.future = slot.pool.submit(train_in_worker, job.on(slot.device))
-        return slot.future
-
-
-def default_slots(device: str | None, unfinished: int, on_cpu: int = 1) -> int:
-    """Return the number of runs to train at the same time: three per GPU if MPS is installed, otherwise one.
-
-    Args:
-        device: as for :class:`LocalProcesses`.
-        unfinished: the number of runs left to train, which limits the result on GPUs.
-        on_cpu: the number for a CPU.
-    """
-    devices = _devices(device)
-    if devices == ["cpu"]:
-        return on_cpu
-    return max(1, min(unfinished, len(devices) * (RUNS_PER_GPU if is_mps_installed() else 1)))
-
-
-def spread(device: str | None, slots: int) -> list[str]:
-    """Return the device of each process.
-
-    Example:
-        >>> spread("cpu", 2)
-        ['cpu', 'cpu']
-    """
-    return list(itertools.islice(itertools.cycle(_devices(device)), slots))
-
-
-def _devices(device: str | None) -> list[str]:
-    picked = pick_device(device)
-    if picked.type == "cpu":
-        return ["cpu"]
-    if picked.index is not None:
-        return [str(picked)]
-    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-
-
-def cores() -> int:
-    """Return the number of cores available to this process: a cluster job may get fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    slots: Callable[[], int]  # returns the number of runs trained at the same time; callers do not submit more
+    submit: Callable[[Run, Path, Mapping[str, Any]], Future[Outcome]]  # schedules a run
 
 
 @contextlib.contextmanager
-def worker_pool(
-    count: int, threads: int = 1, environment: Mapping[str, str] | None = None
-) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool of worker processes, which end with the block or with this process.
-
-    An exception in the block kills the processes. They ignore Ctrl-C, which only this process handles.
+def local_processes(
+    jobs: int,
+    device: str | None = None,
+    threads: int | None = None,
+    on_message: Callable[[str], None] = lambda sentence: None,
+    is_default: bool = False,
+) -> Iterator[Executor]:
+    """Provide processes on this machine, which end with the block; an exception in the block kills them at once.
 
     Args:
-        count: the number of processes.
-        threads: torch's threads in each process.
-        environment: variables to add to their environment.
+        jobs: the number of processes. They are spread over the GPUs and share them through MPS, if it can be started.
+        device: as for :func:`bsam.lab.training.environment.devices_of`.
+        threads: torch's threads in each process; None divides those of this process.
+        is_default: whether :func:`default_slots` chose ``jobs``. Then each GPU gets one process if MPS is off.
     """
+    check_count("jobs", jobs)
+    devices = devices_of(device)
+    with contextlib.ExitStack() as stack:
+        variables = None
+        if devices != ["cpu"]:
+            if jobs > len(devices):
+                variables = stack.enter_context(nvidia_mps(on_message))
+                jobs = len(devices) if is_default and variables is None else jobs
+            if is_default or variables is not None:
+                places = count_text(len(devices), "GPU") + (" (NVIDIA MPS)" if variables is not None else "")
+                other = "; choose another number with --jobs" if is_default else ""
+                on_message(f"Training {count_text(jobs, 'run')} at a time on {places}{other}.")
+        settings = threads or max(1, torch.get_num_threads() // jobs), variables or {}
+        pools: dict[int, ProcessPoolExecutor] = {}
+        futures: dict[int, Future[Outcome]] = {}
+
+        def submit(run: Run, out: Path, options: Mapping[str, Any]) -> Future[Outcome]:
+            i = next(i for i in range(jobs) if i not in futures or futures[i].done())
+            call = partial(train_in_worker, run, out, {**options, "device": devices[i % len(devices)]})
+            try:
+                futures[i] = pools[i].submit(call)
+            except (KeyError, BrokenProcessPool):  # not started, or killed
+                pools[i] = stack.enter_context(_worker_pool(*settings))
+                futures[i] = pools[i].submit(call)
+            return futures[i]
+
+        yield Executor(lambda: jobs, submit)
+
+
+@contextlib.contextmanager
+def _worker_pool(threads: int, variables: Mapping[str, str]) -> Iterator[ProcessPoolExecutor]:
+    """Provide a pool of a single process: one that is killed breaks its whole pool."""
     # a fork of this process could not use CUDA, and might copy locks that torch's threads hold
     is_posix = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if is_posix else "spawn")
     if is_posix:
         context.set_forkserver_preload(PRELOAD)
-    pool = ProcessPoolExecutor(count, context, _prepare, (threads, dict(environment or {})))
+    pool = ProcessPoolExecutor(1, context, _prepare, (threads, variables))
     try:
         yield pool
-        pool.shutdown()
-    finally:
+    except BaseException:
         for process in list((pool._processes or {}).values()):  # like kill_workers in Python 3.14
             process.kill()
+        raise
+    finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _prepare(threads: int, environment: Mapping[str, str]) -> None:
+def _prepare(threads: int, variables: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ.update(environment)
+    os.environ.update(variables)
     torch.set_num_threads(threads)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
 def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    multiprocessing.parent_process().join()  # type: ignore[union-attr] # a worker has one
+    os._exit(1)
 
 
-def is_mps_installed() -> bool:
-    """Return whether NVIDIA's control program is on the PATH; MPS may still fail to start."""
-    return shutil.which(MPS_CONTROL) is not None
+def default_slots(device: str | None, unfinished: int, on_cpu: int = 1) -> int:
+    """Return how many of the unfinished runs to train at a time: three per GPU if MPS is installed, otherwise one."""
+    devices = devices_of(device)
+    if devices == ["cpu"]:
+        return on_cpu
+    return max(1, min(unfinished, len(devices) * (RUNS_PER_GPU if is_mps_installed() else 1)))
 
 
 @contextlib.contextmanager
-def nvidia_mps(on_message: OnMessage) -> Iterator[Mapping[str, str] | None]:
-    """Use the running MPS daemon, or start one for this block. If neither works, report it and continue without MPS.
+def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str | None = None) -> Iterator[Executor]:
+    """Provide an executor that trains runs as Ray tasks. Unfinished tasks are killed at the end of the block.
+
+    Ray restarts the run of a lost worker or node, which continues from its checkpoint.
 
     Args:
-        on_message: called with messages for the user.
-
-    Returns:
-        the environment variables with which processes find the daemon; None without MPS.
+        address: ``HOST:PORT`` of the head node, or ``"auto"`` for the cluster running on this machine. An empty string
+            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block.
+        gpus_per_run: the number of GPUs per run, possibly a fraction; None means one if the cluster has any.
+        device: None, ``"auto"``, ``"cpu"`` or ``"cuda"``.
     """
-    if _control("get_server_list", {}) is None:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="bsam-mps-") as folder:  # socket paths must be short
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+    require_package("ray", "ray")
+    if device not in (None, "auto", "cpu", "cuda"):
+        raise BsamValueError(f"with Ray, device must be auto, cpu or cuda, got {device!r}: Ray chooses the GPU")
+    if gpus_per_run is not None and check_number("gpus_per_run", gpus_per_run, 0) > 1 and gpus_per_run % 1:
+        raise BsamValueError(f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}")
+    import ray  # not at the top: it takes seconds
+
+    with contextlib.ExitStack() as stack:
+        if not ray.is_initialized():
+            _connect(ray, address or os.environ.get("RAY_ADDRESS", ""))
+            stack.callback(ray.shutdown)
+        if gpus_per_run is None:
+            gpus_per_run = float(device == "cuda" or (device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0))
+        train = ray.remote(_train_in_task).options(num_cpus=1, num_gpus=gpus_per_run, max_retries=RETRIES)
+        tasks = []
+
+        def slots() -> int:
+            total = 0
+            for resources in (node["Resources"] for node in ray.nodes() if node["Alive"]):
+                runs = resources.get("GPU", 0.0) / gpus_per_run + 1e-6 if gpus_per_run else float("inf")
+                total += int(min(resources.get("CPU", 0.0), runs))
+            return total
+
+        def submit(run: Run, out: Path, options: Mapping[str, Any]) -> Future[Outcome]:
+            paths = {name: value.absolute() for name, value in options.items() if isinstance(value, Path)}
+            options = {**options, **paths, "device": "cuda" if gpus_per_run else "cpu"}
+            tasks.append(train.remote(os.getcwd(), run, out.absolute(), options))
+            return tasks[-1].future()
+
+        if not slots():
+            raise BsamValueError(
+                f"a run needs 1 CPU and {gpus_per_run:g} GPUs, which no node of the cluster has: choose another "
+                "--gpus-per-run, or --device cpu"
+            )
         try:
-            problem = _control("", environment, "-d")
-            if problem is not None:
-                on_message(f"NVIDIA MPS is off ({problem}): runs on one GPU take turns, which saves little time.")
-            yield {**environment, **_visible_devices()} if problem is None else None
+            yield Executor(slots, submit)
         finally:
-            _control("quit", environment)
+            for task in tasks:
+                ray.cancel(task, force=True)  # does nothing if it has ended
 
 
-def _visible_devices() -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES for clients of a daemon started here, which numbers its GPUs from 0."""
-    if not re.fullmatch(r"[\d, ]+", os.environ.get("CUDA_VISIBLE_DEVICES", "")):
-        return {}  # not set, or UUIDs, which stay valid
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(torch.cuda.device_count())))}
+def _train_in_task(folder: str, *arguments: Any) -> Outcome:
+    with contextlib.suppress(OSError):  # relative paths in the settings work if the node has this folder
+        os.chdir(folder)
+    torch.set_num_threads(1)
+    return train_in_worker(*arguments)
 
 
-def _control(command: str, environment: Mapping[str, str], *flags: str) -> str | None:
-    """Start the daemon or send it a command, and return the error message, or None on success."""
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a cluster, or start one. Raise if nothing listens at the address."""
+    options = {} if address else {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        process = subprocess.run(
-            [MPS_CONTROL, *flags],
-            input=f"{command}\n",
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    output = " ".join((process.stdout + process.stderr).split())
-    return None if process.returncode == 0 else output or f"{MPS_CONTROL} exited with status {process.returncode}"
+        if address not in ("", "auto"):
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT).close()
+        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise BsamRuntimeError(f"Ray at {address or 'local'} cannot be used ({reason}): {START}") from error
+    with contextlib.suppress(ValueError):  # only the main thread can set handlers
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray's handler would exit the process at once

@@ -1,49 +1,36 @@
-"""Train many runs in one folder, skipping finished and continuing interrupted ones, and estimate the time left."""
+"""Train many runs in one folder, skipping finished and continuing interrupted ones."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
 from ..recipes.columns import state_of, states_of
 from ..recipes.experiments import Experiment
-from ..recipes.variants import passes_of
 from ..training.config import Run
 from ..training.files import check_writable
-from ..training.run_dir import LOG, RunDir, RunState
-from .executors import Executor, InProcess
-from .job import Outcome, RunJob, message_of
+from ..training.run_dir import RunDir, RunState
+from .executors import RETRIES, Executor
+from .job import Outcome, message_of, train_run
 
 LOOK = 1.0  # seconds between checks of the runs in other processes
-RETRIES = 3  # restarts of a run whose process was killed, for example when memory ran out
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of all runs.
+class Progress(NamedTuple):
+    """The states of all runs, how many are being trained and can be at a time, and why others failed, by their name."""
 
-    Args:
-        total: the number of runs.
-        done: the number of finished runs.
-        running: the number of runs being trained.
-        failed: the number of runs that failed or diverged.
-        left: the remaining seconds if the executor stays fully used, and the number of runs without an estimate.
-    """
-
-    total: int
-    done: int
+    states: Sequence[RunState]
     running: int
-    failed: int
-    left: tuple[float, int]
+    slots: int
+    failed: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +41,8 @@ class Callbacks:
         on_plan: called with the states of all runs before the first is trained.
         on_stage: called with a number of runs and their name, such as "tuning"; returns a context with the callbacks
             for these runs. None uses this object for all runs.
-        on_end: called with the state of a run that has ended, the progress of all runs, and the error message if it
-            failed (otherwise None).
-        on_progress: called with the progress of all runs: after every epoch when training in this process, otherwise
-            every second.
+        on_end: called with the state of a run that has ended, the progress, and the error message if it failed.
+        on_progress: called after every epoch when training in this process, otherwise every second.
         on_message: called with messages for the user.
     """
 
@@ -69,12 +54,7 @@ class Callbacks:
 
 
 class RunsFailed(BsamRuntimeError):
-    """Some runs failed; all others were trained.
-
-    Args:
-        failed: the error messages, by the name of the run directory.
-        total: the total number of runs.
-    """
+    """Some runs failed; all others were trained. ``failed`` has the error messages, by the name of the run."""
 
     def __init__(self, failed: Mapping[str, str], total: int) -> None:
         by_message = group_by(failed, lambda name: " ".join(failed[name].split()))
@@ -90,25 +70,17 @@ def run_all(
     executor: Executor | None = None,
     **options: Any,
 ) -> list[RunState]:
-    """Train all runs that are not finished, in order; interrupted runs continue.
+    """Train all runs that are not finished, in order, and return their states; interrupted runs continue.
 
     Several processes can work on one folder: a run locked by another process is skipped and tried again at the end. A
-    run that starts from another one waits until that one has finished. A run that diverged is recorded as such; remove
-    its directory to train it again. Runs that diverge or fail do not stop the others.
+    run that starts from another one waits until that one has finished. Runs that diverge or fail do not stop the
+    others; :class:`RunsFailed` at the end says which failed. Remove the directory of a diverged run to train it again.
 
     Args:
-        runs: the runs.
         out: the folder for the run directories, created if it does not exist.
-        callbacks: functions to call during training.
         executor: where to train; None trains in this process, one run after another.
-        options: arguments of :func:`bsam.lab.training.loop.fit`: ``data_dir``, ``cache_dir``, ``device``,
-            ``checkpoint_every``; and ``about`` of each run, by the name of the run directory.
-
-    Returns:
-        the state of each run.
-
-    Raises:
-        RunsFailed: at the end, if any run failed.
+        options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``;
+            ``about`` maps the names of run directories to what the runs are.
 
     Example:
         >>> import tempfile
@@ -118,168 +90,93 @@ def run_all(
         ['done']
     """
     states = {state.path.name: state for state in states_of(runs, Path(out))}
-    job = _Runs(states, Path(out), callbacks or Callbacks(), executor or InProcess(), options)
-    if not all(state.ended for state in job.states.values()):
+    if not all(state.ended for state in states.values()):
         check_writable(Path(out), "runs")  # one error, instead of one for each run
-    if locked := job.run_each(list(job.states)):
-        job.run_each(locked)
-    if job.failed:
-        raise RunsFailed(job.failed, len(job.states))
+    queue = _Queue(states, Path(out), callbacks or Callbacks(), executor, options)
+    queue.train(list(states))
+    queue.train(queue.locked)
+    if queue.failed:
+        raise RunsFailed(queue.failed, len(states))
     return states_of(runs, Path(out))
 
 
 @dataclass
-class _Runs:
-    """The runs of one call of :func:`run_all`: those waiting, those submitted, and the state of each."""
+class _Queue:
+    """The runs of one call of :func:`run_all`, by name: those being trained, and those that failed or are locked."""
 
     states: dict[str, RunState]
     out: Path
     callbacks: Callbacks
-    executor: Executor
+    executor: Executor | None
     options: Mapping[str, Any]
+    running: dict[Future[Outcome], str] = field(default_factory=dict)
+    locked: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    killed: Counter[str] = field(default_factory=Counter)
 
-    def __post_init__(self) -> None:
-        self.failed: dict[str, str] = {}
-        self._submitted: dict[Future[Outcome], str] = {}
-        self._running: set[str] = set()
-        self._lost: Counter[str] = Counter()  # how many times a run's process was killed
+    def train(self, waiting: list[str]) -> None:
+        """Train the runs that have not ended, except those locked by another process."""
+        self.locked = []
+        while waiting or self.running:
+            unfinished = {*waiting, *self.running.values()}
+            ready = [name for name in waiting if self.states[name].run.init not in unfinished]
+            for name in ready[: max(0, self._progress().slots - len(self.running))]:
+                waiting.remove(name)
+                self._start(name)
+            for future in wait(self.running, LOOK, FIRST_COMPLETED).done:
+                self._end(self.running.pop(future), future, waiting)
+            self._look()
 
-    def run_each(self, names: list[str]) -> list[str]:
-        """Train the runs that are not finished, and return those locked by another process."""
-        self._waiting = names
-        self._locked: list[str] = []
-        while self._waiting or self._submitted:
-            unfinished = {*self._waiting, *self._submitted.values()}
-            ready = [name for name in self._waiting if self.states[name].run.init not in unfinished]
-            for name in ready[: max(0, self.executor.slots - len(self._submitted))]:
-                self._waiting.remove(name)
-                self._submit(name)
-            self._take_results()
-            for name in (*self._submitted.values(), *self._locked):
-                if (self.states[name].path / LOG).exists():  # otherwise it has not started
-                    self._update(name)
-            self.callbacks.on_progress(self._progress())
-        return self._locked
-
-    def _submit(self, name: str) -> None:
-        run = self.states[name].run
-        state = self.states[name] = state_of(run, self.out)
-        if state.ended:
+    def _start(self, name: str) -> None:
+        self._update(name)  # another process may have trained it
+        run, path = self.states[name].run, self.states[name].path
+        if self.states[name].ended:
             return
-        if run.init in self._locked:
-            self._locked.append(name)
-            return
-        initial = None if run.init is None or RunDir(state.path).has_checkpoint() else self.states.get(run.init)
-        if initial is not None and not initial.finished:
-            self._fail(name, f"it starts from {run.init}, which {'diverged' if initial.diverged else 'failed'}")
-            return
-        self._running.add(name)
+        initial = None if run.init is None or RunDir(path).has_checkpoint() else self.states.get(run.init)
+        future: Future[Outcome] = Future()
+        if run.init in self.locked:
+            future.set_result(Outcome(locked=True))
+        elif initial is not None and not initial.finished:
+            reason = "diverged" if initial.diverged else "failed"
+            future.set_result(Outcome(f"it starts from {run.init}, which {reason}"))
+        elif self.executor is not None:
+            future = self.executor.submit(run, self.out, self.options)
+        self.running[future] = name
+        if self.executor is None and not future.done():
+            future.set_result(train_run(run, self.out, self.options, self.callbacks.on_message, self._look))
 
-        def on_epoch(*_: object) -> None:
+    def _end(self, name: str, future: Future[Outcome], waiting: list[str]) -> None:
+        try:
+            outcome = future.result()
+        except BrokenProcessPool:
+            self.killed[name] += 1
+            if self.killed[name] <= RETRIES:
+                reason = "was killed, perhaps because memory ran out"
+                self.callbacks.on_message(f"The process of {name} {reason}. The run continues.")
+                waiting.insert(0, name)
+                return
+            outcome = Outcome(f"its process was killed {self.killed[name]} times: try fewer --jobs")
+        except Exception as error:  # raised by the executor
+            outcome = Outcome(message_of(error))
+        for sentence in outcome.messages:
+            self.callbacks.on_message(sentence)
+        if outcome.locked:
+            self.locked.append(name)
+            return
+        if outcome.failed is None:
             self._update(name)
-            self.callbacks.on_progress(self._progress())
+        else:
+            self.failed[name] = outcome.failed
+        self.callbacks.on_end(self.states[name], self._progress(), outcome.failed)
 
-        job = RunJob(run, self.out, self.options)
-        self._submitted[self.executor.submit(job, on_epoch, self.callbacks.on_message)] = name
-
-    def _take_results(self) -> None:
-        done, _ = wait(self._submitted, LOOK, FIRST_COMPLETED)
-        for future in done:
-            name = self._submitted.pop(future)
-            self._running.discard(name)
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                self._lost[name] += 1
-                if self._lost[name] <= RETRIES:
-                    self.callbacks.on_message(
-                        f"The process of {name} was killed, perhaps because memory ran out. The run continues."
-                    )
-                    self._waiting.insert(0, name)
-                    continue
-                outcome = Outcome(False, f"its process was killed {self._lost[name]} times: try fewer --jobs")
-            except Exception as error:  # raised by the executor
-                outcome = Outcome(False, message_of(error))
-            if outcome.ended:
-                self._update(name)
-            for sentence in outcome.messages:
-                self.callbacks.on_message(sentence)
-            if outcome.failed is not None:
-                self._fail(name, outcome.failed)
-            elif outcome.ended:
-                self.callbacks.on_end(self.states[name], self._progress(), None)
-            else:
-                self._locked.append(name)
-
-    def _fail(self, name: str, message: str) -> None:
-        self.failed[name] = message
-        self.callbacks.on_end(self.states[name], self._progress(), message)
+    def _look(self) -> None:
+        for name in (*self.running.values(), *self.locked):
+            self._update(name)
+        self.callbacks.on_progress(self._progress())
 
     def _update(self, name: str) -> None:
         self.states[name] = state_of(self.states[name].run, self.out)
 
     def _progress(self) -> Progress:
-        states = self.states.values()
-        eta = EtaEstimator(states)
-        seconds, unknown = eta.total(state for name, state in self.states.items() if name not in self.failed)
-        not_ended = sum(not state.ended for state in states) - len(self.failed)
-        at_a_time = max(1, min(self.executor.slots, not_ended))
-        return Progress(
-            len(states),
-            sum(state.finished for state in states),
-            len(self._running),
-            len(self.failed) + sum(state.diverged is not None for state in states),
-            (seconds / at_a_time, unknown),
-        )
-
-
-class EtaEstimator:
-    """Estimate the remaining time of runs.
-
-    The estimate is based on the median epoch time of runs with the same network, data and number of passes or, if there
-    are none, on that of runs with another number of passes, scaled. The median ignores the few slow epochs that
-    compile. Evaluation is not counted.
-
-    Args:
-        states: the runs with the measured epochs.
-
-    Example:
-        >>> from pathlib import Path
-        >>> measured = RunState(
-        ...     Run("sgd", epochs=5), Path("a"), tuple({"seconds": s} for s in (9.0, 2.0, 2.0))
-        ... )
-        >>> eta = EtaEstimator([measured])
-        >>> [
-        ...     eta.left(RunState(run, Path("b")))
-        ...     for run in (Run("sam", epochs=3), Run("sam", model="resnet8"))
-        ... ]
-        [12.0, None]
-    """
-
-    def __init__(self, states: Iterable[RunState]) -> None:
-        seconds_per_pass: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-        for state in states:
-            passes = passes_of(state.run)
-            measured = [metrics["seconds"] / passes for metrics in state.epochs]
-            for kind in _kinds(state.run):
-                seconds_per_pass[kind] += measured
-        self._per_pass = {kind: median(seconds) for kind, seconds in seconds_per_pass.items() if seconds}
-
-    def left(self, state: RunState) -> float | None:
-        """Return a run's remaining seconds; None without measurements of similar runs."""
-        if not state.left:
-            return 0.0
-        known = [self._per_pass[kind] for kind in _kinds(state.run) if kind in self._per_pass]
-        return state.left * passes_of(state.run) * known[0] if known else None
-
-    def total(self, states: Iterable[RunState]) -> tuple[float, int]:
-        """Return the remaining seconds of all runs, and the number of runs without an estimate."""
-        estimates = [self.left(state) for state in states]
-        return sum(seconds for seconds in estimates if seconds is not None), estimates.count(None)
-
-
-def _kinds(run: Run) -> tuple[tuple[Any, ...], ...]:
-    """Return the settings that determine the duration of an epoch, with and without the number of passes."""
-    names = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe", "weight_bits")
-    kind = tuple(getattr(run, name) for name in names)
-    return (*kind, passes_of(run)), kind
+        slots = 1 if self.executor is None else max(1, self.executor.slots())  # at least 1: a run can wait for a node
+        return Progress(list(self.states.values()), len(self.running), slots, self.failed)

@@ -37,6 +37,14 @@ def pick_device(name: str | None = None) -> torch.device:
     return device
 
 
+def devices_of(device: str | None) -> list[str]:
+    """Return all GPUs for ``"cuda"`` without an index, otherwise the device of :func:`pick_device`."""
+    picked = pick_device(device)
+    if picked.type == "cpu" or picked.index is not None:
+        return [str(picked)]
+    return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+
+
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     """Return versions, machine and date as plain values; with a device, also its description."""
     return {
