@@ -89,6 +89,7 @@ def test_the_results_are_those_of_the_stored_tables():
     assert {name: cells for name, *cells in lines} == {
         "CIFAR-10": clean("cifar10-resnet18", "CIFAR-10"),
         "CIFAR-10, 40 % label noise": noisy("40%"),
+        "CIFAR-10, 60 % label noise": noisy("60%"),
         "CIFAR-10, 80 % label noise": noisy("80%"),
         "CIFAR-100": clean("cifar100-resnet18", "CIFAR-100"),
     }

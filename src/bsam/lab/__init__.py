@@ -3,9 +3,13 @@
 The library (:mod:`bsam`: optimizers, :mod:`bsam.flatness`, integrations) never imports this package.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis.runs_table import read_epochs as read_epochs
+    from .analysis.runs_table import read_runs as read_runs
+    from .analysis.significance import compare_rows as compare_rows
     from .python_api import compare as compare
     from .python_api import write_report as write_report
     from .quantization import quantize as quantize
@@ -13,20 +17,16 @@ if TYPE_CHECKING:
     from .training import fit as fit
 
 # Imported on first use: `import bsam.lab.models` needs none of the rest.
-_MODULES = {
-    "Run": "training",
-    "compare": "python_api",
-    "fit": "training",
-    "quantize": "quantization",
-    "write_report": "python_api",
+_MODULES = {"Run": "training", "fit": "training", "quantize": "quantization"}
+_MODULES |= dict.fromkeys(("compare", "write_report"), "python_api")
+_MODULES |= dict.fromkeys(("read_runs", "read_epochs"), "analysis.runs_table") | {
+    "compare_rows": "analysis.significance"
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 

@@ -126,25 +126,19 @@ def write_report(
     baseline: str | None = None,
     title: str | None = None,
 ) -> Path:
-    """Write one HTML page with the tables, figures and verdicts of any runs, as ``bsam report`` does.
-
-    Files that cannot be read are listed on the page.
+    """Write one HTML page with the tables, figures and verdicts of any runs, as ``bsam report`` does; return its path.
 
     Args:
         runs: run directories, folders with run directories at any depth, or CSV files with other results.
         out: the file to write.
         baseline: the method that the others are compared with; None takes the base optimizer.
         title: the title of the page.
-
-    Returns:
-        the path of the page.
     """
     require_packages({"plotly": "plot"})
     from .report.page.html_page import check_page_file, read_page, write_page
 
-    out = Path(out)
-    check_page_file(out)
+    check_page_file(Path(out))
     paths = [Path(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
     check_paths(paths)
-    write_page(out, read_page(paths, baseline, title)[0])
-    return out
+    write_page(Path(out), read_page(paths, baseline, title)[0])
+    return Path(out)

@@ -14,7 +14,7 @@ from bsam.common.errors import BsamValueError
 from bsam.lab.analysis.read_runs import read_records
 from bsam.lab.analysis.row_comparison import Verdict
 from bsam.lab.analysis.run_record import Record, Records
-from bsam.lab.analysis.verdicts import baseline_row, baseline_verdicts, paper_verdicts
+from bsam.lab.analysis.verdicts import baseline_row, baseline_verdicts, check_baseline, paper_verdicts
 from bsam.lab.recipes.paper import CLASSIFICATION, LABEL_NOISE
 from bsam.lab.report.page.html_page import page_data
 from bsam.lab.training.config import Run
@@ -359,8 +359,10 @@ def test_names_of_the_baseline():
     assert baseline_row(listed, "bsam") == "BSAM (Algorithm 1)"
     assert baseline_row(listed, "bsam-2") is None  # two
     assert baseline_row(listed, "adam") is None
-    with pytest.raises(BsamValueError, match=re.escape("(A, B); got 'X'")):
-        verdicts_on(made(A=A, B=A), "X")
+    runs = Records(tuple(made(A=A, B=A)), ())
+    check_baseline(runs, "B")
+    with pytest.raises(BsamValueError, match=re.escape("(A; B), got 'X'")):
+        check_baseline(runs, "X")
 
 
 def paper_runs(scores, chosen="", title=CLEAN, **more):

@@ -77,6 +77,7 @@ def fit(
     device: str | None = None,
     task: type[Task] | None = None,
     init: str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
     at_start: Callable[[Trainer, int], None] | None = None,
     on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
@@ -103,6 +104,7 @@ def fit(
         task: the task; None looks up ``run.task`` in :data:`bsam.lab.tasks.TASKS`.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
+        about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.planning.describe`.
         checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
             Checkpoints are written only at the end of an epoch, and always after the last one.
         at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
@@ -124,7 +126,7 @@ def fit(
     with (
         distributed_context(device) as context,
         side_stream(context.device),
-        RunWriter(folder, run, context, checkpoint_every) as out,
+        RunWriter(folder, run, context, checkpoint_every, about) as out,
     ):
         folders = {"data_dir": data_dir, "cache_dir": cache_dir}
         is_new = not out.has_checkpoint()

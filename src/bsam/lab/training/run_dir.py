@@ -22,6 +22,7 @@ from .config import BASE, Run, check_settings, stored_run
 from .files import read_json, read_json_lines, reading
 
 CONFIG = "config.json"
+ABOUT = "run.json"
 METRICS = "metrics.jsonl"
 PROBE = "probe.jsonl"
 MACHINES = "environment.json"
@@ -118,17 +119,16 @@ class LossSurface:
 class RunDir:
     """Read a run directory.
 
-    ``config.json`` has the settings, ``identity.json`` the task, a digest of the data and the number of samples that
-    it is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
-    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after
-    the last epoch or an earlier one, from which training resumes, ``curvature.json`` the largest eigenvalue and the
-    loss surface of the trained network,
-    ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
-    classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
-    ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
-    ``classes.md``, ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except
-    ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a
-    BsamRuntimeError.
+    ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a
+    digest of the data and the number of samples that it is evaluated on, ``environment.json`` the machines that trained
+    the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's
+    readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which training resumes,
+    ``curvature.json`` the largest eigenvalue and the loss surface of the trained network, ``model.safetensors`` its
+    weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
+    ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
+    ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
+    ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
+    ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -143,6 +143,11 @@ class RunDir:
             raise BsamRuntimeError(
                 f"{self.path / CONFIG} is not a run of this version of bsam ({error}): choose another folder"
             ) from error
+
+    def about(self) -> dict[str, Any] | None:
+        """Return what whoever planned the run wrote about it, such as its experiment and row; None if there is none."""
+        file = self.path / ABOUT
+        return read_json(file, dict, "remove it; the run is then described by its settings") if file.exists() else None
 
     def finished_run(self) -> Run:
         """Return the settings; raise if the directory does not hold a finished run."""

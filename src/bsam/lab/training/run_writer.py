@@ -42,10 +42,19 @@ class RunWriter(RunDir):
         run: the settings.
         context: the processes of the run; only the first one writes.
         checkpoint_every: the minimum time between two checkpoints, in seconds.
+        about: what the run is, for ``run.json``; None writes none.
     """
 
-    def __init__(self, path: str | Path | None, run: Run, context: DistributedContext, checkpoint_every: float) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        run: Run,
+        context: DistributedContext,
+        checkpoint_every: float,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(path or "")
+        self._about = about
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
         self.settings, self._context = run.settings(), context
@@ -110,6 +119,8 @@ class RunWriter(RunDir):
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
         write_json(self.path / run_dir.CONFIG, self.settings)
+        if self._about is not None:
+            write_json(self.path / run_dir.ABOUT, dict(self._about))
         write_json(file, {**identity, "eval_samples": task.eval_samples})
         write_json(self.path / run_dir.MACHINES, [*self.machines(), machine])
         for name, value in task.notes().items():

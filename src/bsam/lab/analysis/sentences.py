@@ -1,0 +1,162 @@
+"""Comparisons in words: one template for each sentence, for the page, ``bsam compare`` and the demo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..common.grouping import count_text
+from .significance import BETTER, MIN_SEEDS, NOT_LEARNED, TOO_FEW, WORSE
+
+WORDS = {  # what the verdicts mean; the page defines them, too
+    BETTER: "more than chance",
+    WORSE: "more than chance",
+    TOO_FEW: f"fewer than {MIN_SEEDS} shared seeds, which is too few to tell",
+    NOT_LEARNED: "no verdict, because a network is no better than chance",
+}
+
+
+def numbers_text(mean: float, std: float, n: int, digits: int = 2) -> str:
+    """Return mean, standard deviation and number of seeds.
+
+    Example:
+        >>> numbers_text(95.123, 0.1, 3), numbers_text(95.123, math.nan, 1)
+        ('95.12 ± 0.10 (3)', '95.12 (1)')
+    """
+    spread = "" if math.isnan(std) else f" ± {std:.{digits}f}"
+    return f"{mean:.{digits}f}{spread} ({n})"
+
+
+def difference_text(row: Mapping[str, Any], digits: int = 2) -> str:
+    """Return a difference with its interval, the number of shared seeds and the corrected p-value."""
+    if not row["shared"]:
+        return "no shared seeds"
+    points = " points" if "%" in row["unit"] else ""
+    text = f"{row['difference']:+.{digits}f}{points}"
+    if row["low"] < row["high"]:
+        text += f" [95 % interval {row['low']:+.{digits}f}, {row['high']:+.{digits}f}]"
+    elif row["shared"] > 1:
+        text += ", equal with all seeds, so that their spread is unknown"
+    text += f", {count_text(row['shared'], 'shared seed')}"
+    if row["tests"] > 1 and not math.isnan(row["p_holm"]):
+        p = "< 0.001" if row["p_holm"] < 0.001 else f"= {row['p_holm']:.3g}"
+        text += f", p {p} after Holm's correction for {row['tests']} comparisons"
+    return text
+
+
+def evidence(row: Mapping[str, Any], digits: int = 2) -> str:
+    """Return the numbers behind a verdict: both rows, their difference, and what did not finish."""
+    parts = []
+    if row["n"] and row["their_n"]:
+        ours = f"{row['row']} {numbers_text(row['mean'], row['std'], row['n'], digits)}"
+        theirs = f"{row['against']} {numbers_text(row['their_mean'], row['their_std'], row['their_n'], digits)}"
+        difference = f": {difference_text(row, digits)}" if row["verdict"] != NOT_LEARNED else ""
+        parts.append(f"{ours}, {theirs}{difference}.")
+    else:
+        parts.append(f"No finished runs of {row['against'] if row['n'] else row['row']}.")
+    if row["failed"]:
+        parts.append(f"{row['row']} did not learn with {row['failed']} of {count_text(row['n'], 'seed')}.")
+    if row["diverged"]:
+        parts.append(f"{row['row']} diverged with {count_text(row['diverged'], 'seed')}.")
+    return " ".join(parts)
+
+
+def seeds_sentence(row: Mapping[str, Any]) -> str:
+    """Return how many more seeds would decide; empty if that is decided or not known."""
+    if math.isnan(row["more_seeds"]):
+        return ""
+    seeds = count_text(int(row["more_seeds"]), "more seed")
+    if row["verdict"] == TOO_FEW and row["more_seeds"] <= MIN_SEEDS - row["shared"]:
+        return f"At least {seeds} needed."
+    return f"About {seeds} would decide, if mean and spread stay."
+
+
+def answer(table: pd.DataFrame) -> str:
+    """Return one sentence on which rows are better than the baseline of an experiment.
+
+    Args:
+        table: the rows of one experiment in a table of ``compare_rows``.
+    """
+    baseline = table["against"].iloc[0]
+    others = table[table["row"] != baseline]
+    better = others[others["verdict"] == BETTER].sort_values("difference", ascending=False)["row"].tolist()
+    if better:
+        are = "are" if len(better) > 1 else "is"
+        return f"{listed(better)} {are} better than {baseline}, by more than chance."
+    if not table.loc[table["row"] == baseline, "n"].any():
+        return f"{baseline} has no finished run, so nothing can be compared with it."
+    if others["verdict"].isin([TOO_FEW]).all() and len(others):
+        return f"Too few seeds: telling whether a method is better than {baseline} needs at least {MIN_SEEDS}."
+    if others["verdict"].isin([NOT_LEARNED]).all() and len(others):
+        return f"Nothing can be compared with {baseline}: the networks did not learn."
+    return f"No method is shown to be better than {baseline}."
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """Return one sentence on a row of ``compare_rows``."""
+    radius = "" if math.isnan(row.get("radius", math.nan)) else f" at total radius {row['radius']:g} ({row['chosen']})"
+    name = f"{row['row']}{radius}"
+    if row["verdict"] == NOT_LEARNED:
+        return f"No verdict on {name}. {evidence(row)}"
+    if not row["shared"]:
+        return f"{name} has no finished run to compare. {evidence(row)}".strip()
+    direction = "better" if row["difference"] > 0 else "worse"
+    size = "equal" if not row["difference"] else f"{direction} by {abs(row['difference']):.2f}"
+    meaning = WORDS.get(row["verdict"], "which may be chance")
+    text = f"{name} is {size} ({difference_text(row)}), {meaning}"
+    if "passes" in row and not math.isnan(row["passes"]):
+        text += f", at {row['passes']:.3g} {'pass' if row['passes'] == 1 else 'passes'} per step"
+    return " ".join(filter(None, [f"{text}.", seeds_sentence(row)]))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in words.
+
+    Example:
+        >>> listed(["SAM"]), listed(["SAM", "GSAM", "BSAM"])
+        ('SAM', 'SAM, GSAM and BSAM')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """Methods compared with a baseline. ``str`` gives the answer as a paragraph.
+
+    Args:
+        table: a row for each method: the columns of ``compare_rows``, and ``radius``, ``chosen``, ``passes`` and
+            ``seconds`` of its runs.
+        shared: a sentence on the tuned settings that all methods share; empty if there are none.
+        page: the report, an HTML file; None if it was not written.
+    """
+
+    table: pd.DataFrame
+    shared: str = ""
+    page: Path | None = None
+
+    @property
+    def baseline(self) -> str:
+        """The row that the others are compared with."""
+        return str(self.table["against"].iloc[0])
+
+    def __str__(self) -> str:
+        rows = self.table.to_dict("records")
+        (base,) = (row for row in rows if row["row"] == self.baseline)
+        numbers = ""
+        if base["n"]:
+            numbers = f"{self.baseline}: {base['unit']} {numbers_text(base['mean'], base['std'], base['n'])}."
+        others = [sentence(row) for row in rows if row is not base]
+        return " ".join(filter(None, [answer(self.table), numbers, *others, self.shared]))
+
+
+def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: Path | None = None) -> ComparisonResult:
+    """Return the result for a table of ``compare_rows`` of these runs."""
+    about = runs.groupby(["experiment", "row"], as_index=False, sort=False).agg(
+        radius=("radius", "first"), chosen=("chosen", "first"), passes=("passes", "first"), seconds=("seconds", "mean")
+    )
+    return ComparisonResult(table.merge(about, on=["experiment", "row"]), shared, page)

@@ -1,0 +1,163 @@
+"""Planned runs: a run and what it is, for tables, figures and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import BsamValueError
+from ..common.grouping import count_text
+from ..data import dataset_entry
+from ..models import model_entry
+from ..models.weight_loading import PRETRAINED
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
+from .published import (
+    all_arguments,
+    claimed_numbers,
+    number_for,
+    paper_arguments,
+    published_for,
+    radius_choice,
+    total_radius,
+)
+from .variants import passes_of, variant_of, variants
+
+TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
+# settings that do not make another experiment: those of the row, of the seed, of speed and of measurements
+NOT_COMPARED = frozenset(
+    ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "radius", "curvature", "surface")
+)
+# settings with words of their own in a title
+TITLED = frozenset(
+    ("task", "model", "data", "label_noise", "noise_labels", "weight_bits", "weights", "limit_train", "eval_split")
+) | {"epochs", "init"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run to train, and what it is.
+
+    Args:
+        run: the settings.
+        about: from :func:`describe`; written to ``run.json`` in the run directory.
+    """
+
+    run: Run
+    about: Mapping[str, Any]
+
+
+def describe(run: Run, **known: Any) -> dict[str, Any]:
+    """Say what a run is: its experiment, its row, how its settings were chosen, and what was published.
+
+    Args:
+        run: the run.
+        known: entries that whoever plans the run knows better, such as ``row`` or ``published``.
+
+    Example:
+        >>> about = describe(
+        ...     Run("sam", {"rho": 0.2}, model="resnet18", data="cifar10", batch=256)
+        ... )
+        >>> about["experiment"], about["row"], about["radius"], about["chosen"]
+        ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
+    """
+    variant, tuned = variant_of(run), bool(known.get("tuned", False))
+    claims, note = claimed_numbers(run)
+    claimed = number_for(run, claims, tuned)
+    order = list(variants())
+    about: dict[str, Any] = {
+        "experiment": experiment_title(run),
+        "row": variant.title if tuned else row_title(run),
+        "place": order.index(variant.name) if variant.name in order else 0,
+        "section": "",
+        "column": "",
+        "variant": variant.name,
+        "radius": total_radius(run),
+        "passes": passes_of(run),
+        "chosen": "" if tuned else radius_choice(run),
+        "tuned": tuned,
+        "published": published_for(run, tuned),
+        "claimed": None if claimed is None else claimed.mean,
+        "note": note,
+        "trial": run.seed >= TUNING_SEED and run.eval_split != "test",
+        "shared": False,
+    }
+    if unknown := known.keys() - about.keys():
+        raise BsamValueError(f"a run is described by {', '.join(about)}; got {min(unknown)!r}")
+    return {**about, **known}
+
+
+def experiment_title(run: Run) -> str:
+    """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
+    parts = [*titles_of(run), run.noise_text()]
+    if run.weight_bits is not None:
+        parts.append(f"{run.weight_bits} bits")
+    if run.weights is not None:
+        file = Path(run.weights)
+        parts.append("pretrained" if run.weights == PRETRAINED or file.stem == run.model else f"pretrained {file.name}")
+    if run.init is not None:
+        parts.append("from a trained network")
+    if run.limit_train is not None:
+        parts.append(f"{run.limit_train:,} training samples")
+    if run.eval_split != "test":
+        parts.append(f"scored on {run.eval_split}")
+    defaults: Mapping[str, Any] = FINE_TUNING if run.weights is not None else {}
+    defaults = POSE if run.task == "pose" else QUANTIZED if run.weight_bits is not None else defaults
+    usual = {**_default_settings(), **defaults}
+    changed = {name: value for name, value in run.settings().items() if value != usual[name]}
+    further = [setting_text(changed[name], name) for name in changed if name not in NOT_COMPARED | TITLED]
+    return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
+
+
+@cache
+def _default_settings() -> dict[str, Any]:
+    return Run(BASE).settings()
+
+
+def titles_of(run: Run) -> tuple[str, str]:
+    """Return the titles of network and data, or their names if this version or a user's task does not know them."""
+    try:
+        return model_entry(run.model).title, dataset_entry(run.data).title
+    except BsamValueError:
+        return run.model, run.data
+
+
+def row_title(run: Run) -> str:
+    """Return the title of a run's variant, with the arguments that differ from those that recipes use.
+
+    Example:
+        >>> row_title(Run("bsam", {"rho_min": 0.2})), row_title(Run("bsam", {"passes": 2}))
+        ('BSAM (Algorithm 1), rho_min 0.2', 'BSAM (2 passes)')
+    """
+    variant = variant_of(run)
+    if run.method == BASE:
+        return variant.title
+    usual = paper_arguments(run)[variant.name]
+    values = all_arguments(run.method, run.arguments)
+    different = [setting_text(value, name) for name, value in values.items() if value != usual.get(name)]
+    return ", ".join([variant.title, *different])
+
+
+def setting_text(value: Any, name: str) -> str:
+    """Return a setting in words.
+
+    Example:
+        >>> (
+        ...     setting_text(5e-4, "weight_decay"),
+        ...     setting_text(True, "nesterov"),
+        ...     setting_text(0.1, "rho_min"),
+        ... )
+        ('weight decay 0.0005', 'nesterov', 'rho_min 0.1')
+    """
+    words = name if name.startswith("rho") else name.replace("_", " ")
+    if name == "precision":
+        return str(value)
+    if name == "limit_test":
+        return f"{value:,} test samples"
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    if isinstance(value, Mapping):
+        return ", ".join(setting_text(entry, key) for key, entry in value.items())
+    return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"

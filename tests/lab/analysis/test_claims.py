@@ -1,0 +1,94 @@
+"""The paper's claims: at its radii, at matched radii and at tuned ones; scores and largest eigenvalues."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bsam.lab.analysis.claims import MATCHED_RADII, PAPER_RADII, TUNED_RADII, paper_claims
+from bsam.lab.analysis.runs_table import COLUMNS
+from bsam.lab.analysis.sentences import comparison, evidence, seeds_sentence, sentence
+from bsam.lab.analysis.significance import compare_rows
+from bsam.lab.recipes.planning import describe
+from bsam.lab.recipes.variants import arguments, variants
+from bsam.lab.training.config import Run
+
+NOISE = np.array([0.0, 0.1, -0.1, 0.05])
+
+
+def runs_of(**scores):
+    """Runs of the paper's experiment with ResNet-18 on CIFAR-10; a name ending in ``_tuned`` is tuned."""
+    rows = []
+    for number, (name, score) in enumerate(scores.items()):
+        variant = variants()[name.removesuffix("_tuned").replace("_", "-")]
+        for seed, noise in enumerate(np.roll(NOISE, number)):
+            run = Run(variant.method, arguments(variant, "cifar10"), model="resnet18", data="cifar10", seed=seed)
+            about = describe(run, tuned=True, row=f"{variant.title}, tuned") if "_tuned" in name else describe(run)
+            known = {key: value for key, value in about.items() if key in COLUMNS and value is not None}
+            numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise}
+            more = {"seed": seed, "method": run.method, "settings": run.settings(), "unit": "test accuracy in %"}
+            rows.append({**COLUMNS, **known, **numbers, **more})
+    return pd.DataFrame(rows)
+
+
+def outcomes(claims):
+    scores = claims[~claims["claim"].str.contains("λmax")]
+    return {(row.at, row.claim, row.row, row.against): row.outcome for row in scores.itertuples()}
+
+
+def test_orders_of_the_table_at_the_papers_radii():
+    found = outcomes(paper_claims(runs_of(sgd=95.0, sam=96.0, bsam=95.5)))
+    assert found[PAPER_RADII, "SAM better than SGD", "SAM", "SGD"] == "confirmed"
+    assert found[PAPER_RADII, "BSAM better than SAM", "BSAM (Algorithm 1)", "SAM"] == "contradicted"
+    (missing,) = [key for key in found if key[0] == MATCHED_RADII]
+    assert found[missing] == "open"
+
+
+def test_matched_radii_are_corrected_for_each_other():
+    claims = paper_claims(runs_of(sgd=95.0, sam=96.0, bsam=97.0, sam_sum=96.5, sam_follow=97.5))
+    found = outcomes(claims)
+    assert found[MATCHED_RADII, "BSAM better than SAM", "BSAM (Algorithm 1)", "SAM (sum)"] == "confirmed"
+    assert found[MATCHED_RADII, "BSAM better than SAM", "BSAM (Algorithm 1)", "SAM (follow)"] == "contradicted"
+    matched = claims[(claims["at"] == MATCHED_RADII) & claims["claim"].str.startswith("BSAM better")]
+    assert set(matched["tests"]) == {2}
+    assert matched["difference"].tolist() == pytest.approx([0.5, -0.5], abs=0.1)
+    assert (matched["low"] < matched["difference"]).all()
+    assert (matched["difference"] < matched["high"]).all()
+
+
+def test_tuned_rows_are_compared_with_tuned_rows():
+    scores = {"sgd": 95.0, "sam": 96.0, "bsam": 97.0, "sam_tuned": 97.0, "bsam_tuned": 96.0}
+    found = outcomes(paper_claims(runs_of(**scores)))
+    assert found[TUNED_RADII, "BSAM better than SAM", "BSAM (Algorithm 1), tuned", "SAM, tuned"] == "contradicted"
+    assert found[TUNED_RADII, "SAM better than SGD", "SAM, tuned", "SGD"] == "confirmed"
+
+
+def test_a_smaller_eigenvalue_confirms_that_bsam_is_flatter():
+    claims = paper_claims(runs_of(sgd=95.0, sam=96.0, bsam=97.0))
+    flat = claims[claims["claim"].str.contains("λmax") & (claims["at"] == PAPER_RADII)]
+    assert set(flat["row"]) == {"SGD", "SAM"}
+    assert set(flat["outcome"]) == {"confirmed"}
+    steep = paper_claims(runs_of(sgd=95.0, sam=96.0, bsam=94.0))
+    assert set(steep[steep["claim"].str.contains("λmax")]["outcome"]) == {"contradicted"}
+
+
+def test_other_protocols_have_no_claims():
+    runs = runs_of(sgd=95.0, sam=96.0, bsam=97.0)
+    assert paper_claims(runs.assign(claimed=math.nan)).empty
+
+
+def test_sentences_state_the_numbers():
+    runs = runs_of(sgd=95.0, sam=96.0, bsam=95.0)
+    table = compare_rows(runs)
+    rows = {row["row"]: row for row in table.to_dict("records")}
+    text = evidence(rows["SAM"])
+    for number in (f"{rows['SAM']['mean']:.2f}", f"{rows['SAM']['difference']:+.2f}", f"{rows['SAM']['low']:+.2f}"):
+        assert number in text
+    result = comparison(runs, table)
+    assert result.baseline == "SGD"
+    assert str(result).startswith("SAM is better than SGD")
+    assert all(name in str(result) for name in ("BSAM (Algorithm 1)", "3 passes", f"{rows['SGD']['mean']:.2f}"))
+    few = compare_rows(runs[runs["seed"] < 2]).to_dict("records")[1]
+    assert "1 more seed" in seeds_sentence(few)
+    assert few["row"] in sentence(few)
