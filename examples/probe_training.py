@@ -38,7 +38,7 @@ def main():
         for r in probe.readings:
             print(f"{r.step:4d}  {r.loss:.4f}  {r.max_sharpness:.4f}  {r.min_sharpness:.4f}", end="  ")
             print(f"{r.g_norm:.3f}  {r.cosine:13.3f}  {r.extra_passes:12d}")
-    return readings  # bsam.lab.report.figures.probe_figures.plot_probe draws them
+    return readings  # bsam.lab.report.figures.flatness_figures.probe_figure draws them
 
 
 if __name__ == "__main__":

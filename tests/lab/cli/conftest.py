@@ -14,7 +14,7 @@ from pose_runs import train_pose
 
 @pytest.fixture(scope="module", autouse=True)
 def without_pictures() -> Iterator[None]:
-    """Let ``bsam train`` draw no pictures, as without matplotlib: they take most of the time of a short run."""
+    """Let ``bsam train`` draw no pictures, as without plotly and Pillow: they take most of the time of a short run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bsam.lab.report.figures.class_report.find_spec", lambda name: None)
         yield

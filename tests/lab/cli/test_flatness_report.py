@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -16,16 +15,14 @@ from torch import nn
 
 import bsam
 from bsam.lab import cli
+from bsam.lab.cli import flatness as command
 from bsam.lab.cli.flatness import _print, flatness_report
 from bsam.lab.inference import measure as measure_module
 from bsam.lab.inference import subjects as subjects_module
 from bsam.lab.inference.measure import FlatnessSettings
 from bsam.lab.inference.subjects import find_models
-from bsam.lab.report.figures import flatness_figures, panels
-from bsam.lab.report.figures.flatness_figures import DRAWINGS
 from bsam.lab.training.files import LOCK
 
-pytestmark = pytest.mark.usefixtures("coarse")
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
 CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)
 SMALL = ("--limit-train", "128", "--limit-test", "50")
@@ -70,21 +67,21 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Figures are empty files: that they are drawn is tested once, and what is in them elsewhere."""
-    draw_with(monkeypatch, lambda infos, path: path.touch())
-
-
-def draw_with(monkeypatch, draw):
-    monkeypatch.setattr(flatness_figures, "DRAWINGS", {name: (draw, *rest) for name, (_, *rest) in DRAWINGS.items()})
+def drawn(monkeypatch):
+    """The entries whose figures are drawn, on empty pages: what is in the figures is tested elsewhere."""
+    entries = []
+    monkeypatch.setattr(command, "flatness_figures", lambda by_title: entries.append(by_title) or {})
+    monkeypatch.setattr(command, "figures_html", lambda title, figures: b"")
+    return entries
 
 
 def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     console = Console(file=io.StringIO(), width=80)
     files = files[1:]
     written = report(files, tmp_path / "out", console)
-    assert [path.name for path in written] == ["flatness.json", *DRAWINGS]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, "flatness.json", *DRAWINGS}
+    assert [path.name for path in written] == ["flatness.json", "flatness.html"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, "flatness.json", "flatness.html"}
+    assert written[1].read_text().count('class="figure"') == 4
     found = json.loads((tmp_path / "out" / "flatness.json").read_text(), parse_constant=pytest.fail)
     assert {"bsam", "torch", "machine", "cores", "date"} <= set(found["environment"])
     assert found["settings"] == {
@@ -120,10 +117,9 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     assert [float(number) for number in shown.groups()] == pytest.approx([total["value"], half], abs=half / 10)
 
 
-def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path, monkeypatch):
-    """Figures have them on their axes."""
-    console, drawn = Console(file=io.StringIO(), width=80), {}
-    draw_with(monkeypatch, lambda infos, path: drawn.update({path.name: infos}))
+@pytest.mark.usefixtures("drawn")
+def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path):
+    console = Console(file=io.StringIO(), width=80)
     tasks = dict(zip(files, ("classification", "pose", "classification"), strict=True))
     models = replace(find_models(files, "m:f"), about=lambda path: {"run": {"task": tasks[path]}})
     flatness_report(models, FlatnessSettings(**CHEAP), tmp_path / "out", "cpu", console)
@@ -132,8 +128,6 @@ def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path, monkeypatc
     shown = [line for line in lines if line and line[0] in ("Loss:", "a", "b", "wide")]
     assert [line[0] for line in shown] == ["Loss:", "a", "wide", "Loss:", "b"]
     assert [" ".join(line[1:]) for line in shown if line[0] == "Loss:"] == labels
-    for name in ("spectrum.png", "density.png"):
-        assert [info.measured_on for info in drawn[name]] == [labels[0], labels[1], labels[0]]
 
 
 def entry_of(size, converged):
@@ -179,7 +173,7 @@ def hessian(model, loss_fn, x, y):
     return torch.autograd.functional.hessian(value, flat)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("drawn")
 def test_finished_models_are_kept_and_only_new_weights_are_measured(files, tmp_path, monkeypatch):
     content, out = files[1].read_text(), tmp_path / "out"
     files[1].write_text("-1 4")
@@ -204,7 +198,7 @@ def entries(out):
     return json.loads((out / "flatness.json").read_text())["models"]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("drawn")
 def test_a_file_is_measured_again_when_its_loss_changed(files, tmp_path, monkeypatch, capsys):
     def measured(scale):
         x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
@@ -236,8 +230,6 @@ def test_landscapes_with_non_finite_points_are_drawn_again_from_the_file(files, 
 
     monkeypatch.setattr(subjects_module, "find_function", lambda name, role: load)
     monkeypatch.setattr(measure_module, "measure", measured := Counted(measure_module.measure))
-    pictures = {name: DRAWINGS[name] for name in ("contours.png", "surfaces.png")}
-    monkeypatch.setattr(flatness_figures, "DRAWINGS", pictures)
     tables = []
     for _ in range(2):
         console = Console(file=io.StringIO(), width=80)
@@ -260,7 +252,7 @@ class Counted:
         return self.function(*arguments)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -285,43 +277,25 @@ def test_a_loss_that_is_not_finite_is_refused_with_the_file(files, tmp_path, mon
         report(files, tmp_path / "out")
 
 
-def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, monkeypatch):
+def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, drawn):
     (tmp_path / "other").mkdir()
     twin = tmp_path / "other" / "a.pt"
     twin.write_text("9 4")
-    seen = []
-    draw_with(monkeypatch, lambda infos, path: seen.append([[info.title for info in g] for g in panels.grouped(infos)]))
-    report(files, tmp_path / "out")  # models of one architecture are one group
+    report(files, tmp_path / "out")
     report([files[0], twin], tmp_path / "out")
-    assert seen == [[["a", "b"], ["wide"]]] * 5 + [[[str(files[0]), str(twin)]]] * 5
+    assert list(map(list, drawn)) == [["a", "b", "wide"], [str(files[0]), str(twin)]]
+    a, b, wide = (entry["architecture"] for entry in drawn[0].values())
+    assert a == b != wide  # which decides about the scale
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_without_plotly_there_are_all_numbers_and_pictures_and_a_sentence(files, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    console = Console(file=io.StringIO(), width=200)
-    written = report(files[:1], tmp_path / "out", console)
-    assert [path.name for path in written] == ["flatness.json", *list(DRAWINGS)[:-1]]
-    assert (
-        "surfaces.html is not written: it needs plotly (pip install -c constraints.txt '.[plot]' in a clone of bsam)."
-        in console.file.getvalue()
-    )
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_readings_of_a_probe_are_recorded_and_drawn(tmp_path, monkeypatch):
-    run, drawn, genuine = tmp_path / "probed", [], flatness_figures.plot_probe
-    command = ["train", "--method", "bsam", "--epochs", "1", "--batch", "32", "--device", "cpu", *SMALL, "--probe", "2"]
-    assert cli.main([*command, "--out", str(run)]) == 0
-    monkeypatch.setattr(
-        flatness_figures, "plot_probe", lambda columns, path: (drawn.append(columns), genuine(columns, path))
-    )
+def test_the_readings_of_a_probe_are_recorded_and_drawn(tmp_path, drawn):
+    run = tmp_path / "probed"
+    flags = ["train", "--method", "bsam", "--epochs", "1", "--batch", "32", "--device", "cpu", *SMALL, "--probe", "2"]
+    assert cli.main([*flags, "--out", str(run)]) == 0
     for _ in range(2):  # the second time from the numbers that were kept
-        written = report_runs([run], tmp_path / "out")
-    assert [path.name for path in written] == ["flatness.json", *DRAWINGS, "probe_probed.png"]
-    assert written[-1].read_bytes().startswith(b"\x89PNG")
+        report_runs([run], tmp_path / "out")
     readings = [json.loads(line) for line in (run / "probe.jsonl").read_text().splitlines()]
     assert len(readings) > 1
     expected = {name: [reading[name] for reading in readings] for name in readings[0]}
-    assert drawn == [expected] * 2
+    assert [by_title["probed"]["probe"] for by_title in drawn] == [expected] * 2
     assert entries(tmp_path / "out")[0]["probe"] == expected

@@ -15,6 +15,7 @@ from bsam.lab.cli import predict as cli_predict
 from bsam.lab.data.pose.joints import LSP
 from bsam.lab.inference import find_joints
 from bsam.lab.inference import predict as bsam_predict
+from bsam.lab.report.figures.prediction_pictures import side_legend
 
 WHOLE = "The whole image was used as the person's box; set --box to change it."
 
@@ -59,9 +60,10 @@ def test_joints_are_printed_and_drawn(pose_run, photos, capsys):
         np.testing.assert_allclose(list(joints.values()), pose.joints, atol=0.051)
     drawn = ["new/drawn/a.png", "new/drawn/a-2.png", "new/drawn/b.png"]
     assert [grid, first, second, third] == [f"Written: {path}" for path in ("grid.png", *drawn)]
+    legend = side_legend()
     for path, photo in zip(drawn, photos, strict=True):
         with Image.open(path) as picture, Image.open(photo) as original:
-            assert (picture.format, picture.size) == ("PNG", (120, original.height + 30))  # with its legend
+            assert (picture.format, picture.size) == ("PNG", (legend.width, original.height + legend.height))
             shown = np.asarray(picture)[: original.height, : original.width]
             assert 0.02 < (shown != np.asarray(original)).any(axis=2).mean() < 0.5
     assert Path("grid.png").stat().st_size > 10_000

@@ -61,7 +61,7 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, error_of):
     eigenvalue = json.loads((folder / "curvature.json").read_text())["top_eigenvalue"]
     assert top == f"Largest eigenvalue of the Hessian (cross-entropy, at most 256 training samples): {eigenvalue:.4g}"
     files = ("config.json", "metrics.jsonl", "model.safetensors", "flipped.json", "environment.json", "tensorboard/")
-    assert all(name in written for name in (*files, "confusion.png", "mistakes.png"))
+    assert all(name in written for name in (*files, "confusion.html", "mistakes.png"))
     assert RunDir(folder).run() == run
 
     before = contents(folder)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.grouping import group_by
-from ..experiment_run import NEEDS
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models
 from ..recipes.variants import variant_of
-from ..report.figures.flatness_figures import draw_entries, entry_label
+from ..report.figures.figure_file import figures_html
+from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..training.environment import environment_info, pick_device
-from ..training.files import locked
+from ..training.files import locked, write
 from .run_console import new_table
 from .run_flags import CACHE_HELP, DEVICE_HELP
 
@@ -32,11 +31,10 @@ BilS), and the loss on a plane. Networks are given as run directories of bsam tr
 its training samples, without augmentation and label smoothing, with the labels used in training. For files, write a
 function and name it with --loader; its module may be in the current folder. The function takes the pathlib.Path of a
 file and returns (model, loss_fn, data), where loss_fn(model(x), y) is the mean loss of a batch and data is a list or
-DataLoader that always yields the same batches (x, y). Writes flatness.json (all numbers), spectrum.png, density.png,
-contours.png, surfaces.png and surfaces.html (interactive; needs plotly). A run trained with --probe also gets
-probe_RUN.png, with sharpness and cosine during training. Models with the same architecture are drawn along the same
-random directions and on the same scales. If the command is interrupted, running it again continues with the model it
-was measuring."""
+DataLoader that always yields the same batches (x, y). Writes flatness.json (all numbers) and flatness.html, a page with
+all figures: eigenvalues, densities, contours and surfaces of the loss and, of runs trained with --probe, sharpness and
+cosine during training. Models with the same architecture are drawn along the same random directions and on the same
+scales. If the command is interrupted, running it again continues with the model it was measuring."""
 FLAG_HELP = {
     "k": "number of eigenvalues",
     "which": f"which eigenvalues: {', '.join(WHICH)}",
@@ -55,6 +53,7 @@ FLAG_HELP = {
 }
 MAX_TITLE = 100  # characters: figures have no room for more
 MIN_TITLE = 14  # characters of a title in one line of a table
+NEEDS = ("rich", "safetensors", "plotly")
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
 
@@ -76,7 +75,7 @@ def add(command: argparse.ArgumentParser) -> None:
         default = "" if field.default is None else f" (default: {field.default})"
         flag(name, type=kind, default=field.default, help=f"{FLAG_HELP[field.name]}{default}", metavar=metavar)
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    command.set_defaults(run=_flatness, saved_items="models", needs=NEEDS)
+    command.set_defaults(run=_flatness, saved_items="models", needs=dict.fromkeys(NEEDS, "demo"))
 
 
 def _flatness(arguments: argparse.Namespace) -> None:
@@ -121,11 +120,12 @@ def flatness_report(
     with locked(folder, "measuring"):
         file = folder / "flatness.json"
         entries = measured_entries(file, settings, models, torch_device, options)
-        pairs = zip(titles, entries, strict=True)
-        for label, rows in group_by(pairs, lambda pair: entry_label(pair[1])).items():
+        by_title = dict(zip(titles, entries, strict=True))
+        for label, rows in group_by(by_title.items(), lambda pair: entry_label(pair[1])).items():
             _print(f"Loss: {label}", dict(rows), console)  # numbers in one table have one meaning
-        say = partial(console.print, soft_wrap=True, markup=False)
-        return [file, *draw_entries(titles, entries, folder, say)]
+        page = folder / "flatness.html"
+        write(page, figures_html("Flatness", flatness_figures(by_title)))
+        return [file, page]
 
 
 def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -11,11 +11,9 @@ from itertools import count
 from pathlib import Path
 
 from ...common.errors import BsamValueError
-from ...common.extras import require_package
 from ..inference.class_prediction import Prediction, image_paths, predict
 from ..inference.pose_prediction import FoundJoints, find_joints
-from ..report.figures.panels import printable
-from ..report.figures.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid
+from ..report.figures.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid, printable
 from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
 from .run_flags import DEVICE_HELP
@@ -24,10 +22,10 @@ HELP = "classify images, or find the joints of people in them, with the network 
 DESCRIPTION = """\
 Print the most probable classes of each image or, with a run of the task pose, x and y of each joint of the person in
 the image, in pixels. The training data is not needed."""
-PICTURES = (".png", ".jpg", ".jpeg", ".pdf", ".svg")
+PICTURES = (".png", ".jpg", ".jpeg", ".pdf")
 TABLES = (".csv", ".json")
 TOP = 3
-MAX_GRID = 100  # images in a grid; matplotlib takes minutes for several hundred
+MAX_GRID = 100  # images in a grid; more would be too large to look at
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -58,10 +56,8 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> None:
-    if arguments.grid is not None:
-        require_package("matplotlib", "plot")
-        if arguments.grid.suffix.lower() not in PICTURES:
-            raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
+    if arguments.grid is not None and arguments.grid.suffix.lower() not in PICTURES:
+        raise BsamValueError(f"--grid must end in one of {', '.join(PICTURES)}; got {arguments.grid}")
     for flag, file in (("--grid", arguments.grid), ("--out", _table(arguments))):
         if file is not None and not file.parent.is_dir():
             raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
@@ -106,7 +102,6 @@ def _joints(arguments: argparse.Namespace) -> None:
     table = _table(arguments)
     draws_pictures = arguments.out is not None and table is None
     if draws_pictures:
-        require_package("matplotlib", "plot")
         picture_paths([*image_paths(arguments.images)], arguments.out)  # raises now rather than after the last image
     poses = find_joints(arguments.folder, arguments.images, arguments.box, arguments.flip_test, arguments.device, _warn)
     pictures = picture_paths([pose.path for pose in poses], arguments.out) if draws_pictures else []

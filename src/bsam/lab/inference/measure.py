@@ -36,7 +36,6 @@ ProgressOfStage = Callable[[str, int, int], None]
 
 MAX_POINTS = 1001  # about a million losses
 HINT = "remove flatness.json to measure again, or choose another folder"
-LABELS = ("title", "group", "measured_on")  # of a figure, not measured
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 
 
@@ -230,16 +229,13 @@ def _architecture(model: nn.Module) -> str:
 
 def _numbers(measured: Measured, which: str) -> dict[str, Any]:
     """Return all numbers as plain values, from which the figures are drawn."""
-    parts: dict[str, Any] = {
-        "eigenvalues": spectrum_info({"": measured.eigenvalues}, which=which),
-        "density": density_info({"": measured.density}),
-        "landscape": landscape_info({"": measured.landscape}),
-    }
     return {
         "parameters": measured.parameters,
         "samples": measured.samples,
         "seconds": dict(measured.seconds),
         "sharpness": asdict(measured.sharpness),
         "trace": asdict(measured.trace),
-        **{name: {k: v for k, v in asdict(info).items() if k not in LABELS} for name, (info,) in parts.items()},
+        "eigenvalues": spectrum_info(measured.eigenvalues, which),
+        "density": density_info(measured.density),
+        "landscape": landscape_info(measured.landscape),
     }

@@ -127,7 +127,7 @@ class RunDir:
     weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
     ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
     ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
-    ``confusion.png`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
+    ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
     ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
     """
 

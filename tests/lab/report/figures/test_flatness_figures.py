@@ -1,105 +1,179 @@
 import json
 import math
-from dataclasses import replace
+import re
 
 import numpy as np
 import pytest
 
+import bsam
 from bsam.flatness.density import Density
+from bsam.flatness.landscape import Landscape
+from bsam.flatness.probe import Reading
 from bsam.flatness.spectrum import Eigenvalues
-from bsam.lab.inference.flatness_numbers import density_info, spectrum_info
-from bsam.lab.report.figures.flatness_figures import plot_density, plot_spectrum
-
-
-def eigenvalues(top, n=5):
-    values = np.linspace(top, 0.1, n)
-    return Eigenvalues(values, values / 1000, np.bool_(top < 5), products=40)
-
-
-def density(top, sigma):
-    nodes, weights = np.array([0.0, top]), np.array([0.9, 0.1])
-    grid = np.linspace(-1, top + 1, 50)
-    return Density(grid, np.ones(50), nodes, weights, sigma, products=8)
-
-
-def test_spectrum_numbers_are_those_of_the_paper():
-    (info,) = spectrum_info(
-        {"a": Eigenvalues(np.array([4.0, 2.0, 0.0]), np.array([1e-3, 0.0, 2e-3]), np.bool_(False), 12)}, "g"
-    )
-    assert (info.title, info.group, info.values, info.residuals) == ("a", "g", [4, 2, 0], [1e-3, 0, 2e-3])
-    assert (info.maximum, info.mean, info.variance) == (4, 2, pytest.approx(8 / 3))
-    assert (info.converged, info.products) == (False, 12)
-    assert json.loads(json.dumps(info.__dict__))["converged"] is False
-
-
-def test_histograms_of_a_group_share_bins_and_heights_and_another_group_has_its_own(tmp_path, drawn):
-    infos = [
-        *spectrum_info({"a": eigenvalues(4.0), "b": eigenvalues(8.0)}, "one"),
-        *spectrum_info({"c": eigenvalues(400.0)}, "two"),
-    ]
-    plot_spectrum(infos, tmp_path / "spectrum.png")
-    assert (tmp_path / "spectrum.png").stat().st_size > 10_000
-    a, b, c = drawn[0].axes
-    edges = [
-        [bar.get_x() for bar in ax.patches] + [ax.patches[-1].get_x() + ax.patches[-1].get_width()] for ax in (a, b, c)
-    ]
-    assert edges[0] == edges[1]
-    assert (edges[0][-1], edges[2][-1]) == (pytest.approx(8), pytest.approx(400))
-    assert [sum(bar.get_height() for bar in ax.patches) for ax in (a, b, c)] == [5] * 3  # none falls outside
-    assert a.get_ylim() == b.get_ylim()
-    texts = [ax.texts[0].get_text() for ax in (a, b, c)]
-    assert texts[0].startswith("max 4, mean 2.05, variance 1.9")
-    assert [ax.get_title() for ax in (a, b, c)] == ["a", "b (not converged)", "c (not converged)"]
-    assert c.get_position().y1 < a.get_position().y0  # a row of its own
-    assert len({ax.patches[0].get_facecolor() for ax in (a, b, c)}) == 3
-    assert [ax.get_ylabel().split("\n")[0] for ax in (a, b, c)] == ["one", "", "two"]
-
-
-@pytest.mark.parametrize(
-    ("which", "label"),
-    [
-        ("magnitude", "how many of the 5 of largest magnitude"),
-        ("both ends", "how many of the 5 at both ends"),
-    ],
+from bsam.lab.inference.flatness_numbers import density_info, landscape_info, probe_info, spectrum_info
+from bsam.lab.report.figures.figure_file import figures_html
+from bsam.lab.report.figures.flatness_figures import (
+    contour_figure,
+    density_figure,
+    eigenvalue_figure,
+    flatness_figures,
+    probe_figure,
+    round_ticks,
+    surface_figure,
 )
-def test_a_histogram_says_which_eigenvalues_it_shows(which, label, tmp_path, drawn):
-    plot_spectrum(spectrum_info({"a": eigenvalues(4.0)}, which=which), tmp_path / "spectrum.png")
-    assert drawn[0].axes[0].get_ylabel() == label
+
+AXIS = np.linspace(-1, 1, 5)
 
 
-def test_axes_name_the_loss_and_its_samples(tmp_path, drawn):
-    label = "cross-entropy, 50 training samples"
-    plot_spectrum(
-        [replace(info, measured_on=label) for info in spectrum_info({"a": eigenvalues(4.0)})], tmp_path / "a.png"
+def eigenvalues(*values, converged=True):
+    return spectrum_info(Eigenvalues(np.array(values), np.zeros(len(values)), np.bool_(converged), products=9))
+
+
+def bowl(scale=1.0, first=1.0, second=3.0):
+    return landscape_info(Landscape((AXIS, AXIS), scale * np.add.outer(first * AXIS**2, second * AXIS**2)))
+
+
+def entry(architecture="net", method="sam", **parts):
+    return {"architecture": architecture, "samples": 50, "run": {"method": method}, **parts}
+
+
+def lands(steep=10.0):
+    """Two networks of one architecture, and a third of another."""
+    flat = bowl(1, second=0.5)
+    shown = {"steep": bowl(steep), "flat": flat, "other": bowl(100)}
+    return {name: entry("other" if name == "other" else "net", landscape=land) for name, land in shown.items()}
+
+
+def reading(step, sharpness=0.1, cosine=0.5):
+    return Reading(step, 1.0, 2 * sharpness, sharpness, 3 * sharpness, 1.0, 1.5, 0.5, cosine, 0.1, 0.05, 0)
+
+
+def test_numbers_are_plain_and_those_of_the_paper():
+    info = spectrum_info(Eigenvalues(np.array([4.0, 2.0, 0.0]), np.array([1e-3, 0.0, 2e-3]), np.bool_(False), 12))
+    assert (info["values"], info["residuals"], info["converged"], info["products"]) == (
+        [4, 2, 0],
+        [1e-3, 0, 2e-3],
+        False,
+        12,
     )
-    plot_density(
-        [replace(info, measured_on=label) for info in density_info({"a": density(2.0, 0.1)})], tmp_path / "b.png"
-    )
-    plot_density(density_info({"a": density(2.0, 0.1)}), tmp_path / "c.png")
-    labels = [figure.axes[0].get_xlabel() for figure in drawn]
-    assert labels == [f"eigenvalue of the Hessian\n({label})"] * 2 + ["eigenvalue of the Hessian"]
+    assert (info["maximum"], info["mean"], info["variance"]) == (4, 2, pytest.approx(8 / 3))
+    loss = 2 + np.add.outer(AXIS**2, 3 * AXIS**2)
+    info = landscape_info(Landscape((AXIS, AXIS), loss))
+    assert (info["centre"], info["lowest"], info["highest"], info["share_near"]) == (2, 2, 6, pytest.approx(1 / 25))
+    assert (info["loss"][0][2], info["loss"][2][0]) == (3, 5)  # the first direction is that of the rows
+    loss[0, 0], loss[4, 4] = np.nan, np.inf
+    info = landscape_info(Landscape((AXIS, AXIS), loss))
+    assert (info["lowest"], info["highest"]) == (2, 2 + 4 * 0.25 + 3)  # of the finite ones
+    assert landscape_info(Landscape((AXIS, AXIS), np.full((5, 5), np.nan)))["lowest"] is not None
+    with pytest.raises(bsam.BsamError, match="dims=2"):
+        landscape_info(Landscape((AXIS,), AXIS))
 
 
-@pytest.mark.parametrize("values", [[0.0, 0.0], [-1.0, -2.0], [2.0]])
-def test_odd_spectra_are_drawn(values, tmp_path, drawn):
-    plot_spectrum(
-        spectrum_info({"a": Eigenvalues(np.array(values), np.zeros(len(values)), np.bool_(True), 3)}),
-        tmp_path / "spectrum.png",
-    )
-    assert sum(bar.get_height() for bar in drawn[0].axes[0].patches) == len(values)
+def test_eigenvalues_are_dots_on_a_line_per_network():
+    entries = {
+        "a": entry(eigenvalues=eigenvalues(8.0, 2.0, 1.0)),
+        "b": entry(method="bsam", eigenvalues=eigenvalues(4.0, -1.0, converged=False)),
+        "c": entry("other", eigenvalues=eigenvalues(400.0)),
+    }
+    figure = eigenvalue_figure(entries)
+    a, b, c = figure.data
+    assert [list(trace.x) for trace in (a, b, c)] == [[8, 2, 1], [4, -1], [400]]
+    assert [list(trace.y) for trace in (a, b, c)] == [[0] * 3, [1] * 2, [0]]
+    assert a.xaxis == b.xaxis != c.xaxis  # one scale for an architecture
+    assert a.marker.color != b.marker.color
+    for text, part in zip(figure.layout.yaxis.ticktext, ("8", "not converged"), strict=True):
+        assert part in text
+    assert "50 training samples" in figure.layout.xaxis.title.text
+    assert eigenvalue_figure({"a": entry()}) is None
 
 
-def test_density_has_the_moments_of_its_quadrature_and_one_width_in_a_figure(tmp_path, drawn):
-    infos = density_info({"narrow": density(2.0, 0.01), "wide": density(4.0, 0.2)})
-    assert [info.mean for info in infos] == pytest.approx([0.2, 0.4])
-    assert [info.second_moment for info in infos] == pytest.approx([0.4, 1.6])
-    plot_density(infos, tmp_path / "density.png")
-    assert (tmp_path / "density.png").stat().st_size > 10_000
-    (ax,) = drawn[0].axes
-    for line, top in zip(ax.lines, (2.0, 4.0), strict=True):
-        x, y = line.get_data()
-        assert np.trapezoid(y, x) == pytest.approx(1, rel=1e-3)
-        peak = y[np.abs(x - top).argmin()]
+def test_densities_have_one_width_and_integrate_to_one():
+    def density(top, sigma):
+        grid = np.linspace(-1, top + 1, 50)
+        nodes, weights = np.array([0.0, top]), np.array([0.9, 0.1])
+        return density_info(Density(grid, np.ones(50), nodes, weights, sigma, products=8))
+
+    infos = density(2.0, 0.01), density(4.0, 0.2)
+    assert [info["mean"] for info in infos] == pytest.approx([0.2, 0.4])
+    assert [info["second_moment"] for info in infos] == pytest.approx([0.4, 1.6])
+    figure = density_figure({"narrow": entry(density=infos[0]), "wide": entry(density=infos[1])})
+    low, high = figure.layout.yaxis.range
+    for trace, top in zip(figure.data, (2.0, 4.0), strict=True):
+        assert np.trapezoid(trace.y, trace.x) == pytest.approx(1, rel=1e-3)
+        peak = trace.y[np.abs(trace.x - top).argmin()]
         assert peak == pytest.approx(0.1 / (0.2 * math.sqrt(2 * math.pi)), rel=1e-2)  # of the width 0.2 in both
-        assert ax.get_ylim()[0] < peak < ax.get_ylim()[1]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["narrow", "wide"]
+        assert low < math.log10(peak) < high
+    assert figure.data[0].line.dash != figure.data[1].line.dash  # two rows of one method
+
+
+@pytest.mark.parametrize("draw", [contour_figure, surface_figure])
+def test_landscapes_of_a_group_share_their_scale_and_the_first_direction_is_x(draw):
+    figure = draw(lands())
+    steep, flat, other = (next(trace for trace in figure.data if trace.name == name) for name in lands())
+    assert steep.coloraxis == flat.coloraxis != other.coloraxis
+    assert steep.customdata.max() == 3  # twice as high as the flat one goes; the steep one is cut off there
+    assert other.customdata.max() == 400
+    assert (flat.customdata[0][2], flat.customdata[2][0]) == (0.5, 1)  # rows go along y, the second direction
+    colour = flat.z if draw is contour_figure else flat.surfacecolor
+    assert colour == pytest.approx(np.sqrt(flat.customdata / 3))
+    assert "cut off" in figure.layout.coloraxis.colorbar.title.text
+    assert "cut off" not in figure.layout.coloraxis2.colorbar.title.text
+    bar = figure.layout.coloraxis.colorbar
+    assert [3 * place**2 for place in bar.tickvals] == pytest.approx(list(map(float, bar.ticktext)))
+    assert draw({}) is None
+
+
+def test_surfaces_have_named_axes_one_camera_and_the_range_of_their_group():
+    scenes = [scene for scene in surface_figure(lands()).select_scenes() if scene.zaxis.range]
+    assert [list(scene.zaxis.range) for scene in scenes] == [[0, 3], [0, 3], [0, 400]]
+    assert len({json.dumps(scene.camera.to_plotly_json()) for scene in scenes}) == 1
+    for scene in scenes:
+        assert all(axis.title.text for axis in (scene.xaxis, scene.yaxis, scene.zaxis))
+
+
+@pytest.mark.parametrize("loss", [np.full((5, 5), np.nan), np.full((5, 5), 3.0)])
+def test_a_landscape_without_heights_is_drawn(loss):
+    figure = contour_figure({"a": entry(landscape=landscape_info(Landscape((AXIS, AXIS), loss)))})
+    assert np.isfinite(figure.data[0].z).all()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 8), (2.31, 2.9), (3e-4, 4.1e-3), (1, 5000), (0.107, 0.9)])
+def test_ticks_are_round_and_spread_over_the_colours(low, high):
+    ticks = round_ticks(low, high)
+    assert 4 <= len(ticks) <= 6
+    assert all(low <= tick <= high for tick in ticks)
+    assert all(len(re.sub(r"e.*|[.-]", "", f"{tick:e}").rstrip("0")) <= 3 for tick in ticks)
+    places = np.sqrt((np.array(ticks) - low) / (high - low))
+    assert np.diff([0, *places, 1]).max() < 0.35
+
+
+def test_a_probe_is_a_line_per_network_in_each_panel():
+    columns = probe_info([reading(0, 1.0, 0.9), reading(10, 0.1, math.nan), reading(20, -0.001, 0.7)])
+    assert (columns["step"], columns["min_sharpness"]) == ([0, 10, 20], [1.0, 0.1, -0.001])
+    figure = probe_figure({"a": columns, "b": probe_info([reading(5)])}, {"a": "sam", "b": "bsam"})
+    a, b = figure.data[::2], figure.data[1::2]
+    for trace, scale in zip(a, (2, 1, 3), strict=False):  # MaxS, MinS, BilS
+        assert trace.y.tolist() == pytest.approx([scale, 0.1 * scale, -0.001 * scale])
+    assert (a[3].x.tolist(), a[3].y.tolist()) == ([0, 20], pytest.approx([0.9, 0.7]))  # the NaN is left out
+    assert [trace.mode for trace in b] == ["markers"] * 4  # a single point
+    assert len({trace.line.color for trace in a}) == 1
+    assert a[0].line.color != b[0].line.color
+    long = probe_info([reading(step, (-1) ** step) for step in range(8000)])
+    smoothed = probe_figure({"long": long}).data[1]
+    assert (len(smoothed.x), smoothed.x[-1]) == (400, 7999)
+    assert np.abs(smoothed.y).max() < 0.02
+    assert probe_figure({}) is None
+
+
+def test_a_page_has_every_figure_and_needs_no_internet():
+    entries = {
+        "rho_min 0.1 & </script>": entry(eigenvalues=eigenvalues(8.0), landscape=bowl(), probe=probe_info([reading(0)]))
+    }
+    figures = flatness_figures(entries)
+    page = figures_html("a <b> title", figures).decode()
+    assert len(page) < 2_500_000
+    assert not re.search(r"<script[^>]+src=|<link", page)
+    stored = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    assert [json.loads(text)["data"] for text in stored] == [json.loads(f.to_json())["data"] for f in figures.values()]
+    assert len(stored) == 4
+    assert json.loads(stored[2])["data"][0]["name"] == "\u03c1<sub>min</sub> 0.1 &amp; &lt;/script&gt;"

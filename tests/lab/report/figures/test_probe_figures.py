@@ -1,32 +1,6 @@
-import math
-
 import pytest
 
-from bsam.flatness.probe import Reading
-from bsam.lab.inference.flatness_numbers import probe_info
-from bsam.lab.report.figures.probe_figures import draw_gradient_conflict, plot_probe, probe_series_info
-
-
-def reading(step, sharpness=0.1, cosine=0.5):
-    return Reading(step, 1.0, 2 * sharpness, sharpness, 3 * sharpness, 1.0, 1.5, 0.5, cosine, 0.1, 0.05, 0)
-
-
-def test_a_probe_is_columns_and_curves(tmp_path, drawn):
-    columns = probe_info([reading(0, 1.0, 0.9), reading(10, 0.1, 0.4), reading(20, -0.001, 0.7)])
-    assert columns["step"] == [0, 10, 20]
-    assert columns["cosine"] == [0.9, 0.4, 0.7]
-    plot_probe(columns, tmp_path / "probe.png")
-    assert (tmp_path / "probe.png").stat().st_size > 10_000
-    upper, lower = drawn[0].axes
-    found = {line.get_label(): line.get_ydata().tolist() for line in upper.lines}
-    assert found == {"MaxS": [2, 0.2, -0.002], "MinS": [1, 0.1, -0.001], "BilS": [3 * 1.0, 3 * 0.1, 3 * -0.001]}
-    assert lower.lines[0].get_ydata().tolist() == [0.9, 0.4, 0.7]
-    assert lower.get_ylim()[0] < 0.4 < 1 < lower.get_ylim()[1]
-    assert set(probe_info([])) == set(columns)
-    plot_probe(probe_info([]), tmp_path / "empty.png")
-    holes = probe_info([reading(0, 1.0, math.nan), reading(10, math.nan, 0.4), reading(20, 0.1, 0.7)])
-    plot_probe(holes, tmp_path / "holes.png")
-    assert drawn[2].axes[1].get_ylim() == lower.get_ylim()
+from bsam.lab.report.figures.probe_figures import draw_gradient_conflict, probe_series_info
 
 
 def test_series_are_means_over_the_seeds(out):

@@ -1,1 +1,1 @@
-"""Figures in files. ``*_info`` functions return the numbers that ``plot_*`` and ``draw_*`` draw with matplotlib."""
+"""Figures: functions that return plotly figures, and pictures of predictions."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 from ...analysis.experiment_titles import network_and_data
 from ...recipes.variants import variant_of
 from ...training.config import Run
-from .panels import COLOURS, encoded, new_figure, panel_title, picture_grid, printable
+from .figure_file import TEMPLATE, figures_html, plot_text
+from .prediction_pictures import captioned, encoded, grid, printable, stack, text_picture
+from .style import COLOURS
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from PIL.Image import Image as Picture
 
 MAX_COUNTS = 20  # classes; with more, the cells of the matrix show no numbers
 MAX_NAMES = 60  # classes; with more, their names do not fit along the axes
 MAX_LETTERS = 25  # letters of a name along the axes; longer names would shrink the matrix
-CELL = 0.42  # inches, the side of a cell with a number
+SHARES = (0, 1, 5, 10, 25, 50, 100)  # ticks of the colours, %
 
 
 @dataclass(frozen=True)
@@ -74,58 +80,61 @@ def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_confusion(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
-    """Return a figure of the confusion matrix: a row per true class, a column per predicted class."""
-    from matplotlib.colors import PowerNorm
+def confusion_figure(predictions: Mapping[str, NDArray[Any]]) -> go.Figure:
+    """Return the confusion matrix: a row per true class, a column per predicted class, coloured by share of the class.
 
-    confusion = predictions["confusion"]
-    names = [name if len(name) <= MAX_LETTERS else f"{name[: MAX_LETTERS - 1]}…" for name in _names(predictions)]
-    share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    side = min(max(CELL * len(names), 3.0), CELL * MAX_COUNTS)
-    figure = new_figure(side + 2.2, side + 1.4)
-    ax = figure.add_subplot()
-    picture = ax.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 1))  # makes rare mistakes visible
-    if len(names) <= MAX_COUNTS:
-        for (row, column), count in np.ndenumerate(confusion):
-            colour = "white" if share[row, column] > 0.4 else "black"
-            ax.text(column, row, str(count) if count else "", ha="center", va="center", fontsize=8, color=colour)
+    The scale of the colours makes rare mistakes visible.
+    """
+    import plotly.graph_objects as go
+
+    names, confusion = _names(predictions), predictions["confusion"]
+    share = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    hover = [
+        [
+            plot_text(f"true {truth}, predicted {found}: {n} ({part:.1f} %)")
+            for found, n, part in zip(names, *row, strict=True)
+        ]
+        for truth, *row in zip(names, confusion, share, strict=True)
+    ]
+    counts = {"text": np.where(confusion, confusion.astype(str), ""), "texttemplate": "%{text}"}
+    bar = {"title": {"text": "share, %"}, "tickvals": np.sqrt(SHARES), "ticktext": [str(n) for n in SHARES]}
+    colours = {"colorscale": "Blues", "zmin": 0, "zmax": 10, "colorbar": bar}
+    shown = counts if len(names) <= MAX_COUNTS else {}
+    heatmap = go.Heatmap(z=np.sqrt(share), hovertext=hover, hoverinfo="text", **colours, **shown)
+    ticks: dict[str, Any] = {"showticklabels": False}
     if len(names) <= MAX_NAMES:
-        size = 9 if len(names) <= MAX_COUNTS else 6
-        long = max(map(len, names)) > 3
-        ax.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=size, parse_math=False)
-        ax.set_yticks(range(len(names)), names, fontsize=size, parse_math=False)
-    ax.set(xlabel="predicted class", ylabel="true class")
-    ax.set_title(_figure_title(run, predictions), fontsize=10, parse_math=False)
-    figure.colorbar(picture, ax=ax, shrink=0.8, label="share of the class")
-    return figure
+        ticks = {"tickvals": list(range(len(names))), "ticktext": [plot_text(name, MAX_LETTERS) for name in names]}
+    axis = {"constrain": "domain", "showgrid": False, "zeroline": False, "automargin": True, **ticks}
+    figure = go.Figure(heatmap, {"template": TEMPLATE, "height": min(900, 460 + 24 * len(names))})
+    figure.update_xaxes(title_text="predicted class", **axis)
+    return figure.update_yaxes(title_text="true class", autorange="reversed", scaleanchor="x", **axis)
 
 
-def draw_mistakes(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Any:
-    """Return a figure of the most confident wrong predictions, the most confident first."""
-    names, pixels = _names(predictions), predictions["pixels"]
-    figure, axes = picture_grid(len(pixels), 1.9, 2.3, margin=0.6, least=3.2)
-    for number, ax in enumerate(axes):
-        truth, predicted = names[predictions["truth"][number]], names[predictions["found"][number]]
-        ax.imshow(pixels[number].squeeze(), cmap="gray", vmin=0, vmax=255)
-        title = panel_title(f"{predicted}, {predictions['confidence'][number]:.1%}")
-        ax.set_title(title, fontsize=9, color=COLOURS[2], parse_math=False)
-        ax.set_xlabel(panel_title(f"true: {truth}"), fontsize=9, parse_math=False)
-    figure.suptitle(f"{_figure_title(run, predictions)}, most confident mistakes", fontsize=10, parse_math=False)
-    return figure
+def mistakes_picture(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Picture:
+    """Return a picture of the most confident wrong predictions, the most confident first."""
+    names = _names(predictions)
+    columns = (predictions[name] for name in ("pixels", "found", "confidence", "truth"))
+    pictures = [
+        captioned(pixels, f"{names[found]}, {confidence:.1%}", [f"true: {names[truth]}"], COLOURS[2])
+        for pixels, found, confidence, truth in zip(*columns, strict=True)
+    ]
+    sheet = grid(pictures)
+    return stack(text_picture([f"{_title(run, predictions)}, most confident mistakes"], sheet.width), sheet)
 
 
 def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
-    """Return the files that ``bsam train`` adds to a classification run, by name: a table, and pictures if matplotlib
-    is installed.
+    """Return the files that ``bsam train`` adds to a classification run, by name.
+
+    They are a table; the confusion matrix, if plotly is installed; and the worst mistakes, if Pillow is installed.
     """
     if "confusion" not in predictions:
         return {}
     files = {"classes.md": classes_table(run, predictions).encode()}
-    if find_spec("matplotlib") is None:
-        return files
-    files["confusion.png"] = encoded(draw_confusion(run, predictions), "png")
-    if len(predictions["pixels"]):
-        files["mistakes.png"] = encoded(draw_mistakes(run, predictions), "png")
+    if find_spec("plotly") is not None:
+        title = _title(run, predictions)
+        files["confusion.html"] = figures_html(title, {"Confusion matrix": confusion_figure(predictions)})
+    if find_spec("PIL") is not None and len(predictions["pixels"]):
+        files["mistakes.png"] = encoded(mistakes_picture(run, predictions), "png")
     return files
 
 
@@ -133,10 +142,6 @@ def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     confusion = predictions["confusion"]
     accuracy = confusion.trace() / confusion.sum()
     return printable(f"{variant_of(run).title}, {network_and_data(run)}: {run.eval_split} accuracy {accuracy:.1%}")
-
-
-def _figure_title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
-    return _title(run, predictions).replace(": ", "\n", 1)
 
 
 def _names(predictions: Mapping[str, NDArray[Any]]) -> list[str]:

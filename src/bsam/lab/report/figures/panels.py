@@ -1,18 +1,16 @@
-"""Parts of figures: panels by group, line styles, a shared legend, saving."""
+"""Parts of the pictures of recipes, with matplotlib: line styles, a shared legend, saving."""
 
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ....common.extras import require_package
-from ...common.grouping import group_by
 from ...training.files import write
 
 MAX_COLUMNS = 4
@@ -67,36 +65,6 @@ def panel_title(text: str) -> str:
     return textwrap.fill(text, TITLE_WIDTH)
 
 
-def printable(name: str) -> str:
-    r"""Return the name of a file or folder with question marks for bytes that are not UTF-8.
-
-    Example:
-        >>> printable(b"caf\xe9".decode("utf-8", "surrogateescape"))
-        'caf?'
-    """
-    return name.encode("utf-8", "replace").decode("utf-8")
-
-
-class Grouped(Protocol):
-    """The numbers of a model; models of one group are drawn on one scale."""
-
-    @property
-    def group(self) -> str: ...  # noqa: D102
-
-
-Info = TypeVar("Info", bound=Grouped)
-
-
-def grouped(infos: Sequence[Info]) -> list[list[Info]]:
-    """Return the models of each group, in order of first appearance."""
-    return list(group_by(infos, lambda info: info.group).values())
-
-
-def group_heading(info: Grouped, groups: Sequence[object]) -> str:
-    """Return the name of a model's group as a line of its own; empty if there is only one group."""
-    return f"{info.group}\n" if len(groups) > 1 else ""
-
-
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure; sizes are in inches."""
     require_package("matplotlib", "plot")
@@ -110,55 +78,11 @@ def save(figure: Any, path: str | Path) -> None:
 
     It is drawn in memory first, so that an error leaves an existing file unchanged.
     """
-    write(Path(path), encoded(figure, Path(path).suffix[1:] or None))
-
-
-def encoded(figure: Any, format: str | None) -> bytes:
-    """Return a figure as the content of a file."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # letters that the font lacks are drawn as boxes
-        figure.savefig(buffer, format=format, dpi=DPI)
-    return buffer.getvalue()
-
-
-def panels(
-    infos: Sequence[Info], width: float, height: float, **options: Any
-) -> tuple[Any, list[list[tuple[Info, Any]]]]:
-    """Return a figure with a panel of this size for each model, and the panels by group.
-
-    Each group begins a new row and wraps after four panels.
-    """
-    groups = grouped(infos)
-    columns = min(max(map(len, groups)), MAX_COLUMNS)
-    rows = [math.ceil(len(group) / columns) for group in groups]
-    figure = new_figure(width * columns, height * sum(rows))
-    grid = figure.add_gridspec(sum(rows), columns)
-    by_group, above = [], 0
-    for group, group_rows in zip(groups, rows, strict=True):
-        cells = (grid[above + n // columns, n % columns] for n in range(len(group)))
-        by_group.append([(info, figure.add_subplot(cell, **options)) for info, cell in zip(group, cells, strict=True)])
-        above += group_rows
-    return figure, by_group
-
-
-def picture_grid(n: int, width: float, height: float, margin: float = 0.0, least: float = 0.0) -> tuple[Any, list[Any]]:
-    """Return a figure with axes without ticks for ``n`` pictures, at most four in a row; sizes are in inches.
-
-    Args:
-        n: the number of pictures.
-        width: the width for each.
-        height: the height for each.
-        margin: the additional height of the figure.
-        least: the least width of the figure.
-    """
-    columns = min(n, MAX_COLUMNS)
-    rows = math.ceil(n / columns)
-    figure = new_figure(max(width * columns, least), height * rows + margin)
-    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(n)]
-    for ax in axes:
-        ax.set(xticks=[], yticks=[])
-    return figure, axes
+        figure.savefig(buffer, format=Path(path).suffix[1:] or None, dpi=DPI)
+    write(Path(path), buffer.getvalue())
 
 
 def tidy(ax: Any) -> None:

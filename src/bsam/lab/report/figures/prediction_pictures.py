@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...analysis.experiment_titles import network_and_data
-from ...data.images.decoding import Box, Crop
+from ...data.images.decoding import Crop
 from ...data.pose.joints import Skeleton
 from ...data.pose.persons import MARGIN
 from ...inference.class_prediction import Prediction
@@ -23,20 +25,136 @@ from ...recipes.variants import variant_of
 from ...tasks.pose_inputs import PoseInputs
 from ...training.files import write
 from ...training.run_dir import RunDir, RunState
-from .panels import COLOURS, DPI, new_figure, panel_title, picture_grid, printable, save
+from .style import COLOURS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+    from PIL.ImageFont import FreeTypeFont
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures
-MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline is visible on light pictures
-PERSONS = 8  # columns of the recipe's figure
-CELL = 1.25  # inches, the side of a picture in it
-SIDE = 2.6  # inches, the side of a picture
-LEGEND_WIDTH = 3.2  # inches, with letters of 10 points
-SHOWN_SIDE = 800  # pixels; in a grid, larger pictures are subsampled to less than twice this, to save memory
+MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline, also the colour of letters, is visible on light pictures
+SIDE = 360  # pixels, the longer side of a picture in a grid
+MAX_COLUMNS = 4  # of a grid
+PERSON, PERSONS = 180, 8  # pixels, the side of a person in the recipe's picture; its columns
+GAP = 12  # pixels between pictures
+LETTERS = 18  # pixels, the size of letters
 LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
-TEXT = 0.03  # height of the letters on a picture, relative to its shorter side
-MIN_TEXT = 7  # pixels; smaller letters are not readable
-SMALL = 400  # pixels of the shorter side; smaller pictures have the legend below, so that it does not hide the person
-LEGEND_BELOW = 120, 30  # pixels, width and height
+TEXT = 0.03  # size of letters below a photograph, relative to its shorter side
+SMOOTH = 4000  # pixels; skeletons are drawn up to 8 times as large, if the picture is then at most this large
+# for letters that Pillow's font lacks; the first of each line is for European ones, the others for Asian ones
+FONTS = (
+    *("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSansJP-Regular.otf", "ipaexg.ttf", "DroidSansFallbackFull.ttf"),
+    *("Helvetica.ttc", "Hiragino Sans GB.ttc", "Arial Unicode.ttf"),  # macOS
+    *("arial.ttf", "YuGothM.ttc", "meiryo.ttc", "msgothic.ttc", "msyh.ttc", "malgun.ttf"),  # Windows
+)
+Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, skeleton, the predictions of the run
+
+
+def printable(name: str) -> str:
+    r"""Return the name of a file or folder with question marks for bytes that are not UTF-8.
+
+    Example:
+        >>> printable(b"caf\xe9".decode("utf-8", "surrogateescape"))
+        'caf?'
+    """
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+@cache
+def _fonts(size: int) -> list[FreeTypeFont]:
+    """Return Pillow's font and those of :data:`FONTS` that are installed."""
+    from PIL import ImageFont
+
+    fonts: list[Any] = [ImageFont.load_default(size)]
+    for name in FONTS:
+        try:
+            fonts.append(ImageFont.truetype(name, size))
+        except OSError:
+            continue
+    return fonts
+
+
+@cache
+def _has(font: FreeTypeFont, letter: str) -> bool:
+    """Whether a font has a letter: otherwise it draws the box of a code that stands for no letter."""
+    masks = [font.getmask(text) for text in (letter, "\uffff")]
+    return letter.isspace() or masks[0].size != masks[1].size or bytes(masks[0]) != bytes(masks[1])
+
+
+def drawable(text: str, size: int = LETTERS) -> tuple[str, FreeTypeFont]:
+    """Return a text and the first font that has all of its letters; if there is none, with the missing ones escaped."""
+    text = printable(text)
+    for font in _fonts(size):
+        if all(_has(font, letter) for letter in text):
+            return text, font
+    font = _fonts(size)[0]
+    return "".join(c if _has(font, c) else c.encode("unicode_escape").decode() for c in text), font
+
+
+def text_picture(lines: Sequence[str], width: int, colour: str = OUTLINE, size: int = LETTERS) -> Picture:
+    """Return centred lines of text on white; longer lines are wrapped to the width in pixels."""
+    from PIL import Image, ImageDraw
+
+    shown = []
+    for line in lines:
+        text, font = drawable(line, size)
+        letters = max(1, int(len(text) * width / max(font.getlength(text), width)))
+        shown += [(part, font) for part in textwrap.wrap(text, letters, break_on_hyphens=False)]
+    picture = Image.new("RGB", (width, math.ceil(1.35 * size * len(shown))), "white")
+    draw = ImageDraw.Draw(picture)
+    for n, (text, font) in enumerate(shown):
+        draw.text((width / 2, 1.35 * size * (n + 0.5)), text, colour, font, anchor="mm")
+    return picture
+
+
+def arrange(rows: Sequence[Sequence[Picture]], gap: int = 0) -> Picture:
+    """Return rows of pictures on white, centred in columns of the same width."""
+    from PIL import Image
+
+    width = gap + max(picture.width for row in rows for picture in row)
+    heights = [gap + max(picture.height for picture in row) for row in rows]
+    sheet = Image.new("RGB", (gap + width * max(map(len, rows)), gap + sum(heights)), "white")
+    for n, row in enumerate(rows):
+        for column, picture in enumerate(row):
+            sheet.paste(picture, (gap + width * column + (width - gap - picture.width) // 2, gap + sum(heights[:n])))
+    return sheet
+
+
+def stack(*pictures: Picture) -> Picture:
+    """Return pictures below each other."""
+    return arrange([[picture] for picture in pictures])
+
+
+def grid(pictures: Sequence[Picture]) -> Picture:
+    """Return pictures in rows of at most four."""
+    return arrange([pictures[n : n + MAX_COLUMNS] for n in range(0, len(pictures), MAX_COLUMNS)], GAP)
+
+
+def captioned(pixels: NDArray[np.uint8], above: str, below: Sequence[str], colour: str) -> Picture:
+    """Return a picture of a grid with a coloured line above it and lines below it."""
+    return stack(text_picture([above], SIDE, colour), scaled(pixels, SIDE), text_picture(below, SIDE))
+
+
+def scaled(pixels: NDArray[np.uint8], side: int) -> Picture:
+    """Return a picture whose longer side has this many pixels. Enlarged pixels stay visible."""
+    from PIL import Image, ImageOps
+
+    picture = Image.fromarray(pixels.squeeze()).convert("RGB")
+    filter = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.LANCZOS
+    return ImageOps.contain(picture, (side, side), filter)
+
+
+def encoded(picture: Picture, format: str) -> bytes:
+    """Return a picture as the content of a file."""
+    content = io.BytesIO()
+    picture.save(content, format)
+    return content.getvalue()
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Write a picture in the format of the path's suffix."""
+    suffix = path.suffix[1:].lower()
+    write(path, encoded(picture, "jpeg" if suffix == "jpg" else suffix))
 
 
 def class_texts(prediction: Prediction) -> list[str]:
@@ -46,132 +164,85 @@ def class_texts(prediction: Prediction) -> list[str]:
 
 def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
     """Draw the images as the network saw them: the most probable class above, the others and the file below."""
-    lines = max(len(prediction.classes) for prediction in predictions)
-    figure, axes = picture_grid(len(predictions), SIDE, SIDE + 0.45 + 0.18 * lines)
-    for prediction, ax in zip(predictions, axes, strict=True):
-        ax.imshow(prediction.pixels)
+    pictures = []
+    for prediction in predictions:
         first, *rest = class_texts(prediction)
-        ax.set_title(printable(panel_title(first)), fontsize=10, color=COLOURS[1], parse_math=False)
-        below = "\n".join([*rest, panel_title(prediction.path.name)])
-        ax.set_xlabel(printable(below), fontsize=8, parse_math=False)
-    save(figure, path)
+        pictures.append(captioned(prediction.pixels, first, [*rest, prediction.path.name], COLOURS[1]))
+    save(grid(pictures), path)
 
 
 def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
     """Draw the part of each image that the network saw, with its skeleton and file name, into one picture."""
-    figure, axes = picture_grid(len(poses), SIDE, SIDE + 0.3, margin=0.3, least=LEGEND_WIDTH)
-    for pose, ax in zip(poses, axes, strict=True):
-        show_picture(ax, *_network_input(pose))
-        draw_skeleton(ax, pose.joints, pose.skeleton)
-        ax.set_xlabel(printable(panel_title(pose.path.name)), fontsize=8, parse_math=False)
-    side_legend(figure, 10, loc="outside lower center", ncols=2, frameon=False)
-    save(figure, path)
+    pictures = []
+    for pose in poses:
+        pixels = pose.pixels
+        left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
+        x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
+        seen = pixels[y : math.ceil(bottom + 0.5), x : math.ceil(right + 0.5)]
+        person = _person(seen, SIDE, pose.skeleton, pose.joints - (x, y))
+        pictures.append(stack(person, text_picture([pose.path.name], SIDE)))
+    save(stack(grid(pictures), side_legend()), path)
 
 
-def _network_input(pose: FoundJoints) -> tuple[NDArray[np.uint8], Box]:
-    """Return the part of an image around the person's box that the network saw, and its position in the image."""
-    pixels = pose.pixels
-    height, width, _ = pixels.shape
-    left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
-    x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
-    end_x, end_y = min(width, math.ceil(right + 0.5)), min(height, math.ceil(bottom + 0.5))
-    step = max(1, max(end_x - x, end_y - y) // SHOWN_SIDE)
-    return pixels[y:end_y:step, x:end_x:step].copy(), (x - 0.5, y - 0.5, end_x - 0.5, end_y - 0.5)
+def _person(
+    pixels: NDArray[np.uint8],
+    side: int,
+    skeleton: Skeleton,
+    joints: NDArray[Any],
+    labelled: NDArray[np.bool_] | None = None,
+) -> Picture:
+    """Return a picture of this side with a skeleton whose joints are in pixels of the array."""
+    places = side / max(pixels.shape[:2]) * (joints + 0.5) - 0.5
+    return draw_skeleton(scaled(pixels, side), places, skeleton, labelled, width=2 * LINE * side)
 
 
 def draw_joints(pose: FoundJoints, path: Path) -> None:
-    """Draw the skeleton and a legend on the image at full size; the legend of a small image is below it."""
-    from PIL import Image
+    """Draw the skeleton on the image at full size, and a legend below it."""
+    from PIL import Image, ImageOps
 
     picture = Image.fromarray(pose.pixels)
-    width, height = picture.size
-    figure = _transparent_figure(width, height)
-    ax = figure.add_axes((0, 0, 1, 1))
-    ax.set_axis_off()
-    ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     left, top, right, bottom = pose.box
-    thickness = max(1.5, LINE * min(max(right - left, bottom - top), max(width, height)))
-    draw_skeleton(ax, pose.joints, pose.skeleton, width=thickness * 72 / DPI)
-    small = min(width, height) < SMALL
-    if not small:
-        side_legend(ax, TEXT * min(width, height) * 72 / DPI, loc="best")
-    skeleton = _rasterise(figure)
-    picture.paste(skeleton, mask=skeleton)
-    if small:
-        picture = _with_legend_below(picture)
-    content = io.BytesIO()
-    picture.save(content, "PNG")
-    write(path, content.getvalue())
-
-
-def _transparent_figure(width: int, height: int) -> Any:
-    """Return an empty figure; sizes are in pixels."""
-    figure = new_figure((width + 0.01) / DPI, (height + 0.01) / DPI)  # slightly more, as the size is rounded down
-    figure.set(dpi=DPI, facecolor="none", layout_engine="none")
-    return figure
-
-
-def _rasterise(figure: Any) -> Any:
-    """Return a figure as a PIL image, transparent where nothing is drawn."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba()))
-
-
-def _with_legend_below(picture: Any) -> Any:
-    """Return a picture with a legend below it, on white."""
-    from PIL import Image
-
-    width, height = LEGEND_BELOW
-    figure = _transparent_figure(width, height)
-    side_legend(figure, MIN_TEXT * 72 / DPI, loc="center", frameon=False)
-    legend = _rasterise(figure)
-    sheet = Image.new("RGB", (max(picture.width, width), picture.height + height), "white")
-    sheet.paste(picture)
-    sheet.paste(legend, (0, picture.height), mask=legend)
-    return sheet
+    width = max(1.5, LINE * min(max(right - left, bottom - top), max(picture.size)))
+    legend = side_legend(max(LETTERS, round(TEXT * min(picture.size))))
+    drawn = draw_skeleton(picture, pose.joints, pose.skeleton, width=width)
+    space = max(0, legend.width - picture.width)  # on the right: the image keeps its coordinates
+    save(stack(ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend), path)
 
 
 def draw_skeleton(
-    ax: Any,
+    picture: Picture,
     joints: NDArray[np.floating[Any]],
     skeleton: Skeleton,
     labelled: NDArray[np.bool_] | None = None,
-    width: float = 1.5,
-) -> None:
-    """Draw joints as dots and the lines between them, over the picture in matplotlib axes.
+    width: float = 3.0,
+) -> Picture:
+    """Return a picture with joints as dots and the lines between them.
 
-    The person's right side is orange, the left side light blue and the middle white, all with a dark outline. The
-    limits of the axes do not change.
+    The person's right side is orange, the left side light blue and the middle white, all with a dark outline.
 
     Args:
-        ax: the axes; x and y are pixels of its picture.
-        joints: (J, 2).
+        picture: a PIL image.
+        joints: (J, 2), x and y in pixels; the centre of the first pixel is (0, 0).
         skeleton: the names of the joints, and which to connect.
         labelled: (J,), the joints to draw; None draws all. Non-finite joints are never drawn.
-        width: the width of the lines, in points.
+        width: the width of the lines, in pixels.
     """
-    from matplotlib.collections import LineCollection
+    from PIL import Image, ImageDraw
 
+    factor = min(8, max(1, SMOOTH // max(picture.size)))  # smooth edges: Pillow's own have steps
+    large = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
+    draw = ImageDraw.Draw(large)
     shown = np.isfinite(joints).all(axis=1) & (True if labelled is None else labelled)
+    places = [tuple(place) for place in (factor * (joints + 0.5) - 0.5).tolist()]
     edges = [edge for edge in skeleton.edges if shown[list(edge)].all()]
-    lines, colours = [joints[list(edge)] for edge in edges], [side_colour(skeleton, edge) for edge in edges]
-    for colour, thickness in ((OUTLINE, 2.2 * width), (colours, width)):  # outlines first, so that none covers a line
-        ax.add_collection(
-            LineCollection(lines, colors=colour, linewidths=thickness, capstyle="round", snap=False), autolim=False
-        )
-    dots = np.flatnonzero(shown).tolist()
-    ax.scatter(
-        *joints[dots].T,
-        s=(2.4 * width) ** 2,
-        c=[side_colour(skeleton, (dot,)) for dot in dots],
-        edgecolors=OUTLINE,
-        linewidths=0.5 * width,
-        zorder=3,
-    )
+    for thickness, is_outline in ((2.2 * width, True), (width, False)):  # outlines first, so that none covers a line
+        for edge in edges:
+            colour = OUTLINE if is_outline else side_colour(skeleton, edge)
+            draw.line([places[end] for end in edge], colour, max(1, round(factor * thickness)))
+    for joint in np.flatnonzero(shown).tolist():
+        colour = side_colour(skeleton, (joint,))
+        draw.circle(places[joint], 1.45 * factor * width, colour, OUTLINE, max(1, round(0.5 * factor * width)))
+    return large.reduce(factor)
 
 
 def side_colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
@@ -180,31 +251,18 @@ def side_colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
     return SIDES[sides.pop()] if len(sides) == 1 else MIDDLE
 
 
-def side_legend(figure: Any, size: float, **options: Any) -> None:
-    """Draw a legend of the colours of the sides into a figure or axes, with letters of ``size`` points."""
-    from matplotlib.lines import Line2D
+def side_legend(size: int = LETTERS) -> Picture:
+    """Return a legend of the colours of the sides, with letters of ``size`` pixels."""
+    from PIL import Image, ImageDraw
 
-    handles = [
-        Line2D([], [], color=colour, linewidth=0.3 * size, label=f"person's {side}") for side, colour in SIDES.items()
-    ]
-    figure.legend(handles=handles, fontsize=size, **options)
-
-
-def show_picture(ax: Any, pixels: NDArray[np.uint8], region: Box | None = None) -> None:
-    """Show a picture without ticks, and fix the limits of the axes to it.
-
-    Args:
-        ax: matplotlib axes.
-        pixels: (height, width, 3).
-        region: left, top, right and bottom in the coordinates of the axes; None takes the pixels.
-    """
-    left, top, right, bottom = region or (-0.5, -0.5, pixels.shape[1] - 0.5, pixels.shape[0] - 0.5)
-    ax.imshow(pixels, extent=(left, right, bottom, top))
-    ax.set(xticks=[], yticks=[])
-    ax.autoscale(False)
-
-
-Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, skeleton, the predictions of the run
+    _, font = drawable("", size)
+    picture = Image.new("RGB", (19 * size, 2 * size), "white")
+    draw = ImageDraw.Draw(picture)
+    for n, (side, colour) in enumerate(SIDES.items()):
+        x = (0.5 + 9.5 * n) * size
+        draw.line([(x, size), (x + 1.5 * size, size)], colour, max(2, round(0.3 * size)))
+        draw.text((x + 2 * size, size), f"person's {side}", OUTLINE, font, anchor="lm")
+    return picture
 
 
 def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
@@ -224,30 +282,22 @@ def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> No
 
     Does nothing if there are no predictions.
     """
-    groups = skeletons_info(states)
-    if not groups:
-        return
-    heights = [CELL * (len(group) + 1) + 0.3 for group in groups.values()]
-    columns = min(PERSONS, max(len(arrays["pixels"]) for group in groups.values() for _, _, arrays in group))
-    figure = new_figure(CELL * columns + 1.6, sum(heights) + 0.3)
-    parts = figure.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for part, (where, group) in zip(parts, groups.items(), strict=True):
-        axes = part.subplots(len(group) + 1, columns, squeeze=False)
-        part.suptitle(recipe.titled(where), fontsize=11)
-        _draw_rows(axes, group)
-    side_legend(parts[-1], 10, loc="outside lower center", ncols=2, frameon=False)
-    save(figure, path)
+    parts = []
+    for where, rows in skeletons_info(states).items():
+        pictures = persons_picture(rows)
+        parts += [text_picture([recipe.titled(where)], pictures.width), pictures]
+    if parts:
+        save(stack(*parts, side_legend()), path)
 
 
-def _draw_rows(axes: NDArray[Any], group: Sequence[Row]) -> None:
-    """Draw the labels into the first row of axes, and the joints that each run found into the others."""
-    for row, (title, skeleton, arrays) in zip(axes, [("label", *group[0][1:]), *group], strict=True):
-        is_label = title == "label"
-        for person, ax in enumerate(row):
-            if person >= len(arrays["pixels"]):
-                ax.set_visible(False)
-                continue
-            show_picture(ax, arrays["pixels"][person])
-            joints = arrays["truth" if is_label else "found"][person]
-            draw_skeleton(ax, joints[:, :2], skeleton, joints[:, 2] > 0 if is_label else None)
-        row[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
+def persons_picture(rows: Sequence[Row]) -> Picture:
+    """Return a row with the labels of each person, and a row with the joints that each run found."""
+    pictures = []
+    for n, (title, skeleton, arrays) in enumerate([rows[0], *rows]):
+        row = [text_picture(title.split("\n") if n else ["label"], PERSON)]
+        joints = arrays["found" if n else "truth"][:PERSONS]
+        labelled = np.ones(joints.shape[:2], bool) if n else joints[:, :, 2] > 0
+        for pixels, *person in zip(arrays["pixels"], joints[:, :, :2], labelled, strict=False):
+            row.append(_person(pixels, PERSON, skeleton, *person))
+        pictures.append(row)
+    return arrange(pictures, GAP)

@@ -1,10 +1,9 @@
-"""Figures of a probe's readings: sharpness, and the cosine of g and g_min."""
+"""Pictures of recipes with a probe, with matplotlib: sharpness, and the cosine of g and g_min."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -19,33 +18,11 @@ from ...inference.flatness_numbers import READING_FIELDS, read_probe
 from ...recipes.experiments import Recipe
 from ...recipes.variants import variant_of
 from ...training.run_dir import RunState
+from .flatness_figures import SHARPNESS as SHARPNESS
+from .flatness_figures import smooth as smooth
 from .panels import COLOURS, integer_ticks, legend, new_figure, save, seeds_text, tidy, typeset
 
-SHARPNESS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS"}
 LETTERS = 10  # letters of a title per inch
-SMOOTHED = 40  # approximate number of independent points of a smoothed line
-
-
-def plot_probe(columns: Mapping[str, Sequence[Any]], path: str | Path) -> None:
-    """Draw sharpness above the cosine of g and g_min, over the steps of a run."""
-    figure = new_figure(6.4, 6.0)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    for (name, label), colour in zip(SHARPNESS.items(), COLOURS[1:], strict=False):
-        upper.plot(columns["step"], columns[name], color=colour, label=label)
-    largest = max((abs(value) for value in columns["bilateral"] if math.isfinite(value)), default=0.0)
-    if largest > 0:  # the first steps are much sharper than the others, and MinS may be negative
-        upper.set_yscale("symlog", linthresh=largest / 100, linscale=0.5)
-        upper.yaxis.set_major_formatter("{x:g}")
-    upper.set_ylabel("sharpness of the batch")
-    upper.legend(frameon=False)
-    lower.plot(columns["step"], columns["cosine"], color=COLOURS[0])
-    lowest = min((value for value in columns["cosine"] if math.isfinite(value)), default=0.0)
-    margin = 0.1 * (1.1 - lowest)
-    lower.set(ylim=(lowest - margin, 1 + margin), ylabel=r"cosine of $g$ and $g_{\min}$", xlabel="step")
-    integer_ticks(lower)
-    for ax in (upper, lower):
-        tidy(ax)
-    save(figure, path)
 
 
 @dataclass(frozen=True)
@@ -75,17 +52,6 @@ def probe_series_info(recipe: Recipe, states: Sequence[RunState]) -> list[ProbeS
         title, where = variant_of(run).title, recipe.titled(network_and_data(run))
         series.append(ProbeSeries(title, where, cell.section, cell.row, columns, len(seeds)))
     return series
-
-
-def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:
-    """Return a centred running mean, over fewer values at the ends.
-
-    Example:
-        >>> smooth([0.0, 3.0, 0.0, 3.0, 0.0, 3.0], points=2)
-        [1.5, 1.0, 2.0, 1.0, 2.0, 1.5]
-    """
-    half = len(values) // points // 2
-    return [float(np.mean(values[max(i - half, 0) : i + half + 1])) for i in range(len(values))]
 
 
 def draw_sharpness_curves(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
