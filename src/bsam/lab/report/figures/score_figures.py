@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from html import escape
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +25,7 @@ from ...recipes.columns import measured_on
 from ...tasks import TASKS
 from ...training.config import BASE
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
+from .flatness_figures import SHARPNESS, probe_figure
 from .style import Style, style_of
 
 Draw: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], go.Figure | None]
@@ -35,7 +35,6 @@ FEW_CURVES = 4  # more curves are smoothed, and drawn without bands
 SMOOTHED = 40  # approximate number of independent points of a smoothed curve
 SKIPPED = 0.2  # share of the epochs, from the first on, that may be outside the initial vertical range
 MAX_CLASSES = 40  # in the figure of accuracies
-READINGS = {"max_sharpness": "MaxS", "min_sharpness": "MinS", "bilateral": "BilS", "cosine": "cosine of g and g_min"}
 
 
 def row_styles(runs: pd.DataFrame) -> dict[str, Style]:
@@ -116,18 +115,18 @@ def curves(
     if known.empty:
         return None
     finished = known[known["state"] == "finished"]
-    tables = {row: _by_seed(group) for row, group in finished.groupby("row", sort=False)}
+    tables = {row: _by_epoch(group) for row, group in finished.groupby("row", sort=False)}
     many = len(tables) > FEW_CURVES
     figure = new_figure(title, "", "epoch", label, hovermode="x unified")
     spans = []
     for row, style in row_styles(runs).items():
         if row in tables:
-            table = tables[row].agg(["mean", "std"], axis=1)
-            spans.append(_add_curve(figure, row, style, smooth(table) if many else table, bands=not many))
+            table = smooth(tables[row]) if many else tables[row]
+            spans.append(_add_curve(figure, row, style, table, bands=not many))
         others = known[(known["row"] == row) & (known["state"] != "finished")]
         for (_, state), run in others.groupby(["seed", "state"], sort=False):
             if state != "diverged" or row not in tables:
-                table = run.set_index("epoch")[["value"]].agg(["mean", "std"], axis=1)
+                table = _by_epoch(run)
                 dotted = {"color": style.trace["line"]["color"], "dash": "dot", "width": 1.2}
                 spans.append(_add_curve(figure, row, style, table, name=f"{row}, {state}", line=dotted))
     low, high = np.min(spans, axis=0)[0], np.max(spans, axis=0)[1]
@@ -136,7 +135,9 @@ def curves(
     shown = sorted(known["epoch"].unique())
     if len(shown) <= FEW_EPOCHS:
         figure.update_xaxes(tickvals=shown)
-    figure.layout.meta["caption"] = _caption([len(table.columns) for table in tables.values()], known, many, len(shown))
+    figure.layout.meta["caption"] = _caption(
+        [int(table["n"].max()) for table in tables.values()], known, many, len(shown)
+    )
     return figure
 
 
@@ -150,10 +151,11 @@ def _values(runs: pd.DataFrame, epochs: pd.DataFrame, metric: str, factor: float
     return known[(kept > 1) | (known["epochs"] <= 1) | (known["state"] != "finished")]
 
 
-def _by_seed(group: pd.DataFrame) -> pd.DataFrame:
-    """Return a column per seed, at the epochs that all seeds have if there are any."""
-    table = group.pivot_table(index="epoch", columns="seed", values="value")
-    return table.dropna() if len(table.dropna()) else table
+def _by_epoch(group: pd.DataFrame) -> pd.DataFrame:
+    """Return mean, std and n of each epoch; only the epochs that all seeds have, if there are any."""
+    table = group.groupby("epoch")["value"].agg(mean="mean", std="std", n="count")
+    complete = table["n"] == group["seed"].nunique()
+    return table[complete] if complete.any() else table
 
 
 def _add_curve(
@@ -334,35 +336,27 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame, label: str = "") -> go.Fi
 # ---- what run directories store
 
 
-def probe_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
+def probe_curves(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     """Draw sharpness and the cosine of g and g_min over the steps: running means over the seeds."""
-    probed = runs[[(Path(path) / PROBE).exists() for path in runs["path"]]]
+    probed = runs[[path is not None and (path / PROBE).exists() for path in runs["path"]]]
     finished = probed[probed["state"] == "finished"]
     probed = probed[(probed["state"] == "finished") | ~probed["row"].isin(finished["row"])]
     if probed.empty:
         return None
-    names, styles = list(READINGS), row_styles(runs)
-    figure = make_subplots(2, 2, subplot_titles=list(READINGS.values()))
+    readings = {}
     for row, group in probed.groupby("row", sort=False):
-        readings = pd.concat(pd.DataFrame(RunDir(path).probe()) for path in group["path"])
-        means = readings.reindex(columns=["step", *names]).astype(float).groupby("step").mean()
-        for number, name in enumerate(names):
-            line = smooth(means[name].dropna())
-            points = thinned(len(line))
-            mode = "lines" if len(points) > 1 else "markers"
-            trace = {"x": line.index.to_numpy()[points], "y": line.to_numpy()[points], "mode": mode}
-            place = {"row": number // 2 + 1, "col": number % 2 + 1}
-            if len(points):
-                figure.add_scatter(**trace, **named(row, styles[row], showlegend=number == 0), **place)
+        steps = pd.concat([pd.DataFrame(RunDir(path).probe()) for path in group["path"]])
+        means = steps.reindex(columns=["step", *SHARPNESS, "cosine"]).astype(float).groupby("step").mean()
+        readings[row] = means.reset_index().to_dict("list")
+    figure = probe_figure(readings, dict(zip(runs["row"], runs["method"], strict=True)))
     counts = probed.groupby("row").size()
     caption = f"MaxS, MinS and BilS at each method's radii, and the cosine: running mean, {seeds_text(counts)}."
-    figure.update_layout(title_text="Sharpness during training", meta={"caption": caption}, hovermode="x unified")
-    return figure.update_xaxes(title_text="step")
+    return figure.update_layout(title_text="Sharpness during training", meta={"caption": caption})
 
 
 def first_predictions(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the first finished run of each row that has predictions."""
-    stored = runs[[(Path(path) / PREDICTIONS).exists() for path in runs["path"]]]
+    stored = runs[[path is not None and (path / PREDICTIONS).exists() for path in runs["path"]]]
     return stored[stored["state"] == "finished"].drop_duplicates("row")
 
 
@@ -395,6 +389,6 @@ SCORE_FIGURES: dict[str, Draw] = {
     "cost": cost_figure,
     "radius": radius_figure,
     "top_eigenvalue": top_eigenvalue_figure,
-    "probe": probe_figure,
+    "probe": probe_curves,
     "classes": class_figure,
 }
