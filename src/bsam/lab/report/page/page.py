@@ -1,0 +1,256 @@
+"""The report as one HTML file that works offline: tables, verdicts and figures of the table of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment
+from markupsafe import Markup
+
+from ....common.errors import BsamError, BsamValueError
+from ...analysis.runs_table import read_epochs, read_runs
+from ...analysis.sentences import answer
+from ...analysis.significance import check_baseline, compare_rows
+from ...common.grouping import count_text, group_by
+from ...training.files import write
+from ..recipe_table import TableSection
+from .tables import (
+    SIGNS,
+    UNDECIDED,
+    baseline_verdicts,
+    claim_verdicts,
+    count_states,
+    digits_of,
+    experiment_table,
+    pairs_table,
+    runs_table,
+    tally,
+    text_table,
+)
+
+TITLE = "Runs of bsam"
+MANY = 8  # with more verdicts, the undecided ones of an experiment are folded
+DAMAGE = (ArithmeticError, AttributeError, BsamError, LookupError, TypeError, ValueError)  # of the numbers of a run
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """What a recipe says about its runs.
+
+    Args:
+        findings: sentences on what the numbers show.
+        tables: its tables as text, such as the pivot of its scores and the candidates of tuning.
+        notes: the lines below these tables.
+    """
+
+    findings: Sequence[str] = ()
+    tables: Sequence[TableSection] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def check_page_file(out: Path) -> None:
+    """Raise unless a page can be written to this path."""
+    if out.is_dir():
+        raise BsamValueError(f"out must be a file, got the folder {out}: use {out / 'report.html'}")
+
+
+def page_html(
+    runs: pd.DataFrame,
+    epochs: pd.DataFrame,
+    baseline: str | None = None,
+    title: str = TITLE,
+    *,
+    problems: Sequence[str] = (),
+    context: PageContext | None = None,
+    watched: bool = False,
+) -> str:
+    """Return the page of runs. Without plotly, it has no plots and says so.
+
+    Args:
+        runs: a table of ``read_runs``.
+        epochs: their epochs, from ``read_epochs``.
+        baseline: the method that others are compared with: a row, or a name such as ``"sam"``. If None, and in
+            experiments without this method, it is the base optimizer, or the first row if there is none.
+        title: the title of the page.
+        problems: a sentence about everything that could not be read.
+        context: what a recipe says about its runs.
+        watched: the page reloads itself.
+    """
+    found = list(problems)
+    compared = compare_rows(runs, baseline)
+    plots: dict[str, Any] = {}
+    experiments = []
+    for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
+        table = compared[compared["experiment"] == name]
+        figures, damaged = draw_all(group, epochs[epochs["experiment"] == name], f"{name}: ")
+        found += damaged
+        pairs = pairs_table(group)
+        experiments.append(
+            {
+                "id": f"experiment-{number}",
+                "title": name,
+                "answer": answer(table) if len(table) > 1 else "",
+                "table": experiment_table(group, table),
+                "pairs": pairs,
+                "runs": runs_table(group, digits_of(table)),
+                "counts": f"{count_text(len(group), 'run')}: {count_states(group)}",
+                "figures": [_with_ids(figure, f"{number}-{key}", plots) for key, figure in figures.items()],
+            }
+        )
+    about = None
+    if context is not None:
+        tables = [text_table(section.title, section.header, section.rows) for section in context.tables]
+        figures, damaged = draw_all(runs, epochs, "", of_recipe=True)
+        found += damaged
+        about = {"findings": context.findings, "tables": tables, "notes": context.notes}
+        about["figures"] = [_with_ids(figure, f"recipe-{key}", plots) for key, figure in figures.items()]
+    if find_spec("plotly") is None:
+        found.append("This page has no plots, because plotly was not installed when it was written.")
+    groups = {
+        "Claims of the paper": claim_verdicts(runs),
+        "Each method against its baseline": baseline_verdicts(compared, runs),
+    }
+    order = sorted(groups, reverse=baseline is not None)
+    folder = files(__package__) / "files"
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["class"] = lambda text: text.replace(" ", "-")
+    return environment.from_string((folder / "page.html.j2").read_text("utf-8")).render(
+        title=title,
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {count_states(runs)}",
+        has_runs=len(runs) > 0,
+        problems=list(dict.fromkeys(found)),
+        context=about,
+        verdicts=[_verdict_group(name, groups[name], experiments) for name in order if groups[name]],
+        experiments=experiments,
+        signs=SIGNS,
+        watched=watched,
+        style=_text(folder, "page.css"),
+        script=_text(folder, "page.js"),
+        plots=script_json(plots),
+        plotly=_plotly(),
+    )
+
+
+def _text(folder: Any, name: str) -> Markup:
+    return Markup((folder / name).read_text("utf-8"))
+
+
+def _plotly() -> str:
+    if find_spec("plotly") is None:
+        return ""
+    from ..figures.figure_file import packed_plotly
+
+    return packed_plotly()
+
+
+def _verdict_group(
+    name: str, verdicts: Sequence[Mapping[str, Any]], experiments: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the verdicts of a group by experiment; with many of them, the undecided ones apart."""
+    ids = {experiment["title"]: experiment["id"] for experiment in experiments}
+    parts = []
+    for title, these in group_by(verdicts, lambda verdict: verdict["experiment"]).items():
+        folded = [verdict for verdict in these if verdict["outcome"] in UNDECIDED and len(verdicts) > MANY]
+        names = list(dict.fromkeys(verdict["title"] for verdict in folded))
+        listed = "; ".join(names[:3]) + ("; …" if len(names) > 3 else "")
+        shown = [verdict for verdict in these if verdict not in folded]
+        summary = f"{tally(folded)}: {listed}"
+        parts.append({"title": title, "id": ids[title], "shown": shown, "folded": folded, "summary": summary})
+    return {"name": name, "tally": tally(verdicts), "parts": parts}
+
+
+def _with_ids(figure: dict[str, Any], key: str, plots: dict[str, Any]) -> dict[str, Any]:
+    """Add the plots of a figure to those of the page, and return the figure with their names instead."""
+    panels = []
+    for number, panel in enumerate(figure.get("panels", [])):
+        plots[f"{key}-{number}"] = panel["plot"]
+        panels.append({"title": panel["title"], "id": f"{key}-{number}"})
+    return {**figure, "panels": panels}
+
+
+def draw_all(
+    runs: pd.DataFrame, epochs: pd.DataFrame, prefix: str, of_recipe: bool = False
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the figures of runs, and a sentence about each that fails on damaged numbers."""
+    if find_spec("plotly") is None:
+        return {}, []
+    from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+
+    figures, problems = {}, []
+    for name, draw in (RECIPE_FIGURES if of_recipe else EXPERIMENT_FIGURES).items():
+        drawn, error = _try_to_draw(draw, runs, epochs)
+        if error:
+            alone = [
+                (run, _try_to_draw(draw, runs.loc[[place]], epochs[epochs["run"] == place])[1])
+                for place, run in runs.iterrows()
+            ]
+            damaged = ", ".join(f"{run['name']} in {run['path']}" for run, problem in alone if problem) or "its runs"
+            problems.append(f"{prefix}the figure {name!r} is left out ({error}): check {damaged}.")
+        figures |= {f"{name}-{heading}": figure for heading, figure in (drawn or {}).items()}
+    return figures, problems
+
+
+def _try_to_draw(draw: Callable[..., Any], runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[dict[str, Any], str]:
+    """Return figures by heading, and the error if there is one."""
+    try:
+        return draw(runs, epochs), ""
+    except DAMAGE as error:
+        return {}, str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
+
+
+def script_json(data: Any) -> Markup:
+    r"""Return JSON for a script element, which no ``<`` can end.
+
+    Example:
+        >>> print(script_json({"name": "</script>"}))
+        {"name":"\u003c/script>"}
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Markup(text)
+
+
+def write_page(
+    path: Path,
+    runs: pd.DataFrame,
+    epochs: pd.DataFrame,
+    baseline: str | None = None,
+    title: str = TITLE,
+    **options: Any,
+) -> None:
+    """Write the page of runs; create its folder if there is none. The arguments are those of :func:`page_html`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, page_html(runs, epochs, baseline, title, **options).encode("utf-8", "replace"))
+
+
+def write_report(
+    paths: Sequence[Path], out: Path, baseline: str | None = None, title: str | None = None, watched: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
+    """Read runs and write their page; return the runs, and a sentence about everything that could not be read.
+
+    Raise if there are no runs or if none has the baseline; a watched page says so and waits.
+    """
+    problems: list[str] = []
+    runs = read_runs(paths, problems)
+    if runs.empty and not watched:
+        if problems:
+            raise BsamValueError(problems[0].removesuffix("."))
+        names = ", ".join(map(str, paths))
+        raise BsamValueError(f"{names}: all runs there are tuning runs, which the page does not show; add other runs")
+    if baseline is not None and len(runs):
+        try:
+            check_baseline(runs, baseline)
+        except BsamValueError as error:
+            if not watched:
+                raise
+            problems.append(f"{error}. Until a run of this method appears, the baseline is the base optimizer.")
+    write_page(out, runs, read_epochs(runs), baseline, title or TITLE, problems=problems, watched=watched)
+    return runs, problems
