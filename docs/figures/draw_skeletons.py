@@ -1,4 +1,4 @@
-"""Draw the picture of the guide on poses, as `bsam run pose` does: python docs/figures/draw_skeletons.py
+"""Draw the picture of the guide on poses: python docs/figures/draw_skeletons.py
 
 Two small networks learn drawn figures, in a minute on two cores; the picture has figures that they have not seen.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from bsam.lab.recipes import RECIPES
 from bsam.lab.report.figures.prediction_pictures import draw_skeletons
 from bsam.lab.training import POSE, Run, fit
 from bsam.lab.training.run_dir import RunDir
@@ -24,5 +23,5 @@ if __name__ == "__main__":
             fit(run, Path(folder, method), device="cpu")
             states.append(RunDir(Path(folder, method)).state(run))
         path = HERE / "skeletons.png"
-        draw_skeletons(RECIPES["pose"], states, path)
+        draw_skeletons(states, path)
         print(path, path.stat().st_size)

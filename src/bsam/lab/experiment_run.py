@@ -229,9 +229,9 @@ def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> Exp
         compared = comparison(runs, compare_rows(runs, experiment.recipe.baseline), tuned.base_sentence)
     findings = [] if compared is None else [str(compared)]
     findings += _at_equal_radii(runs) if experiment.recipe.at_equal_radii else []
-    results, cells = results_of(experiment, tuned, runs, selected, findings)
-    files = write_results(out, experiment, tuned, results, cells)
-    page = write_recipe_page(out, experiment, runs)
+    results = results_of(experiment, tuned, runs, selected, findings)
+    files = write_results(out, experiment, tuned, results)
+    page = write_recipe_page(out, experiment, results)
     return ExperimentResult(
         states_of([plan.run for plan in tuned.finals], out),
         results.sections,

@@ -7,8 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from .analysis.read_runs import check_paths
 from .analysis.sentences import ComparisonResult
 from .cli.run import show_experiment
 from .common.names import find_name
@@ -135,10 +135,12 @@ def write_report(
         title: the title of the page.
     """
     require_packages({"plotly": "plot"})
-    from .report.page.html_page import check_page_file, read_page, write_page
+    from .report.page import page
 
-    check_page_file(Path(out))
+    page.check_page_file(Path(out))
     paths = [Path(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
-    check_paths(paths)
-    write_page(Path(out), read_page(paths, baseline, title)[0])
+    for path in paths:
+        if not path.exists():
+            raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
+    page.write_report(paths, Path(out), baseline, title)
     return Path(out)

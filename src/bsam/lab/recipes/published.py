@@ -118,7 +118,7 @@ def total_radius(run: Run) -> float | None:
     """
     values = all_arguments(run.method, run.arguments)
     names = ("rho_max", "rho_min") if "rho_max" in values else ("rho",)
-    radii = [values.get(name) for name in names]
+    radii: list[Any] = [values.get(name) for name in names]
     return float(sum(radii)) if all(map(is_number, radii)) else None
 
 

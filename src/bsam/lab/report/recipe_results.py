@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...common.errors import BsamRuntimeError
 from ..analysis.outcome import score_title
-from ..analysis.runs_table import COLUMNS, read_runs
+from ..analysis.runs_table import COLUMNS, read_epochs, read_runs
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.columns import state_of
@@ -32,11 +32,18 @@ NOTES = ("data", "weights")  # notes of a run: the split of its image files, and
 
 @dataclass(frozen=True)
 class Results:
-    """The results of an experiment: the table of its runs, tables as text, and the lines below them."""
+    """The results of an experiment: the table of its runs, tables as text, the lines below, and what they show."""
 
     runs: pd.DataFrame
+    cells: Sequence[Mapping[str, Any]]
     sections: Sequence[TableSection]
-    lines: Sequence[str]
+    notes: Sequence[str]
+    findings: Sequence[str] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """All lines below the tables."""
+        return [*self.notes, *self.findings]
 
 
 def check_folder(out: Path, experiment: Experiment) -> None:
@@ -65,10 +72,12 @@ def runs_of(tuned: TunedRuns, out: Path) -> pd.DataFrame:
             shared = True if stored is None else stored["shared"]
             if stored != (about := {**plan.about, "shared": shared}):
                 write_json(out / plan.name / ABOUT, about)
-    begun = read_runs([out / plan.name for plan in tuned.finals if (out / plan.name / CONFIG).exists()])
+    problems: list[str] = []
+    begun = read_runs([out / plan.name for plan in tuned.finals if (out / plan.name / CONFIG).exists()], problems)
     rows = {row["name"]: row for row in begun.to_dict("records")}
     table = [rows.get(plan.name) or _not_started(plan, out) for plan in tuned.finals]
     runs = pd.DataFrame(table, columns=list(COLUMNS)).astype({"published": float, "radius": float})
+    runs.attrs["problems"] = problems
     return runs.assign(settings_chosen=[tuned.chosen.get(plan.name) for plan in tuned.finals])
 
 
@@ -85,8 +94,8 @@ def _not_started(plan: Planned, out: Path) -> dict[str, Any]:
 
 def results_of(
     experiment: Experiment, tuned: TunedRuns, runs: pd.DataFrame, selected: Collection[str], findings: Sequence[str]
-) -> tuple[Results, list[dict[str, Any]]]:
-    """Return tables and lines of an experiment, and the cells of its table.
+) -> Results:
+    """Return tables and lines of an experiment.
 
     Args:
         experiment: the experiment.
@@ -99,16 +108,15 @@ def results_of(
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     waiting = [f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []
     shown = _noise_texts(runs)
-    lines = [
+    notes = [
         *caption(runs, cells, experiment.recipe.published),
         *experiment.notes,
         *waiting,
         *([f"Label noise: {'; '.join(shown)}."] if shown else []),
         *tuning_notes(tuned),
-        *findings,
     ]
     sections = [*sections_of(cells, experiment.recipe.published), *tuning_sections(tuned, experiment.tuning)]
-    return Results(runs, sections, lines), cells
+    return Results(runs, cells, sections, notes, findings)
 
 
 def _noise_texts(runs: pd.DataFrame) -> list[str]:
@@ -121,9 +129,7 @@ def _noise_texts(runs: pd.DataFrame) -> list[str]:
     return [text for text in dict.fromkeys(texts.values()) if text]
 
 
-def write_results(
-    out: Path, experiment: Experiment, tuned: TunedRuns, results: Results, cells: Sequence[Mapping[str, Any]]
-) -> list[Path]:
+def write_results(out: Path, experiment: Experiment, tuned: TunedRuns, results: Results) -> list[Path]:
     """Write ``table.md`` and ``results.json``, and return their paths."""
     finals, trials = (_entries(plans, out) for plans in (tuned.finals, [*tuned.base_trials, *tuned.trials]))
     content = {
@@ -132,9 +138,7 @@ def write_results(
         "title": experiment.title,
         "unit": score_title(experiment.planned[0].run),
         "seeds": sorted({plan.run.seed for plan in tuned.finals}),
-        "table": cells,
-        "notes": list(results.lines),
-        "tables": [asdict(section) for section in results.sections],
+        "table": list(results.cells),
         "runs": finals,
         "tuning": trials,
     }
@@ -191,13 +195,15 @@ def origin_info(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, f"Run on {'; '.join(devices)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."]
 
 
-def write_recipe_page(out: Path, experiment: Experiment, runs: pd.DataFrame) -> Path | None:
+def write_recipe_page(out: Path, experiment: Experiment, results: Results) -> Path | None:
     """Write ``report.html``, the page of all runs that have started; None if there are none."""
-    from .page.html_page import read_page, write_page
+    from .page.page import PageContext, write_page
 
-    begun = [path for path, state in zip(runs["path"], runs["state"], strict=True) if state != "not started"]
-    if not begun:
+    runs = results.runs[results.runs["state"] != "not started"].reset_index(drop=True)
+    if runs.empty:
         return None
+    context = PageContext(results.findings, results.sections, results.notes)
+    options = {"problems": results.runs.attrs["problems"], "context": context}
     with locked(out, "writing results", wait=True):
-        write_page(out / PAGE, read_page(begun, experiment.recipe.baseline, experiment.title)[0])
+        write_page(out / PAGE, runs, read_epochs(runs), experiment.recipe.baseline, experiment.title, **options)
     return out / PAGE

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...analysis.experiment_titles import network_and_data
 from ...data.images.decoding import Crop
 from ...data.pose.joints import Skeleton
 from ...data.pose.persons import MARGIN
 from ...inference.class_prediction import Prediction
 from ...inference.pose_prediction import FoundJoints
-from ...recipes.columns import score_of
-from ...recipes.experiments import Recipe
+from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
+from ...tasks.pose import Pose
 from ...tasks.pose_inputs import PoseInputs
 from ...training.files import write
 from ...training.run_dir import RunDir, RunState
@@ -261,12 +260,13 @@ def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
         run = state.run
         if state.finished and run.seed == states[0].run.seed and (arrays := RunDir(state.path).predictions()):
             skeleton = PoseInputs.from_json(RunDir(state.path).note("pose")).skeleton
-            title = f"{variant_of(run).title}\nPCK {score_of(state):.1f} %"
-            groups.setdefault(f"{network_and_data(run)}, seed {run.seed}", []).append((title, skeleton, arrays))
+            score = Pose.measure.shown(state.epochs[-1], run.eval_split)
+            title = f"{variant_of(run).title}\nPCK {score:.1f} %"
+            groups.setdefault(f"{' on '.join(titles_of(run))}, seed {run.seed}", []).append((title, skeleton, arrays))
     return groups
 
 
-def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> None:
+def draw_skeletons(states: Sequence[RunState], path: Path) -> None:
     """Draw a column per person: the labels, and below them the joints that each method found.
 
     Does nothing if there are no predictions.
@@ -274,7 +274,7 @@ def draw_skeletons(recipe: Recipe, states: Sequence[RunState], path: Path) -> No
     parts = []
     for where, rows in skeletons_info(states).items():
         pictures = persons_picture(rows)
-        parts += [text_picture([recipe.titled(where)], pictures.width), pictures]
+        parts += [text_picture([where], pictures.width), pictures]
     if parts:
         save(stack(*parts, side_legend()), path)
 

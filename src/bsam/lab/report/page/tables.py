@@ -20,8 +20,14 @@ from ...recipes.variants import variants
 
 STATES = ("finished", "diverged", "unfinished", "not started")
 SIGNS = {
-    "confirmed": "✓", "contradicted": "✗", OPEN: "?",
-    BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…", NOT_LEARNED: "⚠",
+    "confirmed": "✓",
+    "contradicted": "✗",
+    OPEN: "?",
+    BETTER: "✓",
+    WORSE: "✗",
+    NONE_SHOWN: "≈",
+    TOO_FEW: "…",
+    NOT_LEARNED: "⚠",
 }
 UNDECIDED = {OPEN, NONE_SHOWN, TOO_FEW}
 
