@@ -3,12 +3,10 @@
 import os
 
 import pytest
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.tuning import TunedRuns
-from bsam.lab.report.figures import panels
 from finished_runs import finished_run, write_run
 
 
@@ -24,13 +22,6 @@ def shown():
         return capture.get()
 
     return show
-
-
-@pytest.fixture
-def coarse(monkeypatch):
-    """Figures of few pixels, and without a layout, for tests that do not look at them."""
-    monkeypatch.setattr(panels, "DPI", 20)
-    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
 
 
 @pytest.fixture(name="finished_run")

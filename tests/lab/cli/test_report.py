@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 from urllib.request import urlopen
 
 import pytest
-from bsam.lab.recipes.candidates import TUNING_SEED
+from bsam.lab.recipes.planning import TUNING_SEED
 from scipy import stats
 
 from bsam import lab

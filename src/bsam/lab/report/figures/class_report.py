@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...analysis.experiment_titles import network_and_data
+from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
 from ...training.config import Run
 from .figure_file import TEMPLATE, figures_html, plot_text
@@ -141,7 +141,9 @@ def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str,
 def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     confusion = predictions["confusion"]
     accuracy = confusion.trace() / confusion.sum()
-    return printable(f"{variant_of(run).title}, {network_and_data(run)}: {run.eval_split} accuracy {accuracy:.1%}")
+    return printable(
+        f"{variant_of(run).title}, {' on '.join(titles_of(run))}: {run.eval_split} accuracy {accuracy:.1%}"
+    )
 
 
 def _names(predictions: Mapping[str, NDArray[Any]]) -> list[str]:
