@@ -135,10 +135,10 @@ def write_report(
         title: the title of the page.
     """
     require_packages({"plotly": "plot"})
-    from .report.page.html_page import check_page_file, read_page, write_page
+    from .report.page import page
 
-    check_page_file(Path(out))
+    page.check_page_file(Path(out))
     paths = [Path(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
     check_paths(paths)
-    write_page(Path(out), read_page(paths, baseline, title)[0])
+    page.write_report(paths, Path(out), baseline, title)
     return Path(out)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bsam.lab.report.page.html_page import page_data
 from scipy import stats
 
 from bsam.common.errors import BsamValueError
@@ -16,7 +17,6 @@ from bsam.lab.analysis.row_comparison import Verdict
 from bsam.lab.analysis.run_record import Record, Records
 from bsam.lab.analysis.verdicts import baseline_row, baseline_verdicts, check_baseline, paper_verdicts
 from bsam.lab.recipes.paper import CLASSIFICATION, LABEL_NOISE
-from bsam.lab.report.page.html_page import page_data
 from bsam.lab.training.config import Run
 
 ROOT = Path(__file__).parents[3]

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..analysis.outcome import score_title
-from ..analysis.paper_numbers import PAPER_TABLES
-from ..analysis.read_runs import read_records
-from ..analysis.run_record import Record
+from ..analysis.runs_table import read_epochs, read_runs
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.choices import Choice
 from ..recipes.columns import CellSummary
 from ..recipes.experiments import Recipe, table_info
 from ..recipes.variants import variant_of
-from ..tasks import task_class
-from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import RunDir, RunState
 from .figures.epoch_figures import draw_demo, draw_training_curves
 from .figures.prediction_pictures import draw_skeletons
 from .figures.probe_figures import draw_gradient_conflict, draw_sharpness_curves
 from .figures.setting_figures import draw_accuracy_lines, draw_radius
-from .page.html_page import page_data, write_page
+from .page.page import write_page
 from .recipe_table import caption, markdown, sections_info
 from .tuning_section import tuning_notes, tuning_sections
 
@@ -238,20 +234,10 @@ def write_recipe_page(
     Returns:
         the path of the page.
     """
-    records = read_records([state.path for state in states if state.path.exists()])
-    if not records.runs:
+    runs = read_runs([state.path for state in states if state.path.exists()], [])
+    if runs.empty:
         return []
-    runs = [replace(record, chosen=(how or {}).get(record.folder.name, record.chosen)) for record in records.runs]
-    records = replace(records, runs=tuple(_with_published(record, recipe) for record in runs))
+    runs["chosen"] = [(how or {}).get(name, chosen) for name, chosen in zip(runs["name"], runs["chosen"], strict=True)]
     with locked(out, "writing results", wait=True):
-        write_page(out / PAGE, page_data(records, baseline=baseline, title=recipe.title))
+        write_page(out / PAGE, runs, read_epochs(runs), baseline, recipe.title)
     return [out / PAGE]
-
-
-def _with_published(record: Record, recipe: Recipe) -> Record:
-    """Return a record with the published number from the recipe's own table; the paper's numbers are already set."""
-    if recipe.published_table in PAPER_TABLES:
-        return record
-    run = Run(**record.settings)
-    number = recipe.published(run, task_class(run.task).measure if recipe.measures else None)
-    return record if number is None else replace(record, published=number.mean)

@@ -13,15 +13,21 @@ import pandas as pd
 
 from ...analysis.claims import OPEN, paper_claims
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
-from ...analysis.significance import BETTER, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
+from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 from ...common.grouping import group_by
 from ...recipes.columns import measured_on
 from ...recipes.variants import variants
 
 STATES = ("finished", "diverged", "unfinished", "not started")
 SIGNS = {
-    "confirmed": "✓", "contradicted": "✗", OPEN: "?",
-    BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…", NOT_LEARNED: "⚠",
+    "confirmed": "✓",
+    "contradicted": "✗",
+    OPEN: "?",
+    BETTER: "✓",
+    WORSE: "✗",
+    NONE_SHOWN: "≈",
+    TOO_FEW: "…",
+    NOT_LEARNED: "⚠",
 }
 UNDECIDED = {OPEN, NONE_SHOWN, TOO_FEW}
 
@@ -230,7 +236,9 @@ def _interval_chart(compared: pd.DataFrame) -> Callable[[Mapping[str, Any]], tup
 
 
 def pairs_table(runs: pd.DataFrame) -> PageTable | None:
-    """Return the comparison of all pairs of rows; None with fewer than three rows, which the first table compares."""
+    """Return the comparison of all pairs of rows that have enough seeds; None with fewer than three such rows."""
+    seeds = runs[runs["state"] == "finished"].groupby("row")["seed"].nunique()
+    runs = runs[runs["row"].isin(seeds.index[seeds >= MIN_SEEDS])]
     if runs["row"].nunique() < 3:
         return None
     pairs = compare_pairs(runs)
@@ -284,7 +292,9 @@ def baseline_verdicts(compared: pd.DataFrame, runs: pd.DataFrame) -> list[dict[s
     """Return a verdict on each row that can be compared with its baseline."""
     tuned = runs[runs["chosen"].str.contains("tuned")].drop_duplicates(["experiment", "row"])
     how = {(run["experiment"], run["row"]): run["chosen"] for run in tuned.to_dict("records")}
-    verdicts = []
+    verdicts: list[dict[str, Any]] = []
+    if compared.empty:
+        return verdicts
     for row in compared[compared["row"] != compared["against"]].to_dict("records"):
         if (row["n"] and row["their_n"]) or row["diverged"]:
             sides = [(side, how.get((row["experiment"], side))) for side in (row["row"], row["against"])]
