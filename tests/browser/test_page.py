@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from bsam.lab.report.page.html_page import write_page
 from PIL import Image
 
+from bsam.lab.report.page.page import write_page
 from chromium import Browser
 from page_runs import EVIL, METHODS, PROBLEM, example_runs, score_of, table
 
@@ -62,7 +62,7 @@ def serve():
 
 
 def click(page, selector, text):
-    found = f"[...document.querySelectorAll({selector!r})].find(found => found.textContent.startsWith({text!r}))"
+    found = f"[...document.querySelectorAll({selector!r})].find(found => found.textContent.trim().startsWith({text!r}))"
     page.value(f"{found}.click()")
 
 
@@ -117,7 +117,7 @@ def test_numbers_are_rounded_as_in_the_verdicts(browser, tmp_path):
     write_page(tmp_path / "report.html", runs, pd.DataFrame(columns=["experiment", "run"]))
     browser.open((tmp_path / "report.html").as_uri())
     cells = f"[...{TABLE}.querySelectorAll('tbody td:nth-child(2) .v')].map(cell => cell.textContent)"
-    assert browser.value(cells) == [f"{score:.2f} (1)".replace("-", "\u2212") for score in scores]
+    assert browser.value(cells) == [f"{score:.2f}\u00a0(1)".replace("-", "\u2212") for score in scores]
 
 
 @pytest.fixture(params=["clipboard", "selection"])
@@ -149,7 +149,7 @@ def test_tables_are_copied_in_three_formats(copied):
         assert float(row["std"]) == pytest.approx(np.std(scores, ddof=1))
     assert (rows[1]["diverged"], rows[4]["unfinished"], rows[4]["mean"]) == ("1", "1", "")
     top = "λmax, cross-entropy, at most 256 training samples"
-    assert (rows[1][top], rows[1][f"{top} std"]) == ("11", "0")
+    assert (float(rows[1][top]), float(rows[1][f"{top} std"])) == (11, 0)
     lines = copied("Markdown").splitlines()
     assert len(lines) == 7
     assert lines[2].startswith("| SGD | 60.00 ± 0.50 (3) |")
