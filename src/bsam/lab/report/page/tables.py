@@ -13,7 +13,7 @@ import pandas as pd
 
 from ...analysis.claims import OPEN, paper_claims
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
-from ...analysis.significance import BETTER, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
+from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 from ...common.grouping import group_by
 from ...recipes.columns import measured_on
 from ...recipes.variants import variants
@@ -95,9 +95,9 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def minus(text: str) -> str:
-    """Return a number as text with a minus sign instead of a hyphen."""
-    return text.replace("-", "\u2212")
+def number_text(text: str) -> str:
+    """Return numbers with minus signs instead of hyphens, and spaces at which no line breaks."""
+    return text.replace("-", "\u2212").replace(" ", "\u00a0")
 
 
 def digits_of(table: pd.DataFrame) -> int:
@@ -138,7 +138,7 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> PageTable:
     def score(row: Mapping[str, Any]) -> Cell:
         counts = {"did not learn": row["failed"], **{state: int(states.loc[row["row"], state]) for state in STATES[1:]}}
         badges = tuple((state, f"{n} {state}") for state, n in counts.items() if n)
-        text = minus(numbers_text(row["mean"], row["std"], row["n"], digits)) if row["n"] else ""
+        text = number_text(numbers_text(row["mean"], row["std"], row["n"], digits)) if row["n"] else ""
         fields = row["mean"], row["std"], row["n"], *counts.values()
         return Cell(text, row["mean"], fields, badges, is_best=row["mean"] == best and not row["failed"])
 
@@ -147,13 +147,13 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> PageTable:
         if row["row"] == against or not row["shared"]:
             return Cell("", None, (math.nan,) * 4)
         interval = "" if math.isnan(row["low"]) else f" [{row['low']:+.{digits}f}, {row['high']:+.{digits}f}]"
-        text = minus(f"{row['difference']:+.{digits}f}{interval} ({row['shared']})")
+        text = number_text(f"{row['difference']:+.{digits}f}{interval} ({row['shared']})").replace("\u00a0[", " [")
         return Cell(text, row["difference"], fields, interval=chart(row))
 
     def number(name: str, form: str) -> Callable[[Mapping[str, Any]], Cell]:
         def cell(row: Mapping[str, Any]) -> Cell:
             value = float(about.loc[row["row"], name])
-            return Cell("" if math.isnan(value) else minus(format(value, form)), value)
+            return Cell("" if math.isnan(value) else number_text(format(value, form)), value)
 
         return cell
 
@@ -163,7 +163,7 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> PageTable:
         def cell(row: Mapping[str, Any]) -> Cell:
             mean, std = known.loc[row["row"]] if row["row"] in known.index else (math.nan, math.nan)
             spread = "" if math.isnan(std) else f" ± {std:.1f}"
-            return Cell("" if math.isnan(mean) else minus(f"{mean:.1f}{spread}"), mean, (mean, std))
+            return Cell("" if math.isnan(mean) else number_text(f"{mean:.1f}{spread}"), mean, (mean, std))
 
         return cell
 
@@ -236,20 +236,24 @@ def _interval_chart(compared: pd.DataFrame) -> Callable[[Mapping[str, Any]], tup
 
 
 def pairs_table(runs: pd.DataFrame) -> PageTable | None:
-    """Return the comparison of all pairs of rows; None with fewer than three rows, which the first table compares."""
+    """Return the comparison of all pairs of rows that have enough seeds; None with fewer than three such rows."""
+    seeds = runs[runs["state"] == "finished"].groupby("row")["seed"].nunique()
+    runs = runs[runs["row"].isin(seeds.index[seeds >= MIN_SEEDS])]
     if runs["row"].nunique() < 3:
         return None
     pairs = compare_pairs(runs)
     digits = digits_of(pairs)
     rows = []
     for pair in pairs[pairs["shared"] > 0].to_dict("records"):
-        interval = "" if math.isnan(pair["low"]) else minus(f"{pair['low']:+.{digits}f}, {pair['high']:+.{digits}f}")
+        interval = (
+            "" if math.isnan(pair["low"]) else number_text(f"{pair['low']:+.{digits}f}, {pair['high']:+.{digits}f}")
+        )
         p = "" if math.isnan(pair["p_holm"]) else "< 0.001" if pair["p_holm"] < 0.001 else f"{pair['p_holm']:.3g}"
         rows.append(
             [
                 Cell(pair["row"], pair["row"]),
                 Cell(pair["against"], pair["against"]),
-                Cell(minus(f"{pair['difference']:+.{digits}f}"), pair["difference"]),
+                Cell(number_text(f"{pair['difference']:+.{digits}f}"), pair["difference"]),
                 Cell(interval, pair["low"], (pair["low"], pair["high"])),
                 Cell(str(pair["shared"]), pair["shared"]),
                 Cell(p, pair["p_holm"]),
@@ -271,7 +275,7 @@ def runs_table(runs: pd.DataFrame, digits: int) -> PageTable:
     for run in ordered.to_dict("records"):
         of = f" of {run['epochs']}" if run["epochs"] else ""
         epochs = f"{run['epochs_done']}{of}" if run["epochs_done"] or run["epochs"] else ""
-        score = "" if math.isnan(run["score"]) else minus(f"{run['score']:.{digits}f}")
+        score = "" if math.isnan(run["score"]) else number_text(f"{run['score']:.{digits}f}")
         remark = "" if run["state"] == "not started" else run["reason"] or run["failure"]
         cells = [Cell(run["name"], run["name"]), Cell(run["row"], run["row"]), Cell(str(run["seed"]), run["seed"])]
         cells += [Cell("", run["state"], badges=((run["state"], run["state"]),)), Cell(epochs, run["epochs_done"])]
@@ -290,7 +294,9 @@ def baseline_verdicts(compared: pd.DataFrame, runs: pd.DataFrame) -> list[dict[s
     """Return a verdict on each row that can be compared with its baseline."""
     tuned = runs[runs["chosen"].str.contains("tuned")].drop_duplicates(["experiment", "row"])
     how = {(run["experiment"], run["row"]): run["chosen"] for run in tuned.to_dict("records")}
-    verdicts = []
+    verdicts: list[dict[str, Any]] = []
+    if compared.empty:
+        return verdicts
     for row in compared[compared["row"] != compared["against"]].to_dict("records"):
         if (row["n"] and row["their_n"]) or row["diverged"]:
             sides = [(side, how.get((row["experiment"], side))) for side in (row["row"], row["against"])]
