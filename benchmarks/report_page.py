@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from bsam.lab.analysis.read_runs import read_records
 from bsam.lab.report.page.html_page import page_data, write_page
 from safetensors.numpy import save
 
-from bsam.lab.analysis.read_runs import read_records
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
 

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from bsam.lab.analysis.claims import paper_claims
@@ -327,7 +326,7 @@ def spread(row: str) -> str:
 
 def gap(row: str, other: str) -> str:
     """The mean difference with its 95 % interval."""
-    ours, theirs = (pd.Series(shift(name)) for name in (row, other))
+    ours, theirs = (dict(enumerate(shift(name))) for name in (row, other))
     found = paired_difference(ours, theirs)
     return f"{found['difference']:.1f} ({found['low']:.1f} to {found['high']:.1f})".replace("-0.0", "0.0")
 
@@ -381,7 +380,7 @@ def test_the_tables_of_the_shift():
     reached = [spread(best[kind]) for kind in ("released", "bsam", "sam")]
     assert "it reaches {}, Algorithm 1 {} and SAM {}.".format(*reached) in page
     pairs = [("sam", "released"), ("bsam", "released"), ("sam", "bsam")]
-    p_values = [paired_difference(*(pd.Series(shift(best[kind])) for kind in pair))["p"] for pair in pairs]
+    p_values = [paired_difference(*(dict(enumerate(shift(best[kind]))) for kind in pair))["p"] for pair in pairs]
     assert f"(smallest p {min(holm(p_values)):.2f})" in page
     assert all(f"| {label} | {spread(row)} |" in page for label, row in CONTROLS.items())
     assert f"SGD reaches {spread('sgd')}, SGD with a shift of 0.2 {spread('sgd, shift 0.2')}." in page

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from bsam.lab.analysis.read_runs import read_records
+
 from docs_guides import first_commands, in_small, run_commands
 
 TEXT = (Path(__file__).parents[2] / "docs/guides/report.md").read_text(encoding="utf-8")

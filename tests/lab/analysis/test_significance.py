@@ -40,7 +40,7 @@ def by_row(compared):
 
 
 def test_a_difference_is_that_of_the_seeds_that_both_have():
-    ours, theirs = pd.Series({0: 3.0, 2: 5.5, 3: 1.0, 7: 9.0}), pd.Series({0: 1.0, 3: 2.0, 2: 2.0, 9: 50.0})
+    ours, theirs = {0: 3.0, 2: 5.5, 3: 1.0, 7: 9.0}, {0: 1.0, 3: 2.0, 2: 2.0, 9: 50.0}
     found = paired_difference(ours, theirs)
     gaps = np.array([2.0, 3.5, -1.0])
     half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) / math.sqrt(3)
@@ -52,8 +52,8 @@ def test_a_difference_is_that_of_the_seeds_that_both_have():
 
 @pytest.mark.parametrize(("gaps", "shared"), [([], 0), ([0.5], 1), ([0.1, 0.1, 0.1], 3)])
 def test_without_a_spread_there_is_no_p_value(gaps, shared):
-    theirs = pd.Series(SGD[: len(gaps)], dtype=float)
-    found = paired_difference(theirs + np.array(gaps), theirs)
+    theirs = dict(enumerate(SGD[: len(gaps)]))
+    found = paired_difference({seed: theirs[seed] + gap for seed, gap in enumerate(gaps)}, theirs)
     assert found["shared"] == shared
     assert math.isnan(found["p"])
 
@@ -103,8 +103,9 @@ def test_one_significant_method_among_many_is_corrected_away():
 
 def test_the_seeds_that_would_decide_do_decide():
     gaps = np.array([0.4, -0.2, 0.5, 0.1])
-    theirs = pd.Series(np.linspace(90, 91, 4))
-    found = paired_difference(theirs + gaps, theirs) | {"pooled": math.nan}
+    theirs = dict(enumerate(np.linspace(90, 91, 4)))
+    ours = {seed: theirs[seed] + gap for seed, gap in enumerate(gaps)}
+    found = paired_difference(ours, theirs) | {"pooled": math.nan}
     more = seeds_needed(found, tests=1)
 
     def excludes_zero(n):
@@ -113,7 +114,7 @@ def test_the_seeds_that_would_decide_do_decide():
     assert excludes_zero(4 + more)
     assert not excludes_zero(4 + more - 1)
     assert seeds_needed(found, tests=5) > more
-    single = paired_difference(theirs[:1] + 0.4, theirs[:1]) | {"pooled": 0.1}
+    single = paired_difference({0: ours[0]}, {0: theirs[0]}) | {"pooled": 0.1}
     assert seeds_needed(single, tests=1) >= 2
 
 

@@ -7,7 +7,7 @@ Runs are paired by seed. A difference is shown if a paired t-test over at least 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,26 +28,26 @@ TOO_FEW = "too few seeds"
 NOT_LEARNED = "did not learn"
 
 
-def paired_difference(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
-    """Return the mean of ``ours - theirs`` over the shared index, with its 95 % interval and p-value.
+def paired_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> dict[str, float]:
+    """Return the mean of ``ours - theirs`` over the shared seeds, with its 95 % interval and p-value.
 
     The interval is NaN with fewer than two pairs; the p-value also if all differences are equal, since their spread is
     then unknown: accuracies change in steps of one sample.
 
     Example:
-        >>> found = paired_difference(pd.Series([3.0, 5.0, 1.0]), pd.Series([1.0, 2.0]))
+        >>> found = paired_difference({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})
         >>> {name: round(value, 3) for name, value in found.items()}
         {'shared': 2, 'difference': 2.5, 'low': -3.853, 'high': 8.853, 'p': 0.126}
     """
-    pairs = pd.concat([ours, theirs], axis=1, join="inner").dropna().to_numpy(dtype=float)
-    gaps = pairs[:, 0] - pairs[:, 1]
-    found = {"shared": len(gaps), "difference": math.nan, "low": math.nan, "high": math.nan, "p": math.nan}
-    if len(gaps):
-        found["difference"] = float(gaps.mean())
-    if len(gaps) > 1 and np.ptp(gaps) <= 1e-9 * max(1.0, np.abs(pairs).max()):
+    shared = [seed for seed in ours if seed in theirs]
+    a, b = (np.array([values[seed] for seed in shared], dtype=float) for values in (ours, theirs))
+    found = {"shared": len(shared), "difference": math.nan, "low": math.nan, "high": math.nan, "p": math.nan}
+    if shared:
+        found["difference"] = float((a - b).mean())
+    if len(shared) > 1 and np.ptp(a - b) <= 1e-9 * max(1.0, np.abs(a).max()):
         found |= {"low": found["difference"], "high": found["difference"]}
-    elif len(gaps) > 1:
-        test = stats.ttest_rel(pairs[:, 0], pairs[:, 1])
+    elif len(shared) > 1:
+        test = stats.ttest_rel(a, b)
         low, high = test.confidence_interval(LEVEL)
         found |= {"low": float(low), "high": float(high), "p": float(test.pvalue)}
     return found
@@ -116,40 +116,42 @@ def compare_pairs(runs: pd.DataFrame, value: str = "score") -> pd.DataFrame:
 
 
 def _compare(group: pd.DataFrame, against: str, value: str) -> pd.DataFrame:
-    finished = group[group["state"] == "finished"]
-    scores = {row: runs.set_index("seed")[value].dropna() for row, runs in finished.groupby("row", sort=False)}
-    failed = {row for row, runs in finished.groupby("row") if runs["failure"].any()}
-    none = pd.Series(dtype=float)
-    theirs = scores.get(against, none)
-    freedom = sum(len(values) - 1 for values in scores.values() if len(values) > 1)
-    squares = sum((len(values) - 1) * values.var() for values in scores.values() if len(values) > 1)
+    runs_of: dict[str, list[Any]] = {}
+    for run in group[["row", "seed", "state", "failure", value]].itertuples(index=False, name=None):
+        runs_of.setdefault(run[0], []).append(run)
+    scores = {
+        row: {seed: float(score) for _, seed, state, _, score in runs if state == "finished" and not math.isnan(score)}
+        for row, runs in runs_of.items()
+    }
+    failed = {row: sum(run[3] != "" for run in runs) for row, runs in runs_of.items()}
+    theirs = scores[against]
+    spreads = {row: np.var(list(values.values()), ddof=1) for row, values in scores.items() if len(values) > 1}
+    freedom = sum(len(scores[row]) - 1 for row in spreads)
+    squares = sum((len(scores[row]) - 1) * variance for row, variance in spreads.items())
+    shared = {"experiment": group["experiment"].iloc[0], "unit": group["unit"].iloc[0], "against": against}
+    shared |= {f"their_{name}": number for name, number in _statistics(theirs).items()}
+    shared["pooled"] = math.sqrt(squares / freedom) if freedom else math.nan
     rows = []
-    for row, runs in group.groupby("row", sort=False):
-        ours = scores.get(row, none)
-        usable = row != against and not failed & {row, against}
-        lost = set(runs.loc[runs["state"] == "diverged", "seed"]) & set(theirs.index)
-        rows.append(
-            {
-                "experiment": group["experiment"].iloc[0],
-                "row": row,
-                "unit": group["unit"].iloc[0],
-                "n": len(ours),
-                "mean": ours.mean(),
-                "std": ours.std(),
-                "diverged": int((runs["state"] == "diverged").sum()),
-                "unfinished": int(runs["state"].isin(["unfinished", "not started"]).sum()),
-                "failed": int((runs["failure"] != "").sum()),
-                "against": against,
-                "their_n": len(theirs),
-                "their_mean": theirs.mean(),
-                "their_std": theirs.std(),
-                "usable": usable,
-                "pooled": math.sqrt(squares / freedom) if freedom else math.nan,
-                "lost": len(lost) if ours.empty else 0,
-                **paired_difference(ours if usable else none, theirs),
-            }
-        )
+    for row, runs in runs_of.items():
+        ours, states = scores[row], [run[2] for run in runs]
+        usable = row != against and not failed[row] and not failed[against]
+        lost = sum(run[2] == "diverged" and run[1] in theirs for run in runs)
+        counts = {
+            "diverged": states.count("diverged"),
+            "unfinished": states.count("unfinished") + states.count("not started"),
+            "failed": failed[row],
+            "usable": usable,
+            "lost": 0 if ours else lost,
+        }
+        difference = paired_difference(ours if usable else {}, theirs)
+        rows.append({**shared, "row": row, **_statistics(ours), **counts, **difference})
     return _decided(pd.DataFrame(rows))
+
+
+def _statistics(scores: Mapping[Any, float]) -> dict[str, float]:
+    values = list(scores.values())
+    mean = float(np.mean(values)) if values else math.nan
+    return {"n": len(values), "mean": mean, "std": float(np.std(values, ddof=1)) if len(values) > 1 else math.nan}
 
 
 def _decided(table: pd.DataFrame) -> pd.DataFrame:
