@@ -10,13 +10,13 @@ from http.client import HTTPConnection
 from urllib.request import urlopen
 
 import pytest
-from bsam.lab.recipes.planning import TUNING_SEED
 from scipy import stats
 
 from bsam import lab
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.cli import page_server
+from bsam.lab.recipes.planning import TUNING_SEED
 from bsam.lab.training.config import Run
 from fake_fit import FakeFit
 
