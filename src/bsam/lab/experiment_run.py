@@ -139,7 +139,8 @@ def _train(
     experiment: Experiment, options: ExperimentOptions, unfinished: int, callbacks: Callbacks
 ) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
-    out, scale, selected = options.out, experiment.scale, experiment.selected
+    out, scale = options.out, experiment.scale
+    selected = experiment.selected
     if options.download:
         download_all((plan.run.data for plan in selected), options.data_dir, sys.stderr.isatty())
     if scale.threads is not None:

@@ -11,7 +11,7 @@ from ...common.errors import BsamTypeError, BsamValueError
 from ..common.names import find_name, find_object
 from ..training.config import Run
 from .planning import Planned, place, with_seed
-from .published import published_number
+from .published_numbers import published_number
 from .scales import SCALES, Scale
 from .tuning import Tuning, with_tuned_radii
 
