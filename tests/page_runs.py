@@ -1,16 +1,19 @@
-"""Records of runs that nobody trained, with every part that the page of a report shows."""
+"""A table of runs that nobody trained, with every part that the page of a report shows."""
 
 import json
+import re
+from html import unescape
 
 import numpy as np
+import pandas as pd
 
-from bsam.lab.analysis.run_record import Record, Records
+from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.training.config import Run
-from bsam.lab.training.run_dir import LossSurface
 
 UNIT = "test accuracy in %"
 EVIL = "</script><script>document.title = 'broken'</script>"  # a name that is text on the page
 METHODS = {"SGD": (1, None, 60.0), "SAM": (2, 0.1, 80.0), "SAM, rho 0.2": (2, 0.2, 84.0), EVIL: (3, 0.2, 90.0)}
+PROBLEM = "folder/broken: metrics.jsonl <b>cannot</b> be read"
 
 
 def score_of(method, seed):
@@ -18,39 +21,28 @@ def score_of(method, seed):
     return METHODS[method][2] + (seed - 1) * (0.5 + 0.25 * list(METHODS).index(method))
 
 
-def epochs_of(score, n):
-    """The metrics of each epoch; the last score is ``score``."""
-    return tuple(
-        {
-            "epoch": e,
-            "train_loss": 2.0 / e,
-            "test_accuracy": score / 100 * e / n,
-            "memorised": 0.3 * e / n,
-            "seconds": 2.0,
-        }
-        for e in range(1, n + 1)
-    )
-
-
-def surface(steepness, side=9):
+def landscape(steepness, side=9):
     """A bowl."""
     axis = np.linspace(-1, 1, side)
     loss = 0.1 + steepness * np.add.outer(axis**2, axis**2)
-    return LossSurface(tuple(axis.tolist()), tuple(tuple(row) for row in loss.tolist()))
+    return {"axis": axis.tolist(), "loss": loss.tolist()}
 
 
-def flatness(steepness):
+def flatness(run, steepness):
     """An entry of a ``flatness.json``."""
     values = [steepness * (20 - i) for i in range(20)]
+    spread = {"mean": np.mean(values), "variance": np.var(values), "maximum": max(values), "converged": True}
     density = {"nodes": [-1.0, 0.0, steepness], "weights": [0.1, 0.8, 0.1], "sigma": 0.1}
-    land = surface(steepness)
-    parts = {"density": density, "landscape": {"axis": land.axis, "loss": land.loss}}
-    return {"samples": 1000, "eigenvalues": {"values": values}, **parts}
+    parts = {"density": density, "landscape": landscape(steepness), "eigenvalues": {"values": values, **spread}}
+    return {"run": run.settings(), "samples": 1000, **parts}
 
 
-def write_classes(folder):
-    """Write predictions for three classes, one with a name like a tag."""
+def write_files(folder, readings):
+    """Write a probe, and predictions for three classes, one with a name like a tag."""
     folder.mkdir(parents=True, exist_ok=True)
+    names = {"max_sharpness": 1.0, "min_sharpness": 0.5, "bilateral": 1.5, "cosine": 0.1}
+    lines = (json.dumps({"step": step, **names, "max_sharpness": 1.0 + step}) for step in range(readings))
+    (folder / "probe.jsonl").write_text("".join(f"{line}\n" for line in lines))
     arrays = {
         "class_names": np.array(["cat", "<b>dog</b>", "cow"]),
         "confusion": np.array([[8, 2, 0], [1, 9, 0], [0, 0, 10]]),
@@ -60,61 +52,72 @@ def write_classes(folder):
         "confidence": np.array([0.9, 0.8, 0.7]),
     }
     np.savez_compressed(folder / "predictions.npz", **arrays)
-    return folder / "predictions.npz"
 
 
-def example_records(folder, seeds=3, epochs=20, experiments=1):
-    """Finished runs of four methods, one diverged and one unfinished run, and a problem."""
-    runs = []
-    for number in range(experiments):
-        about = {"experiment": f"DigitsNet, digits {number}", "unit": UNIT, "higher_is_better": True}
-        for place, (method, (passes, radius, _)) in enumerate(METHODS.items()):
-            for seed in range(seeds):
-                score = score_of(method, seed)
-                first = seed == 0
-                place_of_run = folder / f"run-{number}-{place}-{seed}"
-                arguments = {"rho": radius} if radius else {}
-                arguments |= {"rho_floor": radius / 2} if method == EVIL else {}  # another line than SAM's
-                run = Run("base" if radius is None else "sam", arguments, epochs=epochs, seed=seed)
-                probe = [
-                    {"step": s, "max_sharpness": 1.0 + s, "min_sharpness": 0.5, "bilateral": 1.5 + s, "cosine": 0.1}
-                    for s in range(500 if epochs > 100 else 5)
-                ]
-                runs.append(
-                    Record(
-                        name=f"{method}-seed{seed}",
-                        folder=place_of_run,
-                        method=method,
-                        seed=seed,
-                        state="finished",
-                        reason=None,
-                        score=score,
-                        epochs=epochs_of(score, epochs),
-                        passes=float(passes),
-                        seconds=2.0 * passes,
-                        radius=radius,
-                        chosen="the paper's" if radius else "",
-                        published=61.5 if radius is None else None,
-                        settings=run.settings(),
-                        probe=tuple(probe),
-                        top_eigenvalue=10.0 + place,
-                        surface=surface(1.0 + place),
-                        flatness=flatness(1.0 + place) if first else None,
-                        predictions=write_classes(place_of_run) if first else None,
-                        **about,
-                    )
-                )
-        common = {"folder": folder, "score": None, "settings": Run("gsam", epochs=epochs).settings(), **about}
-        halves = epochs_of(50.0, epochs)[: epochs // 2]
-        reason = "the loss of step 7 is nan"
-        runs.append(Record("diverged", method="SAM", seed=7, state="diverged", reason=reason, epochs=halves, **common))
-        runs.append(
-            Record("half", method="GSAM", seed=0, state="unfinished", reason="epoch 10 of 20", epochs=halves, **common)
-        )
-    return Records(tuple(runs), ("folder/broken: metrics.jsonl <b>cannot</b> be read",))
+def table(rows):
+    """A table of runs with these columns."""
+    return pd.DataFrame([{**COLUMNS, "settings": {}, **row} for row in rows])
 
 
-def embedded(html):
-    """The JSON in a page."""
-    start = html.index(b'id="data">') + len(b'id="data">')
-    return json.loads(html[start : html.index(b"</script>", start)])
+def example_runs(folder, seeds=3, epochs=20):
+    """Finished runs of four methods, one diverged and one unfinished run; and their epochs."""
+    rows = []
+    common = {"experiment": "DigitsNet, digits", "unit": UNIT, "epochs": epochs, "model": "digits_net"}
+    for place, (method, (passes, radius, _)) in enumerate(METHODS.items()):
+        for seed in range(seeds):
+            variant = "sgd" if radius is None else "sam-follow" if method == EVIL else "sam"
+            run = Run("base" if radius is None else "sam", {"rho": radius} if radius else {}, epochs=epochs, seed=seed)
+            path = folder / f"run-{place}-{seed}"
+            if seed == 0:
+                write_files(path, 500 if epochs > 100 else 5)
+            numbers = {"score": score_of(method, seed), "passes": float(passes), "seconds": 2.0 * passes}
+            numbers |= {"radius": radius or np.nan, "published": 61.5 if radius is None else np.nan}
+            numbers |= {"memorised": 30.0, "top_eigenvalue": 10.0 + place, "epochs_done": epochs, "place": place}
+            about = {
+                "row": method,
+                "seed": seed,
+                "variant": variant,
+                "method": run.method,
+                "name": f"{method}-seed{seed}",
+            }
+            about |= {"chosen": "the paper's" if radius else "", "settings": run.settings(), "path": path}
+            about["flatness"] = flatness(run, 1.0 + place) if seed == 0 else None
+            rows.append({**common, **about, **numbers})
+    half = {**common, "settings": Run("gsam", epochs=epochs).settings(), "epochs_done": epochs // 2, "path": folder}
+    failed = {"state": "diverged", "reason": "the loss of step 7 is nan", "name": "diverged"}
+    rows.append({**half, "row": "SAM", "seed": 7, "place": 1, "method": "sam", "variant": "sam", **failed})
+    unfinished = {"state": "unfinished", "reason": "epoch 10 of 20", "name": "half"}
+    rows.append({**half, "row": "GSAM", "seed": 0, "place": 4, "method": "gsam", "variant": "gsam", **unfinished})
+    runs = table(rows).sort_values(["place", "seed"], kind="stable").reset_index(drop=True)
+    return runs, epochs_of(runs)
+
+
+def epochs_of(runs):
+    """The metrics of each epoch; the last score is that of the run, or 50."""
+    lines = []
+    for place, run in runs.iterrows():
+        score, n = 50.0 if np.isnan(run["score"]) else run["score"], run["epochs"]
+        for epoch in range(1, run["epochs_done"] + 1):
+            metrics = {
+                "train_loss": 2.0 / epoch,
+                "test_accuracy": score / 100 * epoch / n,
+                "memorised": 0.3 * epoch / n,
+            }
+            key = {name: run[name] for name in ("experiment", "row", "seed", "state")}
+            lines.append({"run": place, **key, "epoch": epoch, **metrics})
+    return pd.DataFrame(lines)
+
+
+def plots_of(html):
+    """The plots in a page, by name."""
+    return json.loads(re.search(r'id="plots">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def cells_of(html, number=0):
+    """The fields of the CSV copy of a table, by the first cell of each row."""
+    content = re.findall(r"<table.*?</table>", html, re.DOTALL)[number]
+    head, *rows = re.findall(r"<tr.*?</tr>", content, re.DOTALL)
+    lines = [[unescape(text) for text in re.findall(r'data-csv="(.*?)"', row)] for row in (head, *rows)]
+    import csv
+
+    return list(csv.DictReader(",".join(line) for line in lines))

@@ -13,9 +13,9 @@ from sphinx.util import logging
 
 import bsam
 from bsam.common.method_info import MethodInfo
-from bsam.lab.analysis.read_runs import read_records
+from bsam.lab.analysis.runs_table import read_epochs, read_runs
 from bsam.lab.cli import _parser
-from bsam.lab.report.page.html_page import page_data, write_page
+from bsam.lab.report.page.page import write_page
 from bsam.lab.training.config import grouped_settings
 from bsam.methods import METHODS
 
@@ -231,10 +231,11 @@ def write_report(app: Any) -> None:
     """Write the page of results/ into the site; a file there that cannot be read is a warning."""
     if app.builder.format == "html":
         Path(app.outdir).mkdir(parents=True, exist_ok=True)
-        records = read_records([Path(__file__).parents[2] / "results"])
-        for problem in records.problems:
+        problems: list[str] = []
+        runs = read_runs([Path(__file__).parents[2] / "results"], problems)
+        for problem in problems:
             logger.warning(problem)
-        write_page(Path(app.outdir, REPORT), page_data(records, title="Results of bsam"))
+        write_page(Path(app.outdir, REPORT), runs, read_epochs(runs), title="Results of bsam")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -4,10 +4,7 @@ import json
 import re
 import statistics
 import sys
-import threading
 from html import unescape
-from http.client import HTTPConnection
-from urllib.request import urlopen
 
 import pytest
 from scipy import stats
@@ -15,10 +12,11 @@ from scipy import stats
 from bsam import lab
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
-from bsam.lab.cli import page_server
+from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.recipes.planning import TUNING_SEED
 from bsam.lab.training.config import Run
 from fake_fit import FakeFit
+from page_runs import cells_of
 
 SCORES = {"base": [0.90, 0.92, 0.91], "sam": [0.93, 0.96, 0.94], "bsam": [0.95, 0.965, 0.97]}
 ARGUMENTS = {"bsam": {"passes": 2}}
@@ -39,47 +37,41 @@ def report(*arguments):
     return cli.main(["report", *map(str, arguments)])
 
 
-def content(page):
-    """Return the numbers and sentences of a page."""
-    text = page if isinstance(page, str) else page.read_text(encoding="utf-8")
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+def rows_of(file):
+    """The CSV fields of the first table of a page, by method."""
+    return {row["method"]: row for row in cells_of(file.read_text(encoding="utf-8"))}
 
 
-def rows_of(data):
-    (experiment,) = data["experiments"]
-    return {row["method"]: row for row in experiment["rows"]}
+def problems_of(file):
+    return [unescape(problem) for problem in re.findall(r"<li>([^<]*)</li>", file.read_text().split("<main")[1])]
 
 
 def test_the_numbers_are_those_of_the_runs(runs, tmp_path, capsys):
     file = tmp_path / "new" / "page.html"
     assert report(runs, "--out", file, "--baseline", "sam", "--title", "Mine <b>") == 0
     assert capsys.readouterr().out == f"9 runs in 1 experiment: 9 finished.\nWritten: {file}\n"
-    data = content(file)
-    assert data["title"] == "Mine <b>"
     assert unescape(re.search("<title>(.*)</title>", file.read_text())[1]) == "Mine <b>"
-    assert data["version"] is None
-    assert data["problems"] == []
-    assert data["experiments"][0]["baseline"] == "SAM"
-    rows = rows_of(data)
+    assert "data-watched" not in file.read_text()
+    rows = rows_of(file)
     titles = {"base": "SGD", "sam": "SAM", "bsam": "BSAM (2 passes)"}
     assert sorted(rows) == sorted(titles.values())
     for method, title in titles.items():
         scores = [100 * score for score in SCORES[method]]
-        assert rows[title]["mean"] == pytest.approx(statistics.fmean(scores))
-        assert rows[title]["std"] == pytest.approx(statistics.stdev(scores))
+        assert float(rows[title]["mean"]) == pytest.approx(statistics.fmean(scores))
+        assert float(rows[title]["std"]) == pytest.approx(statistics.stdev(scores))
         if method == "sam":
-            assert rows[title]["difference"] is None
+            assert rows[title]["difference"] == ""
         else:
             interval = stats.ttest_rel(scores, [100 * score for score in SCORES["sam"]]).confidence_interval()
-            found = rows[title]["difference"]
-            assert (found["low"], found["high"]) == pytest.approx((interval.low, interval.high))
+            found = rows[title]
+            assert (float(found["low"]), float(found["high"])) == pytest.approx((interval.low, interval.high))
 
 
 def test_python_writes_the_page_of_the_command(runs, tmp_path):
     assert report(runs, "--out", tmp_path / "a.html", "--baseline", "sam", "--title", "Mine") == 0
     file = lab.write_report(str(runs), tmp_path / "new" / "b.html", baseline="sam", title="Mine")
-    created = {"created": None}
-    assert content(file) | created == content(tmp_path / "a.html") | created
+    pages = [re.sub(r"Made on [^<]*", "", path.read_text()) for path in (file, tmp_path / "a.html")]
+    assert pages[0] == pages[1]
     for wrong in ({"runs": tmp_path / "none"}, {"runs": runs, "out": tmp_path}, {"runs": runs, "baseline": "gsam"}):
         with pytest.raises(BsamValueError):
             lab.write_report(**wrong)
@@ -88,14 +80,14 @@ def test_python_writes_the_page_of_the_command(runs, tmp_path):
 @pytest.mark.parametrize("name", ["bsam-2", "BSAM (2 passes)", "bsam (2 passes)"])
 def test_the_baseline_may_be_a_title_or_a_name_of_the_command_line(runs, tmp_path, name):
     assert report(runs, "--out", tmp_path / "page.html", "--baseline", name) == 0
-    assert content(tmp_path / "page.html")["experiments"][0]["baseline"] == "BSAM (2 passes)"
+    assert rows_of(tmp_path / "page.html")["BSAM (2 passes)"]["difference"] == ""
 
 
 def test_the_default_file(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert report("runs/deep/base-0", "runs/deep/sam-0") == 0
     assert capsys.readouterr().out == "2 runs in 1 experiment: 2 finished.\nWritten: report.html\n"
-    assert list(rows_of(content(tmp_path / "report.html"))) == ["SGD", "SAM"]
+    assert list(rows_of(tmp_path / "report.html")) == ["SGD", "SAM"]
 
 
 def test_unfinished_and_diverged_runs_are_counted(runs, tmp_path, capsys):
@@ -106,11 +98,8 @@ def test_unfinished_and_diverged_runs_are_counted(runs, tmp_path, capsys):
     (runs / "deep/bsam-1/diverged.json").write_text('{"reason": "the loss became NaN"}')
     assert report(runs, "--out", tmp_path / "page.html") == 0
     assert "9 runs in 1 experiment: 7 finished, 1 diverged, 1 not started." in capsys.readouterr().out
-    assert [rows_of(content(tmp_path / "page.html"))["SAM"][name] for name in ("n", "unfinished", "not_started")] == [
-        2,
-        0,
-        1,
-    ]
+    row = rows_of(tmp_path / "page.html")["SAM"]
+    assert [row[name] for name in ("n", "unfinished", "not started")] == ["2", "0", "1"]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -119,16 +108,16 @@ def test_a_broken_run_is_a_warning_and_with_strict_an_error(runs, tmp_path, caps
     file = tmp_path / "page.html"
     assert report(runs, "--out", file, *(["--strict"] if strict else [])) == (2 if strict else 0)
     out, error = capsys.readouterr()
-    (problem,) = content(file)["problems"]
+    problem = problems_of(file)[0]
     assert "sam-0" in problem
     assert out == f"Warning: {problem}\n8 runs in 1 experiment: 8 finished.\nWritten: {file}\n"
     assert error == ("bsam: 1 problem, listed above and in " + str(file) + "\n" if strict else "")
-    assert rows_of(content(file))["SAM"]["n"] == 2
+    assert rows_of(file)["SAM"]["n"] == "2"
 
 
 def test_broken_predictions_are_a_problem_too(runs, tmp_path, error_of):
     (runs / "deep/sam-0/predictions.npz").write_text("not an archive")
-    assert "1 problem, listed above" in error_of("report", runs, "--out", tmp_path / "page.html", "--strict")
+    assert "problems, listed above" in error_of("report", runs, "--out", tmp_path / "page.html", "--strict")
 
 
 def test_strict_accepts_runs_without_problems(runs, tmp_path):
@@ -142,19 +131,18 @@ def test_names_with_html_are_text(runs, tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert "<img src=x" not in text
     assert "<script>alert" not in text
-    assert name in [run["name"] for run in content(text)["experiments"][0]["runs"]]
+    assert name in unescape(text)
 
 
 def test_results_of_others(runs, tmp_path, capsys):
-    assert report(runs, "--out", tmp_path / "page.html") == 0
-    (experiment,) = content(tmp_path / "page.html")["experiments"]
-    lines = ["experiment,method,seed,score,unit", f'"{experiment["title"]}",Theirs,0,95,{experiment["unit"]}']
+    first = read_runs(runs).iloc[0]
+    lines = ["experiment,method,seed,score,unit", f'"{first["experiment"]}",Theirs,0,95,{first["unit"]}']
     (tmp_path / "theirs.csv").write_text("\n".join(lines))
     assert report(runs, tmp_path / "theirs.csv", "--baseline", "theirs", "--out", tmp_path / "page.html") == 0
     assert "10 runs in 1 experiment: 10 finished." in capsys.readouterr().out
-    rows = rows_of(content(tmp_path / "page.html"))
-    assert rows["Theirs"]["mean"] == 95
-    assert rows["SAM"]["difference"]["mean"] == pytest.approx(93 - 95)
+    rows = rows_of(tmp_path / "page.html")
+    assert float(rows["Theirs"]["mean"]) == 95
+    assert float(rows["SAM"]["difference"]) == pytest.approx(93 - 95)
 
 
 def test_a_path_that_does_not_exist(runs, tmp_path, error_of):
@@ -180,7 +168,7 @@ def test_tuning_runs_are_not_shown(tmp_path, error_of):
     folder = tmp_path / "tuning"
     FakeFit()(Run("sam", epochs=1, eval_split="holdout", seed=TUNING_SEED), folder)
     error = error_of("report", folder, "--out", tmp_path / "page.html")
-    assert error == f"{folder}: all runs there are tuning runs, which the page does not show; add other runs\n"
+    assert error.startswith(f"{folder} has no runs")
 
 
 def test_a_baseline_that_no_run_has(runs, tmp_path, error_of):
@@ -196,137 +184,50 @@ def test_plotly_is_needed(runs, tmp_path, error_of, monkeypatch):
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--port", "8000"], "--port needs --watch"),
-        (["--watch", "--out", "page.html"], "--out does not work with --watch, which writes no file: use one of them"),
-        (["--watch", "--strict"], "--strict does not work with --watch, which writes no file: use one of them"),
-        (["--watch", "--port", "70000"], "--port must be a whole number between 0 and 65535, got 70000"),
-    ],
-)
-def test_flags_that_do_not_fit(runs, error_of, flags, message):
-    assert error_of("report", runs, *flags) == f"{message}\n"
+def test_strict_does_not_watch(runs, error_of):
+    assert error_of("report", runs, "--watch", "--strict").startswith("--strict does not work with --watch")
 
 
-def visited(monkeypatch, visit, *arguments):
-    """Serve a page, and return what ``visit`` sees in it; the files are looked at each time."""
-    monkeypatch.setattr(page_server, "SECONDS", 0)
-    serve, seen = page_server.PageServer.serve_forever, []
+def watched(monkeypatch, out, steps, *arguments):
+    """Watch runs; call the steps one after the other instead of sleeping, then press Ctrl-C; return the pages."""
+    pages, waiting = [], iter(steps)
 
-    def read(server):
-        thread = threading.Thread(target=serve, args=[server, 0.01])
-        thread.start()
+    def sleep(_):
+        pages.append(out.read_text())
+        step = next(waiting, None)
+        if step is None:
+            raise KeyboardInterrupt
+        step()
 
-        def page():
-            with urlopen(server.url) as answer:
-                return content(answer.read().decode())
-
-        try:
-            seen.extend(visit(page))
-        finally:
-            server.shutdown()
-            thread.join()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(page_server.PageServer, "serve_forever", read)
-    assert report("--watch", "--port", 0, *arguments) == 0
-    return seen
+    monkeypatch.setattr("bsam.lab.cli.report.time.sleep", sleep)
+    assert report("--watch", "--out", out, *arguments) == 0
+    return [*pages, out.read_text()]
 
 
-def test_a_served_page_waits_for_the_first_run(runs, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
+def test_a_watched_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs-of-today").mkdir()
+    file = tmp_path / "runs-of-today/deep/base-0/metrics.jsonl"
 
-    def visit(page):
-        yield page()
-        (runs / "deep").rename(tmp_path / "empty/deep")
-        yield page()
+    def change():
+        epochs = [json.loads(line) for line in file.read_text().splitlines()]
+        epochs[-1]["test_accuracy"] = 0.5
+        file.write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
 
-    before, after = visited(monkeypatch, visit, tmp_path / "empty", "--baseline", "sam")
-    assert before["experiments"] == []
-    assert before["version"] not in (None, after["version"])
-    assert before["problems"][0].startswith(f"{tmp_path / 'empty'} has no runs: ")
-    assert (after["experiments"][0]["baseline"], after["problems"]) == ("SAM", [])
+    steps = [lambda: (runs / "deep").rename(tmp_path / "runs-of-today/deep"), change, lambda: None]
+    folder, out = tmp_path / "runs-of-today", tmp_path / "page.html"
+    empty, first, second, same, last = watched(monkeypatch, out, steps, folder, "--baseline", "sam")
+    assert 'id="waiting"' in empty
+    assert [float(cells_of(page)[0]["mean"]) for page in (first, second)] == pytest.approx([91, (50 + 92 + 91) / 3])
+    assert cells_of(first)[1]["difference"] == "", "the baseline is there now"
+    assert same == second, "nothing has changed"
+    assert ["data-watched" in page for page in (empty, second, last)] == [True, True, False], "Ctrl-C ends the reloads"
+    assert "Press Ctrl-C to stop." in capsys.readouterr().out
 
 
-def test_a_served_page_waits_for_its_baseline(runs, tmp_path, monkeypatch):
+def test_a_watched_page_waits_for_its_baseline(runs, tmp_path, monkeypatch):
     for seed in range(3):
         (runs / f"deep/sam-{seed}").rename(tmp_path / f"sam-{seed}")
-
-    def visit(page):
-        yield page()
-        (tmp_path / "sam-1").rename(runs / "sam-1")
-        yield page()
-
-    before, after = visited(monkeypatch, visit, runs, "--baseline", "sam")
-    (problem,) = before["problems"]
-    assert problem.startswith("baseline must be one of the methods of the runs (SGD; BSAM (2 passes)), got 'sam'. ")
-    assert before["experiments"][0]["baseline"] == "SGD"
-    assert (after["experiments"][0]["baseline"], after["problems"]) == ("SAM", [])
-
-
-def test_a_served_page_survives_that_its_runs_vanish(runs, tmp_path, monkeypatch):
-    def visit(page):
-        yield page()
-        runs.rename(tmp_path / "elsewhere")
-        yield page()
-        (tmp_path / "elsewhere").rename(runs)
-        yield page()
-
-    before, without, after = visited(monkeypatch, visit, runs)
-    assert (without["experiments"], without["problems"]) == ([], [f"{runs} does not exist."])
-    assert before["version"] != without["version"]
-    assert rows_of(after) == rows_of(before)
-
-
-def test_a_served_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page_server, "SECONDS", 0)
-    serve, seen = page_server.PageServer.serve_forever, []
-
-    def visit(server):
-        thread = threading.Thread(target=serve, args=[server, 0.01])
-        thread.start()
-        try:
-            with urlopen(server.url) as page:
-                seen.append(page.read().decode())
-            file = runs / "deep/base-0/metrics.jsonl"
-            epochs = [json.loads(line) for line in file.read_text().splitlines()]
-            epochs[-1]["test_accuracy"] = 0.5
-            file.write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs))
-            with urlopen(f"{server.url}version") as version:
-                seen.append(json.load(version)["version"])
-            with urlopen(server.url) as page:
-                seen.append(page.read().decode())
-            connection = HTTPConnection("127.0.0.1", server.server_port)
-            connection.request("POST", "/", body=b"")
-            seen.append(connection.getresponse().status)
-            connection.close()
-        finally:
-            server.shutdown()
-            thread.join()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(page_server.PageServer, "serve_forever", visit)
-    assert report("--watch", runs, "--port", 0, "--baseline", "sgd") == 0
-    first, version, second, status = seen
-    assert content(first)["version"] != content(second)["version"] == version
-    assert rows_of(content(first))["SGD"]["mean"] == pytest.approx(91)
-    assert rows_of(content(second))["SGD"]["mean"] == pytest.approx((50 + 92 + 91) / 3)
-    assert status == 405
-    out = capsys.readouterr().out
-    assert re.fullmatch(r"The page is at http://127\.0\.0\.1:\d+/ on this .*\n\nStopped serving the page\.\n", out)
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_ctrl_c_ends_the_server(runs, monkeypatch, capsys):
-    def served(server):
-        assert b"<html" in server.page.html()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(page_server.PageServer, "serve_forever", served)
-    assert cli.main(["report", "--watch", str(runs), "--port", "0"]) == 0
-    printed = capsys.readouterr()
-    assert re.search(r"http://127.0.0.1:\d+", printed.out)
-    assert printed.out.endswith("\nStopped serving the page.\n")
-    assert printed.err == ""
+    steps = [lambda: (tmp_path / "sam-1").rename(runs / "sam-1")]
+    before, after, _ = watched(monkeypatch, tmp_path / "page.html", steps, runs, "--baseline", "sam")
+    assert "Until a run of this method appears" in before
+    assert "Until a run of this method appears" not in after

@@ -96,7 +96,7 @@ def whiskers(std: Iterable[float], style: Style) -> dict[str, Any]:
 
 def score_curves(runs: pd.DataFrame, epochs: pd.DataFrame) -> go.Figure | None:
     """Draw the score over the epochs."""
-    settings = next((settings for settings in runs["settings"] if settings), {})
+    settings: dict[str, Any] = next((settings for settings in runs["settings"] if settings), {})
     task = TASKS.get(settings.get("task", "classification"))
     if task is None:
         return None
@@ -198,7 +198,7 @@ def _caption(counts: list[int], known: pd.DataFrame, many: bool, length: int) ->
 # ---- after the last epoch
 
 
-def statistics_of(runs: pd.DataFrame, value: str = "score", by: str = "row") -> pd.DataFrame:
+def statistics_of(runs: pd.DataFrame, value: str = "score", by: str | list[str] = "row") -> pd.DataFrame:
     """Return mean, std and n of the finished runs, by row, in the order of the table."""
     finished = runs[(runs["state"] == "finished") & runs[value].notna()]
     return finished.groupby(by, sort=False)[value].agg(mean="mean", std="std", n="count")
@@ -305,6 +305,7 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame, label: str = "") -> go.Fi
     )
     if table.empty:
         return None
+    lines = dict(list(table.reset_index().sort_values("x").groupby(["section", "row"])))
     sections = list(dict.fromkeys(known["section"]))
     figure = make_subplots(1, len(sections), subplot_titles=[escape(section, quote=False) for section in sections])
     first = numbers.loc[known.index[0]]
@@ -316,11 +317,11 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame, label: str = "") -> go.Fi
     figure.update_layout(title_text="Score against the columns of the table", meta={"caption": caption})
     for row, style in row_styles(known).items():
         for place, section in enumerate(sections, 1):
-            if (section, row) not in table.index:
+            if (section, row) not in lines:
                 continue
-            line = table.loc[section, row].sort_index()
+            line = lines[section, row]
             options = named(row, style, mode="lines+markers", showlegend=place == 1)
-            x, where = line.index.to_numpy(), {"row": 1, "col": place}
+            x, where = line["x"].to_numpy(), {"row": 1, "col": place}
             figure.add_scatter(x=x, y=line["mean"].to_numpy(), error_y=whiskers(line["std"], style), **options, **where)
             if line["published"].notna().any():
                 thin = {
@@ -349,6 +350,7 @@ def probe_curves(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
         means = steps.reindex(columns=["step", *SHARPNESS, "cosine"]).astype(float).groupby("step").mean()
         readings[row] = means.reset_index().to_dict("list")
     figure = probe_figure(readings, dict(zip(runs["row"], runs["method"], strict=True)))
+    assert figure is not None
     counts = probed.groupby("row").size()
     caption = f"MaxS, MinS and BilS at each method's radii, and the cosine: running mean, {seeds_text(counts)}."
     return figure.update_layout(title_text="Sharpness during training", meta={"caption": caption})

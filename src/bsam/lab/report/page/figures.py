@@ -1,4 +1,4 @@
-"""The figures of the page by name: functions from runs and epochs to figures by heading, ready for the template."""
+"""The figures of the page by name: functions from runs and epochs to what the template shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..figures.score_figures import SCORE_FIGURES, column_figure, seed_numbers
 from .panels import figure_info
 from .pictures import PICTURES
 
-Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], dict[str, dict[str, Any]]]
+Shown: TypeAlias = dict[str, Any] | None
+Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], Shown]
 FLATNESS = {  # the part of an entry, the heading, and the function that draws it
     "eigenvalues": ("Eigenvalues of the Hessian", eigenvalue_figure),
     "density": ("Density of all eigenvalues", density_figure),
@@ -24,22 +25,13 @@ FLATNESS = {  # the part of an entry, the heading, and the function that draws i
 
 
 def _of_table(draw: Any) -> Figures:
-    def figures(runs: pd.DataFrame, epochs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    def shown(runs: pd.DataFrame, epochs: pd.DataFrame) -> Shown:
         figure = draw(runs, epochs)
         if figure is None:
-            return {}
-        title = figure.layout.title.text
-        return {title: figure_info(title, figure.layout.meta["caption"], figure)}
+            return None
+        return figure_info(figure.layout.title.text, figure.layout.meta["caption"], figure)
 
-    return figures
-
-
-def _of_pictures(draw: Any) -> Figures:
-    def figures(runs: pd.DataFrame, epochs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-        pictures = draw(runs, epochs)
-        return {} if pictures is None else {pictures["title"]: {"kind": "pictures", **pictures}}
-
-    return figures
+    return shown
 
 
 def flatness_entries(runs: pd.DataFrame, part: str) -> tuple[pd.DataFrame, dict[str, Mapping[str, Any]]]:
@@ -66,23 +58,27 @@ def _of_flatness(name: str) -> Figures:
     heading, draw = FLATNESS[name]
     part = name if name in ("eigenvalues", "density") else "landscape"
 
-    def figures(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    def shown(runs: pd.DataFrame, _: pd.DataFrame) -> Shown:
         first, entries = flatness_entries(runs, part)
         figure = draw(entries) if entries else None
         if figure is None:
-            return {}
+            return None
+        if part != "landscape":  # the caption says what was measured
+            figure.for_each_xaxis(lambda axis: axis.title.update(text=axis.title.text.partition(" (")[0]))
+        if part == "density":
+            figure.update_layout(height=None)
         labels = dict.fromkeys(measured_on(entry["run"], entry.get("samples")) for entry in entries.values())
         caption = f"Networks of {seed_numbers(first)}; {' or '.join(labels)}, with the labels used in training."
         caption += " Along two random directions, on one scale for all methods." if part == "landscape" else ""
         caption += " Drag to turn them all." if name == "surfaces" else ""
-        return {heading: figure_info(heading, caption, figure)}
+        return figure_info(heading, caption, figure)
 
-    return figures
+    return shown
 
 
 EXPERIMENT_FIGURES: dict[str, Figures] = {
     **{name: _of_table(draw) for name, draw in SCORE_FIGURES.items()},
     **{name: _of_flatness(name) for name in FLATNESS},
-    **{name: _of_pictures(draw) for name, draw in PICTURES.items()},
+    **PICTURES,
 }
 RECIPE_FIGURES: dict[str, Figures] = {"columns": _of_table(column_figure)}

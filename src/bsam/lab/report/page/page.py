@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -68,7 +68,7 @@ def page_html(
     baseline: str | None = None,
     title: str = TITLE,
     *,
-    problems: Sequence[str] = (),
+    problems: list[str] | None = None,
     context: PageContext | None = None,
     watched: bool = False,
 ) -> str:
@@ -80,18 +80,18 @@ def page_html(
         baseline: the method that others are compared with: a row, or a name such as ``"sam"``. If None, and in
             experiments without this method, it is the base optimizer, or the first row if there is none.
         title: the title of the page.
-        problems: a sentence about everything that could not be read.
+        problems: sentences about what could not be read; gets those about damaged figures.
         context: what a recipe says about its runs.
         watched: the page reloads itself.
     """
-    found = list(problems)
+    problems = [] if problems is None else problems
+    drawings = _drawings()
     compared = compare_rows(runs, baseline)
     plots: dict[str, Any] = {}
     experiments = []
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
-        figures, damaged = draw_all(group, epochs[epochs["experiment"] == name], f"{name}: ")
-        found += damaged
+        figures = draw_all(drawings["experiment"], group, epochs[epochs["experiment"] == name], problems)
         pairs = pairs_table(group)
         experiments.append(
             {
@@ -108,12 +108,11 @@ def page_html(
     about = None
     if context is not None:
         tables = [text_table(section.title, section.header, section.rows) for section in context.tables]
-        figures, damaged = draw_all(runs, epochs, "", of_recipe=True)
-        found += damaged
+        figures = draw_all(drawings["recipe"], runs, epochs, problems)
         about = {"findings": context.findings, "tables": tables, "notes": context.notes}
         about["figures"] = [_with_ids(figure, f"recipe-{key}", plots) for key, figure in figures.items()]
     if find_spec("plotly") is None:
-        found.append("This page has no plots, because plotly was not installed when it was written.")
+        problems.append("This page has no plots, because plotly was not installed when it was written.")
     groups = {
         "Claims of the paper": claim_verdicts(runs),
         "Each method against its baseline": baseline_verdicts(compared, runs),
@@ -121,13 +120,13 @@ def page_html(
     order = sorted(groups, reverse=baseline is not None)
     folder = files(__package__) / "files"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["class"] = lambda text: text.replace(" ", "-")
+    environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
     return environment.from_string((folder / "page.html.j2").read_text("utf-8")).render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {count_states(runs)}",
         has_runs=len(runs) > 0,
-        problems=list(dict.fromkeys(found)),
+        problems=list(dict.fromkeys(problems)),
         context=about,
         verdicts=[_verdict_group(name, groups[name], experiments) for name in order if groups[name]],
         experiments=experiments,
@@ -150,6 +149,15 @@ def _plotly() -> str:
     from ..figures.figure_file import packed_plotly
 
     return packed_plotly()
+
+
+def _drawings() -> dict[str, Mapping[str, Any]]:
+    """Return the functions that draw the figures of an experiment and of a recipe; none without plotly."""
+    if find_spec("plotly") is None:
+        return {"experiment": {}, "recipe": {}}
+    from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+
+    return {"experiment": EXPERIMENT_FIGURES, "recipe": RECIPE_FIGURES}
 
 
 def _verdict_group(
@@ -178,33 +186,32 @@ def _with_ids(figure: dict[str, Any], key: str, plots: dict[str, Any]) -> dict[s
 
 
 def draw_all(
-    runs: pd.DataFrame, epochs: pd.DataFrame, prefix: str, of_recipe: bool = False
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the figures of runs, and a sentence about each that fails on damaged numbers."""
-    if find_spec("plotly") is None:
-        return {}, []
-    from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
-
-    figures, problems = {}, []
-    for name, draw in (RECIPE_FIGURES if of_recipe else EXPERIMENT_FIGURES).items():
-        drawn, error = _try_to_draw(draw, runs, epochs)
+    figures: Mapping[str, Any], runs: pd.DataFrame, epochs: pd.DataFrame, problems: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of runs by name. Runs with damaged numbers are left out, and each is a problem."""
+    drawn: dict[str, dict[str, Any]] = {}
+    for name, draw in figures.items():
+        found, error = _try_to_draw(draw, runs, epochs)
         if error:
-            alone = [
-                (run, _try_to_draw(draw, runs.loc[[place]], epochs[epochs["run"] == place])[1])
-                for place, run in runs.iterrows()
-            ]
-            damaged = ", ".join(f"{run['name']} in {run['path']}" for run, problem in alone if problem) or "its runs"
-            problems.append(f"{prefix}the figure {name!r} is left out ({error}): check {damaged}.")
-        figures |= {f"{name}-{heading}": figure for heading, figure in (drawn or {}).items()}
-    return figures, problems
+            alone = {
+                place: _try_to_draw(draw, runs.loc[[place]], epochs[epochs["run"] == place])[1] for place in runs.index
+            }
+            damaged = [place for place, problem in alone.items() if problem]
+            found, left = _try_to_draw(draw, runs.drop(damaged), epochs[~epochs["run"].isin(damaged)])
+            for place in damaged:
+                problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({alone[place]}).")
+            problems += [f"{runs['experiment'].iloc[0]}: the figure {name!r} is left out ({left})."] if left else []
+        drawn |= {f"{name}-{number}": figure for number, figure in enumerate(found)}
+    return drawn
 
 
-def _try_to_draw(draw: Callable[..., Any], runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[dict[str, Any], str]:
-    """Return figures by heading, and the error if there is one."""
+def _try_to_draw(draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
+    """Return what a function draws, and the error if there is one."""
     try:
-        return draw(runs, epochs), ""
+        figure = draw(runs, epochs) if len(runs) else None
+        return [] if figure is None else [figure], ""
     except DAMAGE as error:
-        return {}, str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
+        return [], str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 
 def script_json(data: Any) -> Markup:
@@ -241,10 +248,7 @@ def write_report(
     problems: list[str] = []
     runs = read_runs(paths, problems)
     if runs.empty and not watched:
-        if problems:
-            raise BsamValueError(problems[0].removesuffix("."))
-        names = ", ".join(map(str, paths))
-        raise BsamValueError(f"{names}: all runs there are tuning runs, which the page does not show; add other runs")
+        raise BsamValueError(problems[0].removesuffix("."))
     if baseline is not None and len(runs):
         try:
             check_baseline(runs, baseline)

@@ -34,7 +34,7 @@ PAGE_SETS = (
 
 def figure_info(title: str, caption: str, figure: go.Figure) -> dict[str, Any]:
     """Return what the page shows of a figure: its panels with their JSON, a legend, and the scale of its colours."""
-    content = _plain(json.loads(figure.to_json()))
+    content = _plain(json.loads(figure.to_json(validate=False)))
     data, layout = content["data"], content["layout"]
     groups = group_by(data, _subplot)
     titles = [plain_text(note["text"]) for note in layout.get("annotations", [])]

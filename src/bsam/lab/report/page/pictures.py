@@ -29,7 +29,7 @@ QUALITY = 70  # of JPEG
 
 def mistakes(runs: pd.DataFrame, _: pd.DataFrame) -> Pictures | None:
     """Return the most confident mistakes of the first finished run of each row."""
-    predicted, rows = first_predictions(runs), {}
+    predicted, rows = first_predictions(runs), dict[str, list[dict[str, Any]]]()
     if find_spec("PIL") is None:
         return None
     for row, path in zip(predicted["row"], predicted["path"], strict=True):
@@ -43,12 +43,12 @@ def mistakes(runs: pd.DataFrame, _: pd.DataFrame) -> Pictures | None:
             for pixels, truth, found, confidence in zip(arrays["pixels"][:MISTAKES], *columns, strict=True)
         ]
     caption = f"Predicted class with its probability, and true class; networks of {seed_numbers(predicted)}."
-    return {"title": "Most confident mistakes", "caption": caption, "rows": rows} if rows else None
+    return {"kind": "pictures", "title": "Most confident mistakes", "caption": caption, "rows": rows} if rows else None
 
 
 def skeletons(runs: pd.DataFrame, _: pd.DataFrame) -> Pictures | None:
     """Return a row of persons with their labels, and a row for each method with the joints that it found."""
-    predicted, rows = first_predictions(runs), {}
+    predicted, rows = first_predictions(runs), dict[str, list[dict[str, Any]]]()
     if find_spec("PIL") is None:
         return None
     for row, path in zip(predicted["row"], predicted["path"], strict=True):
@@ -63,7 +63,7 @@ def skeletons(runs: pd.DataFrame, _: pd.DataFrame) -> Pictures | None:
         f"Joints that the networks of {seed_numbers(predicted)} found. The person's right side is orange, the left "
         "side light blue."
     )
-    return {"title": "Skeletons", "caption": caption, "rows": rows} if rows else None
+    return {"kind": "pictures", "title": "Skeletons", "caption": caption, "rows": rows} if rows else None
 
 
 def _items(skeleton: Skeleton, arrays: Mapping[str, NDArray[Any]], name: str) -> list[dict[str, Any]]:

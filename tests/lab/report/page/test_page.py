@@ -1,0 +1,328 @@
+"""The page of a report: its numbers are those of the runs, and names are text."""
+
+import base64
+import gzip
+import io
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from scipy import stats
+
+from bsam.lab.analysis import claims, significance
+from bsam.lab.report.figures import score_figures
+from bsam.lab.report.page import page as page_module
+from bsam.lab.report.page import pictures
+from bsam.lab.report.page.page import PageContext, page_html, script_json, write_page
+from bsam.lab.report.page.tables import SIGNS, baseline_verdicts
+from bsam.lab.report.recipe_table import TableSection
+from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
+from pose_runs import write_predictions
+
+FILES = Path(page_module.__file__).parent / "files"
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    return example_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def html(example):
+    return page_html(*example, title="Ours", problems=[PROBLEM])
+
+
+def traces(html, name):
+    """The traces of a figure by method, without bands."""
+    plots = [plot for key, plot in plots_of(html).items() if f"-{name}-" in key]
+    return {unescape(trace["name"]): trace for plot in plots for trace in plot["data"] if "fill" not in trace}
+
+
+def test_the_table_has_the_numbers_of_the_runs(html):
+    rows = {row["method"]: row for row in cells_of(html)}
+    assert list(rows) == [*METHODS, "GSAM"]
+    base = np.array([score_of("SGD", seed) for seed in range(3)])
+    for method, (passes, radius, _) in METHODS.items():
+        row, scores = rows[method], np.array([score_of(method, seed) for seed in range(3)])
+        assert (float(row["mean"]), float(row["std"])) == pytest.approx((scores.mean(), scores.std(ddof=1)))
+        assert (row["n"], float(row["passes"]), float(row["seconds per epoch"])) == ("3", passes, 2.0 * passes)
+        assert row["total radius"] == ("" if radius is None else str(radius))
+        assert (row["diverged"], float(row["memorised"])) == ("1" if method == "SAM" else "0", 30)
+        if method != "SGD":
+            interval = stats.ttest_rel(scores, base).confidence_interval()
+            assert (float(row["low"]), float(row["high"])) == pytest.approx((interval.low, interval.high))
+    assert (rows["SGD"]["published"], rows["SAM"]["published"], rows["SGD"]["low"]) == ("61.5", "", "")
+    assert (rows["GSAM"]["mean"], rows["GSAM"]["difference"], rows["GSAM"]["unfinished"]) == ("", "", "1")
+
+
+def test_all_pairs_of_methods_are_compared(html, example):
+    pairs = cells_of(html, 1)
+    assert len(pairs) == 6
+    for pair in pairs:
+        ours, theirs = ([score_of(pair[name], seed) for seed in range(3)] for name in ("method", "compared with"))
+        assert float(pair["difference"]) == pytest.approx(np.mean(ours) - np.mean(theirs))
+        assert pair["verdict"] in SIGNS
+    p_values = [
+        stats.ttest_rel(
+            [score_of(pair["method"], s) for s in range(3)], [score_of(pair["compared with"], s) for s in range(3)]
+        ).pvalue
+        for pair in pairs
+    ]
+    smallest = int(np.argmin(p_values))
+    assert float(pairs[smallest]["p"]) == pytest.approx(6 * p_values[smallest])
+
+
+def test_the_runs_and_their_states(html):
+    runs = {row["run"]: row for row in cells_of(html, 2)}
+    assert len(runs) == 14
+    assert list(runs)[:2] == ["diverged", "half"], "those that did not finish are first"
+    assert (runs["half"]["state"], runs["half"]["epochs"]) == ("unfinished", "10")
+    assert runs["diverged"]["remark"] == "the loss of step 7 is nan"
+
+
+def test_the_baseline_may_be_named(example):
+    rows = {row["method"]: row for row in cells_of(page_html(*example, "sam"))}
+    gaps = [score_of("SGD", seed) - score_of("SAM", seed) for seed in range(3)]
+    assert float(rows["SGD"]["difference"]) == pytest.approx(np.mean(gaps))
+    assert rows["SAM"]["difference"] == ""
+
+
+def test_each_experiment_is_compared_with_its_own_baseline(example):
+    runs, _ = example
+    both = pd.concat([runs, runs[runs["row"] != "SGD"].assign(experiment="B")], ignore_index=True)
+    verdicts = baseline_verdicts(significance.compare_rows(both), both)
+    against = {(verdict["experiment"], verdict["title"].split(" against ")[1]) for verdict in verdicts}
+    assert against == {("DigitsNet, digits", "SGD"), ("B", "SAM")}
+
+
+def test_every_outcome_has_a_sign():
+    words = [
+        value for name, value in vars(significance).items() if name in ("BETTER", "WORSE", "NONE_SHOWN", "TOO_FEW")
+    ]
+    assert {*words, significance.NOT_LEARNED, claims.CONFIRMED, claims.CONTRADICTED, claims.OPEN} == set(SIGNS)
+
+
+def test_names_and_titles_are_text_only(example):
+    html = page_html(*example, title="{{data}} </title><script>alert(1)</script>", problems=[PROBLEM])
+    assert html.count("<script") == (FILES / "page.html.j2").read_text().count("<script")
+    for tag in ("<b>cannot", "<b>dog", "<script>alert", "<script>document.title"):
+        assert tag not in html
+    assert "<title>{{data}} &lt;/title&gt;&lt;script&gt;alert(1)&lt;/script&gt;</title>" in html
+    (classes,) = [plot for key, plot in plots_of(html).items() if "-classes-" in key]
+    assert "&lt;b&gt;dog&lt;/b&gt;" in classes["layout"]["xaxis"]["ticktext"], "plotly reads it as HTML"
+
+
+def test_the_script_makes_no_html_and_loads_nothing():
+    script = (FILES / "page.js").read_text()
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "fetch("):
+        assert word not in script
+    text = script + (FILES / "page.html.j2").read_text() + (FILES / "page.css").read_text()
+    assert not re.findall(r"https?://", text)
+    assert "default-src 'none'" in text
+
+
+def test_json_cannot_end_its_element():
+    assert json.loads(script_json({"b": ["</script>", None]})) == {"b": ["</script>", None]}
+    assert "<" not in script_json(["</script>"])
+
+
+def test_plotly_is_embedded_whole(example, tmp_path):
+    from plotly.offline import get_plotlyjs
+
+    write_page(tmp_path / "new" / "page.html", *example)
+    encoded = (tmp_path / "new" / "page.html").read_bytes().split(b'id="plotly">')[1].split(b"</script>")[0]
+    assert gzip.decompress(base64.b64decode(encoded)).decode() == get_plotlyjs()
+
+
+def test_without_plotly_the_page_has_the_tables(example, monkeypatch):
+    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+    html = page_html(*example)
+    assert 'id="plotly"></script>' in html
+    assert len(html) < 300_000
+    assert len(cells_of(html)) == 5
+
+
+def test_large_experiments_stay_small_and_curves_are_thinned(tmp_path):
+    html = page_html(*example_runs(tmp_path, seeds=10, epochs=1000))
+    assert len(html) < 6e6
+    line = traces(html, "score")["SGD"]
+    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (200, 1, 1000)
+
+
+def test_curves_are_means_with_bands(html):
+    scores = np.array([score_of("SAM", seed) for seed in range(3)])
+    line = traces(html, "score")["SAM"]
+    np.testing.assert_allclose(line["y"], [scores.mean() * e / 20 for e in line["x"]], rtol=1e-4)
+    (plot,) = [plot for key, plot in plots_of(html).items() if "-score-" in key]
+    (band,) = [trace for trace in plot["data"] if "fill" in trace and trace["name"] == "SAM"]
+    n = len(line["x"])
+    np.testing.assert_allclose(band["y"][n - 1] - line["y"][-1], scores.std(ddof=1), rtol=1e-3)
+    unfinished = traces(html, "loss")["GSAM, unfinished"]
+    assert (len(unfinished["x"]), unfinished["line"]["dash"]) == (10, "dot"), "it is drawn as far as it is"
+    assert "GSAM" not in traces(html, "loss")
+    assert "SAM, diverged" not in traces(html, "loss"), "other seeds have finished"
+    assert traces(html, "memorised")["SGD"]["y"][-1] == pytest.approx(30)
+
+
+def test_many_curves_are_running_means_without_bands(tmp_path):
+    runs, epochs = example_runs(tmp_path, epochs=200)
+    extra = pd.concat([runs, *(runs[runs["row"] == "SGD"].assign(row=f"SGD {n}") for n in range(2))], ignore_index=True)
+    noise = np.random.default_rng(0).normal(size=200)
+    more = pd.concat([epochs, *(epochs[epochs["row"] == "SGD"].assign(row=f"SGD {n}") for n in range(2))])
+    more["train_loss"] = noise[more["epoch"] - 1]
+    figure = score_figures.curves(extra, more, "train_loss", "", "")
+    assert all(trace.fill is None for trace in figure.data)
+    (line,) = [trace for trace in figure.data if trace.name == "SGD 1"]
+    assert line.y[100] == pytest.approx(noise[98:103].mean())
+
+
+def test_scores_against_cost_and_radius(html):
+    cost = traces(html, "cost")
+    assert [trace["customdata"] for trace in cost.values()] == [[1], [2], [2], [3]]
+    assert len({trace["x"][0] for trace in cost.values()}) == 4, "equal costs are shifted"
+    lines = traces(html, "radius")
+    assert (lines["SAM"]["x"], lines["SAM"]["y"]) == ([0.1, 0.2], pytest.approx([80, 84]))
+    assert lines["SGD"]["y"] == pytest.approx([60, 60]), "the base optimizer is a horizontal line"
+    assert lines[EVIL]["x"] == [0.2]
+
+
+def test_lines_of_radii_join_rows_that_differ_only_in_radii():
+    rows = {
+        "SAM": ("sam", "sam", {}, 0.05),
+        "SAM (sum)": ("sam", "sam-sum", {"rho": 0.1, "rho_floor": 0.1}, 0.1),
+        "SAM (follow)": ("sam", "sam-follow", {"rho": 0.1, "rho_floor": 0.05}, 0.1),
+        "BSAM (2 passes)": ("bsam", "bsam-2", {"passes": 2}, 0.1),
+        "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 1": ("bsam", "bsam-2", {"passes": 2, "every": 1}, 0.2),
+        "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5": ("bsam", "bsam-2", {"passes": 2, "every": 5}, 0.2),
+        "X": ("", "", {}, 0.1),
+        "X, rho 0.2": ("", "", {}, 0.2),
+    }
+    runs = table(
+        {
+            "row": row,
+            "method": method,
+            "variant": variant,
+            "settings": {"arguments": arguments},
+            "radius": r,
+            "score": 8.0,
+        }
+        for row, (method, variant, arguments, r) in rows.items()
+    )
+    figure = score_figures.radius_figure(runs, pd.DataFrame())
+    assert {trace.name: list(trace.x) for trace in figure.data} == {
+        "SAM": [0.05, 0.1],
+        "SAM (follow)": [0.1],
+        "BSAM (2 passes)": [0.1, 0.2],
+        "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5": [0.2],
+        "X": [0.1, 0.2],
+    }
+
+
+def test_scores_against_the_columns_of_a_recipe():
+    about = {"unit": "%", "published": 1.5, "section": "Digits"}
+    runs = table(
+        {**about, "row": row, "column": f"{noise} %", "seed": seed, "score": 100 - noise + seed, "method": method}
+        for noise in (60, 20)
+        for row, method in (("SGD", "base"), ("SAM", "sam"))
+        for seed in (0, 2)
+    )
+    figure = score_figures.column_figure(runs, pd.DataFrame())
+    ours = {trace.name: trace for trace in figure.data if trace.error_y.array is not None}
+    assert list(ours) == ["SGD", "SAM"]
+    assert (list(ours["SAM"].x), list(ours["SAM"].y)) == ([20, 60], [81, 41])
+    assert ours["SAM"].error_y.array == pytest.approx(np.std([0, 2], ddof=1))
+    published = [list(trace.y) for trace in figure.data if trace.error_y.array is None]
+    assert published == [[1.5, 1.5]] * 2
+    assert score_figures.column_figure(runs.assign(column="a"), pd.DataFrame()) is None
+
+
+def test_one_epoch_is_a_marker(tmp_path):
+    point = traces(page_html(*example_runs(tmp_path, epochs=1)), "score")["SAM"]
+    assert (point["mode"], point["y"]) == ("markers", pytest.approx([80]))
+    assert point["error_y"]["array"] == pytest.approx([np.std([79.25, 80, 80.75], ddof=1)])
+
+
+def test_no_curves_if_only_the_last_epoch_was_kept(example):
+    runs, epochs = example
+    names = {key.split("-")[1] for key in plots_of(page_html(runs, epochs[epochs["epoch"] == 20]))}
+    assert "cost" in names
+    assert not {"score", "loss", "memorised"} & names
+
+
+def test_one_colour_per_method_in_all_figures(html):
+    colours = {}
+    for plot in plots_of(html).values():
+        for trace in plot["data"]:
+            if trace["type"] == "scatter" and "line" in trace and "color" in trace["line"]:
+                name = unescape(trace["name"]).split(", ")[0]
+                colours.setdefault(name, set()).add(trace["line"]["color"])
+    assert all(len(found) == 1 for found in colours.values())
+    assert len(set.union(*(colours[name] for name in ("SGD", "SAM", "GSAM")))) == 3
+
+
+def test_panels_are_plots_with_their_own_axes(html):
+    plots = {key: plot for key, plot in plots_of(html).items() if "-probe-" in key}
+    assert len(plots) == 4
+    first, *_, last = plots.values()
+    assert first["data"][0]["y"] == pytest.approx([1, 2, 3, 4, 5])
+    assert last["data"][0]["y"] == pytest.approx([0.1] * 5)
+    for plot in plots.values():
+        assert "xaxis" not in plot["data"][0]
+        assert not {"domain", "anchor"} & plot["layout"]["xaxis"].keys()
+    scenes = [plot for key, plot in plots_of(html).items() if "-surfaces-" in key]
+    assert len(scenes) == 4
+    assert len({tuple(plot["layout"]["scene"]["zaxis"]["range"]) for plot in scenes}) == 1, "one scale"
+
+
+def test_pictures_of_mistakes(example):
+    rows = pictures.mistakes(*example)["rows"]
+    assert list(rows) == list(METHODS)
+    item = rows["SGD"][0]
+    assert (item["text"], item["small"]) == ("<b>dog</b>, 90%", "true: cat")
+    picture = Image.open(io.BytesIO(base64.b64decode(item["src"].removeprefix("data:image/png;base64,"))))
+    np.testing.assert_array_equal(np.array(picture), np.arange(64).reshape(8, 8))
+    large = pictures.data_uri(np.zeros((300, 200, 3), np.uint8)).removeprefix("data:image/jpeg;base64,")
+    assert max(Image.open(io.BytesIO(base64.b64decode(large))).size) == 128
+
+
+def test_skeletons(tmp_path):
+    write_predictions(tmp_path)
+    runs = table([{"row": "Adam", "score": 60.0, "unit": "PCK", "path": tmp_path}])
+    rows = pictures.skeletons(runs, pd.DataFrame())["rows"]
+    labels, found = ([len(item["lines"]) for item in rows[name]] for name in ("label", "Adam"))
+    assert found[0] == found[1] == labels[0] > labels[1], "a joint of the second person is not labelled"
+    joints = np.load(tmp_path / "predictions.npz")["found"][0].astype(float)
+    ends = {tuple(line[1:3]) for line in rows["Adam"][0]["lines"]}
+    assert ends <= {tuple(np.round((joint + 0.5) / 32, 4).tolist()) for joint in joints}
+
+
+def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
+    runs, epochs = example_runs(tmp_path)
+    damaged = runs.loc[runs["row"] == "SAM", "path"].iloc[0] / "predictions.npz"
+    damaged.write_bytes(b"no archive")
+    runs.at[0, "flatness"] = {"run": runs.at[0, "settings"], "samples": 1, "eigenvalues": {"none": 1}}
+    problems = []
+    html = page_html(runs, epochs, problems=problems)
+    assert [str(runs.at[0, "path"]) in problem for problem in problems] == [False, True, False, False]
+    assert all(str(damaged) in problem for problem in (problems[0], *problems[2:])), "three figures read predictions"
+    assert "SAM" not in traces(html, "classes")
+    assert "SGD" in traces(html, "classes"), "the others are drawn"
+
+
+def test_a_recipe_says_what_its_console_says(example):
+    section = TableSection("Tuning", ("method", "0.1", "chosen"), (("SAM", "90.00 ± 1 (3)", "rho 0.1*"),))
+    context = PageContext(["SGD is level with <SAM>."], [section], ["* At the edge of the grid."])
+    html = unescape(page_html(*example, context=context))
+    assert all(text in html for text in ("SGD is level with <SAM>.", "* At the edge of the grid.", "Tuning"))
+    assert cells_of(html) == [{"method": "SAM", "0.1": "90.00 ± 1 (3)", "chosen": "rho 0.1*"}]
+
+
+def test_no_runs_at_all():
+    html = page_html(table([{}]).iloc[:0], pd.DataFrame(), problems=["there is nothing"], watched=True)
+    assert "there is nothing" in html
+    assert 'id="waiting"' in html
