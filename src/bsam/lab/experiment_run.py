@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # `bsam list` works without pandas
     from .analysis.sentences import ComparisonResult
     from .report.recipe_table import TableSection
 
-NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy"), "demo")  # the extra that installs them all
+NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
 
 
 @dataclass(frozen=True)
