@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bsam.lab.analysis.read_runs import read_records
-from bsam.lab.report.page.html_page import page_data, write_page
 from safetensors.numpy import save
 
+from bsam.lab.analysis.runs_table import read_epochs, read_runs
+from bsam.lab.report.page.page import write_page
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
 
@@ -48,18 +48,16 @@ def main() -> None:
             settings |= {"probe": 1} if name != "base" else {}
             write_run(Run(name, METHODS[name], seed=seed, **settings), folder, number)
         moments = [time.perf_counter()]
-        records = read_records([folder])
-        moments.append(time.perf_counter())
-        data = page_data(records)
+        runs = read_runs([folder])
+        epochs = read_epochs(runs)
         moments.append(time.perf_counter())
         page = options.keep or folder / "page.html"
-        write_page(page, data)
+        write_page(page, runs, epochs)
         moments.append(time.perf_counter())
         size = page.stat().st_size / 1e6
-    read, computed, written = np.diff(moments).tolist()
-    print(f"{len(records.runs)} runs of {options.epochs} epochs, {len(data['figures'])} figures: {size:.2f} MB")
-    parts = f"read {read:.2f} s, numbers and figures {computed:.2f} s, page {written:.2f} s"
-    print(f"{parts}, total {moments[-1] - moments[0]:.2f} s")
+    read, written = np.diff(moments).tolist()
+    print(f"{len(runs)} runs of {options.epochs} epochs: {size:.2f} MB")
+    print(f"read {read:.2f} s, page {written:.2f} s, total {moments[-1] - moments[0]:.2f} s")
 
 
 def write_run(run: Run, folder: Path, number: int) -> None:

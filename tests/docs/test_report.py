@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bsam.lab.analysis.read_runs import read_records
-
+from bsam.lab.analysis.runs_table import read_runs
 from docs_guides import first_commands, in_small, run_commands
 
 TEXT = (Path(__file__).parents[2] / "docs/guides/report.md").read_text(encoding="utf-8")
@@ -23,9 +22,9 @@ def test_the_first_commands_of_the_guide(tmp_path, monkeypatch, capsys):
 
 def test_the_results_of_others(tmp_path):
     (tmp_path / "theirs.csv").write_text(re.search(r"```text\n(experiment,.*?)```", TEXT, re.DOTALL)[1])
-    records = read_records([tmp_path / "theirs.csv"])
-    assert records.problems == ()
-    assert [(run.method, run.seed, run.score, run.radius) for run in records.runs] == [
-        ("SAM (timm)", 0, 96.7, 0.05),
-        ("SAM (timm)", 1, 96.6, 0.05),
+    runs = read_runs(tmp_path / "theirs.csv", problems := [])
+    assert problems == []
+    assert runs[["row", "seed", "score", "radius"]].values.tolist() == [
+        ["SAM (timm)", 0, 96.7, 0.05],
+        ["SAM (timm)", 1, 96.6, 0.05],
     ]

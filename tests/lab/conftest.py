@@ -1,12 +1,9 @@
 """What the tests of reports and of commands share."""
 
-import os
-
 import pytest
 from rich.console import Console
 
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.tuning import TunedRuns
 from finished_runs import finished_run, write_run
 
 
@@ -31,37 +28,10 @@ def finished_run_fixture():
 
 @pytest.fixture
 def out(tmp_path):
-    """Write the directories of a recipe's finished runs; returns the experiment and the runs that tuning chose."""
+    """Write the directories of a recipe's finished runs; returns the experiment and the states."""
 
     def fill(name, seeds=2):
         experiment = RECIPES[name].experiment(seeds=seeds)
-        tuned = TunedRuns(experiment.planned, None, tmp_path)
-        for plan in tuned.finals:
-            write_run(plan.run, tmp_path)
-        return experiment, tuned
+        return experiment, [write_run(plan.run, tmp_path) for plan in experiment.planned]
 
     return fill
-
-
-MPS_CONTROL = """#!/bin/sh
-if [ "$1" = -d ]; then
-    [ -n "$DENIED" ] && echo denied && exit 1
-    touch "$CUDA_MPS_PIPE_DIRECTORY/control"
-    exit 0
-fi
-read command
-echo "$command" >> "$CALLS"
-[ -n "$RUNS_ALREADY" ] || [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
-"""
-
-
-@pytest.fixture
-def control(tmp_path, monkeypatch):
-    """Install a stand-in for NVIDIA's program, and return the file to which it appends its commands."""
-    program = tmp_path / "nvidia-cuda-mps-control"
-    program.write_text(MPS_CONTROL)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    return tmp_path / "calls"

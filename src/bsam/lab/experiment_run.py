@@ -15,26 +15,25 @@ import torch
 from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from .analysis.sentences import ComparisonResult, comparison, sentence
-from .analysis.significance import compare_rows
 from .data import check_data, download_all
 from .recipes.columns import states_of
 from .recipes.experiments import Experiment
 from .recipes.planning import Planned
 from .recipes.scales import Scale
 from .recipes.tuning import TunedRuns
-from .report.recipe_results import check_folder, results_of, runs_of, write_recipe_page, write_results
-from .report.recipe_table import TableSection
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
 from .training.environment import devices_of, pick_device
 from .training.run_dir import RunState
 from .training.run_writer import CHECKPOINT_EVERY
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `bsam list` works without pandas
     import pandas as pd
 
-NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy"), "demo")  # the extra that installs them all
+    from .analysis.sentences import ComparisonResult
+    from .report.recipe_table import TableSection
+
+NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,8 @@ def planned_states(experiment: Experiment, out: Path) -> list[RunState]:
 
     Raise if the folder holds the results of another experiment.
     """
+    from .report.recipe_results import check_folder
+
     check_folder(out, experiment)
     tuned = TunedRuns(experiment.selected, experiment.tuning, out)
     return states_of([plan.run for plan in (*tuned.base_trials, *tuned.trials, *tuned.finals)], out)
@@ -139,7 +140,8 @@ def _train(
     experiment: Experiment, options: ExperimentOptions, unfinished: int, callbacks: Callbacks
 ) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
-    out, scale, selected = options.out, experiment.scale, experiment.selected
+    out, scale = options.out, experiment.scale
+    selected = experiment.selected
     if options.download:
         download_all((plan.run.data for plan in selected), options.data_dir, sys.stderr.isatty())
     if scale.threads is not None:
@@ -211,6 +213,9 @@ def _executor(
 
 def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on each row, compared with the first row of the same total radius."""
+    from .analysis.sentences import sentence
+    from .analysis.significance import compare_rows
+
     with_radius = runs.dropna(subset="radius")
     table = compare_rows(with_radius.assign(experiment=with_radius["radius"].round(9).astype(str)))
     rows = table.to_dict("records")
@@ -221,6 +226,10 @@ def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
 
 def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> ExperimentResult:
     """Write the results of all runs."""
+    from .analysis.sentences import comparison
+    from .analysis.significance import compare_rows
+    from .report.recipe_results import results_of, runs_of, write_recipe_page, write_results
+
     tuned = TunedRuns(experiment.planned, experiment.tuning, out)
     selected = {plan.name for plan in TunedRuns(experiment.selected, experiment.tuning, out).finals}
     runs = runs_of(tuned, out)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bsam.lab import cli
-from bsam.lab.recipes import demo, experiments
+from bsam.lab.recipes import demo_recipe, experiments
 from bsam.lab.running import job
 from bsam.lab.training import loop
 from bsam.lab.training.config import Run
@@ -17,7 +17,7 @@ from bsam.lab.training.loop import fit
 def small(monkeypatch):
     """Train in this process, with one thread as the workers do, and measure on less."""
     monkeypatch.setitem(experiments.SCALES, "demo", replace(experiments.SCALES["demo"], workers=1))
-    monkeypatch.setattr(demo, "LANDSCAPE_POINTS", 3)
+    monkeypatch.setattr(demo_recipe, "LANDSCAPE_POINTS", 3)
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

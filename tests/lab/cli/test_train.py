@@ -14,6 +14,7 @@ import torch
 
 from bsam.lab import cli
 from bsam.lab.data.entries import ArrayData
+from bsam.lab.recipes import describe
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from processes import Command
@@ -207,3 +208,8 @@ def test_a_missing_package_of_the_data_is_an_error(tmp_path, error_of, monkeypat
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("bsam.lab.tasks.image_inputs._load_arrays", ArrayData.load)  # without its cache
     assert "pip install" in error_of(*SHORT, "--out", tmp_path / "out")
+
+
+def test_a_run_says_what_it_is(digits_run):
+    assert RunDir(digits_run).about() == describe(RunDir(digits_run).run())
+    assert (describe(RunDir(digits_run).run())["row"], describe(RunDir(digits_run).run())["section"]) == ("SGD", "")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.demo import DEFAULT, TUNED_SGD, candidates, demo_recipe
+from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates, demo_recipe
 from bsam.lab.recipes.tuning import TunedRuns
 from bsam.lab.recipes.variants import arguments, variant_of, variants
 from bsam.lab.running import job

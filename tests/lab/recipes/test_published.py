@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bsam.lab.recipes import RECIPES, describe
-from bsam.lab.recipes.published import Published, published_number, published_tables
+from bsam.lab.recipes.published_numbers import Published, published_number, published_tables
 from bsam.lab.training.config import Run
 
 COUNTS = {"classification": 54, "rho-min": 10, "label-noise": 24, "transfer": 2 * 5 * 3, "pose": 24, "quantization": 8}

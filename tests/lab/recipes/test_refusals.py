@@ -12,7 +12,7 @@ from bsam.lab.common.names import find_function
 from bsam.lab.inference.measure import FlatnessSettings
 from bsam.lab.inference.subjects import load
 from bsam.lab.recipes import RECIPES, Scale, place, recipe, recipe_of
-from bsam.lab.recipes.demo import demo_recipe
+from bsam.lab.recipes.demo_recipe import demo_recipe
 from bsam.lab.recipes.run_settings import check_weights_given, select
 from bsam.lab.training.config import Run
 

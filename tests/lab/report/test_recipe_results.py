@@ -28,7 +28,8 @@ def written(experiment, tuned, out, selected=()):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_a_recipe_writes(name, out, tmp_path):
-    experiment, tuned = out(name)
+    experiment, _ = out(name)
+    tuned = TunedRuns(experiment.planned, None, tmp_path)
     results, files = written(experiment, tuned, tmp_path)
     assert [path.name for path in files] == ["table.md", "results.json"]
     stored = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
@@ -61,7 +62,8 @@ def test_nothing_finished_has_no_table_and_no_page(tmp_path):
 
 def test_what_is_known_of_a_run_is_kept_and_renewed(out, tmp_path):
     """A run that trained alone stays so; a row that the plan names otherwise now gets the new name."""
-    _, tuned = out("training-curves", seeds=1)
+    experiment, _ = out("training-curves", seeds=1)
+    tuned = TunedRuns(experiment.planned, None, tmp_path)
     first = tmp_path / tuned.finals[0].name / "run.json"
     first.write_text(json.dumps({**tuned.finals[0].about, "row": "old", "shared": False}))
     table = runs_of(tuned, tmp_path)
@@ -75,7 +77,8 @@ WEIGHTS = {"source": "a.safetensors", "sha256": "0123abcd" * 8, "loaded": 3, "he
 
 
 def test_split_and_weights_are_read_from_the_run_directories(out, tmp_path):
-    _, tuned = out("transfer", seeds=1)
+    experiment, _ = out("transfer", seeds=1)
+    tuned = TunedRuns(experiment.planned, None, tmp_path)
     (tmp_path / tuned.finals[0].name / "data.json").write_text(json.dumps(SPLIT))
     (tmp_path / tuned.finals[0].name / "weights.json").write_text(json.dumps(WEIGHTS))
     first, second, *_ = _entries(tuned.finals, tmp_path)

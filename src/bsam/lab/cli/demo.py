@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..experiment_run import NEEDS
 from ..recipes import RECIPES
-from ..recipes.demo import DEFAULT, demo_recipe
+from ..recipes.demo_recipe import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
 from .run import run_command

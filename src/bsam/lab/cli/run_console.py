@@ -13,13 +13,14 @@ from ..common.progress import ProgressLine, duration
 from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
 from ..recipes.variants import passes_of, variant_of
-from ..report.recipe_table import PAPER_ROW, TableSection
 from ..running.runner import Callbacks, Progress
 from ..training.config import BASE, Run
 from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from ..report.recipe_table import TableSection
 
 # the settings that determine how long a pass over the data takes
 COST = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe", "weight_bits")
@@ -129,6 +130,8 @@ def counts(progress: Progress) -> tuple[int, int, str]:
 
 def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
     """Return the sections as tables for the terminal."""
+    from ..report.recipe_table import PAPER_ROW
+
     tables = []
     for section in sections:
         table = new_table(section.title, title_style="bold", min_width=len(section.title), padding=(0, 1, 0, 0))

@@ -93,7 +93,7 @@ def _by_rho_min(runs: Sequence[Run]) -> list[Planned]:
     """Plan runs with a row for each variant of BSAM and each rho_min, or schedule of it."""
     planned = []
     for run in runs:
-        title, start, floor = variant_of(run).title, run.arguments["rho_min"], run.arguments.get("rho_min_floor")
+        start, floor = run.arguments["rho_min"], run.arguments.get("rho_min_floor")
         schedule = "" if floor is None else ", fixed" if floor == start else f" to {floor:g}"
-        planned.append(place(run, row=f"{title}, rho_min {start:g}{schedule}"))
+        planned.append(place(run, row=f"{variant_of(run).title}, rho_min {start:g}{schedule}"))
     return planned

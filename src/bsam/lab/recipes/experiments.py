@@ -11,7 +11,7 @@ from ...common.errors import BsamTypeError, BsamValueError
 from ..common.names import find_name, find_object
 from ..training.config import Run
 from .planning import Planned, place, with_seed
-from .published import published_number
+from .published_numbers import published_number
 from .scales import SCALES, Scale
 from .tuning import Tuning, with_tuned_radii
 
@@ -169,10 +169,12 @@ def recipe(
 def recipe_of(name: str) -> Recipe:
     """Return a recipe by its name in ``RECIPES``, or the one that ``module:variable`` names."""
     if ":" in name:
-        found = find_object(name, "recipe")
-        if not isinstance(found, Recipe):
-            raise BsamValueError(f"{name} must be a function with @bsam.lab.recipes.recipe, got {type(found).__name__}")
-        return found
+        loaded = find_object(name, "recipe")
+        if not isinstance(loaded, Recipe):
+            raise BsamValueError(
+                f"{name} must be a function with @bsam.lab.recipes.recipe, got {type(loaded).__name__}"
+            )
+        return loaded
     if name not in RECIPES:
         raise BsamValueError(f"recipe must be one of {', '.join(RECIPES)}, or MODULE:RECIPE; got {name!r}")
     return RECIPES[name]

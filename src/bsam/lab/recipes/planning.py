@@ -15,7 +15,7 @@ from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.run_dir import run_dir_name
-from .published import (
+from .published_numbers import (
     all_arguments,
     claimed_numbers,
     number_for,

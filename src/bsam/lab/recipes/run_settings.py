@@ -18,7 +18,7 @@ from ..tasks.image_inputs import check_weights, find_weights
 from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.run_dir import CONFIG, RunDir, initial_network
 from .planning import Planned
-from .published import STANDS_FOR
+from .published_numbers import STANDS_FOR
 
 RANDOM = "random"  # as the initial weights: do not load pretrained ones
 

@@ -18,7 +18,7 @@ from ..training.config import BASE, Run
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .columns import states_of
 from .planning import TUNING_SEED, Planned, describe, experiment_title
-from .published import all_arguments, total_radius
+from .published_numbers import all_arguments, total_radius
 from .variants import variant_of
 
 TUNING_FACTORS = (0.5, 1, 2, 4)  # multiples of a run's radii

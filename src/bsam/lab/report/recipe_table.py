@@ -11,7 +11,7 @@ import pandas as pd
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
 from ..recipes.columns import measured_on
-from ..recipes.published import Published, published_number, published_tables
+from ..recipes.published_numbers import Published, published_number, published_tables
 from ..recipes.tuning import chosen_text
 from ..recipes.variants import variants
 from ..tasks import task_class

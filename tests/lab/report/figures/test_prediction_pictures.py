@@ -12,7 +12,6 @@ from bsam.lab.data.images.decoding import Resize
 from bsam.lab.data.pose.joints import LSP, MPII, Skeleton
 from bsam.lab.inference.class_prediction import Prediction
 from bsam.lab.inference.pose_prediction import FoundJoints
-from bsam.lab.recipes import RECIPES
 from bsam.lab.report.figures import prediction_pictures
 from bsam.lab.report.figures.prediction_pictures import (
     GAP,
@@ -26,12 +25,12 @@ from bsam.lab.report.figures.prediction_pictures import (
     draw_joints,
     draw_joints_grid,
     draw_skeleton,
+    draw_skeletons,
     drawable,
     side_colour,
     side_legend,
     text_picture,
 )
-from bsam.lab.report.recipe_results import FIGURES
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState
 from pose_runs import SETTINGS, write_predictions
@@ -190,7 +189,7 @@ def test_a_row_of_labels_and_a_row_per_finished_run_of_the_first_seed(tmp_path):
     def rows(*states):
         path = tmp_path / "skeletons.png"
         path.unlink(missing_ok=True)
-        FIGURES["skeletons"](RECIPES["pose"], states, path)
+        draw_skeletons(states, path)
         height, width, _ = pixels_of(path).shape
         return (height - height % PERSON) // PERSON, (width - GAP) // (PERSON + GAP) - 1
 
@@ -201,7 +200,7 @@ def test_a_row_of_labels_and_a_row_per_finished_run_of_the_first_seed(tmp_path):
     assert rows(first) == (2, 8)  # eight persons at most
     assert rows(first, second, *others, nothing) == (3, 8)
     assert rows(second) == (2, 2)
-    FIGURES["skeletons"](RECIPES["pose"], [nothing], tmp_path / "none.png")
+    draw_skeletons([nothing], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
 
 

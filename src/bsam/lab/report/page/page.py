@@ -120,7 +120,7 @@ def page_html(
     order = sorted(groups, reverse=baseline is not None)
     folder = files(__package__) / "files"
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["class"] = lambda text: text.replace(" ", "-")
+    environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
     return environment.from_string((folder / "page.html.j2").read_text("utf-8")).render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from ...analysis.claims import OPEN, paper_claims
+from ...analysis.claims import CONFIRMED, CONTRADICTED, OPEN, paper_claims
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
 from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 from ...common.grouping import group_by
@@ -19,54 +19,49 @@ from ...recipes.columns import measured_on
 from ...recipes.variants import variants
 
 STATES = ("finished", "diverged", "unfinished", "not started")
-SIGNS = {
-    "confirmed": "✓",
-    "contradicted": "✗",
-    OPEN: "?",
-    BETTER: "✓",
-    WORSE: "✗",
-    NONE_SHOWN: "≈",
-    TOO_FEW: "…",
-    NOT_LEARNED: "⚠",
-}
+SIGNS = {CONFIRMED: "✓", CONTRADICTED: "✗", OPEN: "?", BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…"}
+SIGNS[NOT_LEARNED] = "⚠"
 UNDECIDED = {OPEN, NONE_SHOWN, TOO_FEW}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, whether it has words, the direction of the first sort, and the names of its CSV fields."""
+    """A column of a table.
+
+    Args:
+        title: its title.
+        texts: the text of each row.
+        values: what sorts the rows; by default the texts.
+        fields: the names and values of its fields in a copy as CSV; by default the title and the values.
+        badges: the words behind each text.
+        intervals: zero, ends and mean of the interval that is drawn in each row, from 0 to 100; empty for none.
+        words: whether it has words rather than numbers.
+        descending: whether the first click sorts it from the highest to the lowest.
+        best: the row that is bold.
+    """
 
     title: str
+    texts: Sequence[str]
+    values: Sequence[Any] | None = None
+    fields: Mapping[str, Sequence[Any]] | None = None
+    badges: Sequence[Sequence[str]] | None = None
+    intervals: Sequence[Sequence[float]] | None = None
     words: bool = False
     descending: bool = False
-    fields: tuple[str, ...] = ()
+    best: int | None = None
 
     @property
     def csv(self) -> str:
         """The names of the fields."""
-        return csv_line(self.fields or (self.title,))
+        return csv_line(self.fields or [self.title])
 
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell: its text, the value that sorts it, its CSV fields, badges, and the ends of an interval that is drawn."""
-
-    text: str
-    value: float | str | None = None
-    fields: tuple[Any, ...] = ()
-    badges: tuple[tuple[str, str], ...] = ()
-    interval: tuple[float, ...] = ()
-    is_best: bool = False
-
-    @property
-    def csv(self) -> str:
-        """The fields."""
-        return csv_line(self.fields or (self.text if self.value is None else self.value,))
-
-    @property
-    def key(self) -> str:
-        """The value that sorts the cell; empty if it is missing."""
-        return "" if _is_missing(self.value) else str(self.value)
+    def cell(self, row: int) -> dict[str, Any]:
+        """Return what the template shows of a row."""
+        value = (self.texts if self.values is None else self.values)[row]
+        fields = [value] if self.fields is None else [values[row] for values in self.fields.values()]
+        parts = {"badges": self.badges[row] if self.badges else (), "interval": self.intervals and self.intervals[row]}
+        key = "" if pd.isna(value) else value
+        return {"text": self.texts[row], "key": key, "csv": csv_line(fields), "best": row == self.best, **parts}
 
 
 @dataclass(frozen=True)
@@ -75,11 +70,15 @@ class PageTable:
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = field(default_factory=tuple)
 
+    @property
+    def rows(self) -> list[list[dict[str, Any]]]:
+        """The cells of each row."""
+        return [[column.cell(row) for column in self.columns] for row in range(len(self.columns[0].texts))]
 
-def csv_line(values: Sequence[Any]) -> str:
+
+def csv_line(values: Iterable[Any]) -> str:
     """Return the fields of a line of CSV; missing numbers are empty.
 
     Example:
@@ -87,17 +86,18 @@ def csv_line(values: Sequence[Any]) -> str:
         '"SAM, rho 0.2",0.5,'
     """
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(["" if _is_missing(value) else value for value in values])
+    csv.writer(line, lineterminator="").writerow(["" if pd.isna(value) else value for value in values])
     return line.getvalue()
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def number_text(text: str) -> str:
     """Return numbers with minus signs instead of hyphens, and spaces at which no line breaks."""
     return text.replace("-", "\u2212").replace(" ", "\u00a0")
+
+
+def number_texts(values: Iterable[float], form: str) -> list[str]:
+    """Return numbers as text; missing ones are empty."""
+    return ["" if math.isnan(value) else number_text(format(value, form)) for value in values]
 
 
 def digits_of(table: pd.DataFrame) -> int:
@@ -108,16 +108,8 @@ def digits_of(table: pd.DataFrame) -> int:
 
 def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
     """Return a table that is given as text."""
-    cells = [[Cell(text, _sort_value(text)) for text in row] for row in rows]
-    columns = [Column(name, words=number == 0) for number, name in enumerate(header)]
-    return PageTable(title, columns, [[Cell(cell.text, cell.value, (cell.text,)) for cell in row] for row in cells])
-
-
-def _sort_value(text: str) -> float | str:
-    try:
-        return float(text.split(" ")[0])
-    except ValueError:
-        return text
+    texts = zip(header, zip(*rows, strict=True), strict=True)
+    return PageTable(title, [Column(name, column, words=name == header[0]) for name, column in texts])
 
 
 def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> PageTable:
@@ -128,71 +120,83 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> PageTable:
         compared: the rows of ``compare_rows``.
     """
     first = {"published": "first", "passes": "first", "radius": "first", "seconds": "mean"}
-    about = runs.groupby("row", sort=False).agg(first)
-    states = pd.crosstab(runs["row"], runs["state"]).reindex(columns=STATES, fill_value=0)
+    counts = pd.crosstab(runs["row"], runs["state"]).reindex(columns=STATES[1:], fill_value=0)
+    table = compared.drop(columns=["diverged", "unfinished"]).join(runs.groupby("row").agg(first), on="row")
+    table = table.join(counts, on="row").rename(columns={"failed": "did not learn", "shared": "seeds"})
+    finished = runs[runs["state"] == "finished"]
+    for name in ("memorised", "top_eigenvalue"):
+        table = table.join(finished.groupby("row")[name].agg(**{name: "mean", f"{name} std": "std"}), on="row")
     digits, against = digits_of(compared), compared["against"].iloc[0]
-    learned = compared[compared["failed"] == 0]["mean"]
-    best = learned.max() if learned.notna().sum() > 1 else math.nan
-    chart = _interval_chart(compared)
+    rows = table.to_dict("records")
+    states = ("did not learn", *STATES[1:])
+    badges = [[f"{row[state]} {state}" for state in states if row[state]] for row in rows]
+    scores = [number_text(numbers_text(row["mean"], row["std"], row["n"], digits)) if row["n"] else "" for row in rows]
+    learned = table["mean"].where(table["did not learn"] == 0)
+    best = learned.idxmax() - table.index[0] if learned.notna().sum() > 1 else None
+    table.loc[table["seeds"] == 0, "seeds"] = math.nan
+    ends = {name: table[name].to_list() for name in ("difference", "low", "high", "seeds")}
+    top = f"λmax, {measured_on(next((settings for settings in runs['settings'] if settings), {}))}"
 
-    def score(row: Mapping[str, Any]) -> Cell:
-        counts = {"did not learn": row["failed"], **{state: int(states.loc[row["row"], state]) for state in STATES[1:]}}
-        badges = tuple((state, f"{n} {state}") for state, n in counts.items() if n)
-        text = number_text(numbers_text(row["mean"], row["std"], row["n"], digits)) if row["n"] else ""
-        fields = row["mean"], row["std"], row["n"], *counts.values()
-        return Cell(text, row["mean"], fields, badges, is_best=row["mean"] == best and not row["failed"])
+    def fields(*names: str, **renamed: str) -> dict[str, Sequence[Any]]:
+        return {name: table[name].to_list() for name in names} | {n: table[m].to_list() for n, m in renamed.items()}
 
-    def difference(row: Mapping[str, Any]) -> Cell:
-        fields = row["difference"], row["low"], row["high"], row["shared"]
-        if row["row"] == against or not row["shared"]:
-            return Cell("", None, (math.nan,) * 4)
-        interval = "" if math.isnan(row["low"]) else f" [{row['low']:+.{digits}f}, {row['high']:+.{digits}f}]"
-        text = number_text(f"{row['difference']:+.{digits}f}{interval} ({row['shared']})").replace("\u00a0[", " [")
-        return Cell(text, row["difference"], fields, interval=chart(row))
+    def number(title: str, name: str, form: str, label: str | None = None) -> Column:
+        return Column(title, number_texts(table[name], form), table[name].to_list(), fields(**{label or title: name}))
 
-    def number(name: str, form: str) -> Callable[[Mapping[str, Any]], Cell]:
-        def cell(row: Mapping[str, Any]) -> Cell:
-            value = float(about.loc[row["row"], name])
-            return Cell("" if math.isnan(value) else number_text(format(value, form)), value)
+    def measured(title: str, name: str, label: str) -> Column:
+        spreads = [text and f"\u00a0±\u00a0{text}" for text in number_texts(table[f"{name} std"], ".1f")]
+        texts = [text + spread for text, spread in zip(number_texts(table[name], ".1f"), spreads, strict=True)]
+        return Column(title, texts, table[name].to_list(), fields(**{label: name, f"{label} std": f"{name} std"}))
 
-        return cell
-
-    def measured(name: str) -> Callable[[Mapping[str, Any]], Cell]:
-        known = runs[runs["state"] == "finished"].groupby("row")[name].agg(["mean", "std"])
-
-        def cell(row: Mapping[str, Any]) -> Cell:
-            mean, std = known.loc[row["row"]] if row["row"] in known.index else (math.nan, math.nan)
-            spread = "" if math.isnan(std) else f" ± {std:.1f}"
-            return Cell("" if math.isnan(mean) else number_text(f"{mean:.1f}{spread}"), mean, (mean, std))
-
-        return cell
-
-    counted = ("mean", "std", "n", "did not learn", *STATES[1:])
-    ends = ("difference", "low", "high", "seeds")
-    top = f"λmax, {measured_on(next((s for s in runs['settings'] if s), {}))}"
-    columns: list[tuple[Column, Callable[[Mapping[str, Any]], Cell]]] = [
-        (Column("method", words=True), lambda row: Cell(row["row"], row["row"])),
-        (Column(runs["unit"].iloc[0], descending=True, fields=counted), score),
-        (Column("published"), number("published", f".{digits}f")),
-        (Column(f"difference to {against}, 95 % interval (seeds)", descending=True, fields=ends), difference),
-        (Column("memorised, %", fields=("memorised", "memorised std")), measured("memorised")),
-        (Column("λmax", fields=(top, f"{top} std")), measured("top_eigenvalue")),
-        (Column("passes"), number("passes", ".4g")),
-        (Column("s/epoch", fields=("seconds per epoch",)), number("seconds", ".3g")),
-        (Column("radius", fields=("total radius",)), number("radius", ".4g")),
+    columns = [
+        Column("method", table["row"].to_list(), words=True),
+        Column(
+            runs["unit"].iloc[0],
+            scores,
+            table["mean"].to_list(),
+            fields("mean", "std", "n", *states),
+            badges,
+            descending=True,
+            best=best,
+        ),
+        number("published", "published", f".{digits}f"),
+        Column(
+            f"difference to {against}, 95 % interval (seeds)",
+            [_difference_text(row, digits) for row in rows],
+            ends["difference"],
+            ends,
+            intervals=_intervals(rows),
+            descending=True,
+        ),
+        measured("memorised, %", "memorised", "memorised"),
+        measured("λmax", "top_eigenvalue", top),
+        number("passes", "passes", ".4g"),
+        number("s/epoch", "seconds", ".3g", "seconds per epoch"),
+        number("radius", "radius", ".4g", "total radius"),
     ]
-    rows = compared.to_dict("records")
-    shown = [
-        (column, cells)
-        for place, (column, draw) in enumerate(columns)
-        for cells in [[draw(row) for row in rows]]
-        if place < 2 or any(cell.text for cell in cells)
-    ]
-    notes = _notes(runs, {column.title for column, _ in shown}, top)
-    title = runs["experiment"].iloc[0]
-    return PageTable(
-        title, [column for column, _ in shown], list(zip(*(cells for _, cells in shown), strict=True)), notes
-    )
+    shown = [column for place, column in enumerate(columns) if place < 2 or any(column.texts)]
+    return PageTable(runs["experiment"].iloc[0], shown, _notes(runs, {column.title for column in shown}, top))
+
+
+def _difference_text(row: Mapping[str, Any], digits: int) -> str:
+    if not row["seeds"]:
+        return ""
+    interval = "" if math.isnan(row["low"]) else f" [{row['low']:+.{digits}f}, {row['high']:+.{digits}f}]"
+    text = number_text(f"{row['difference']:+.{digits}f}{interval} ({row['seeds']})")
+    return text.replace("\u00a0[", " [")  # a line may break there
+
+
+def _intervals(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[float]]:
+    """Return zero, ends and mean of each interval on one scale, cut off at three times the largest difference."""
+    differences = pd.DataFrame(rows)[["difference", "low", "high"]]
+    reach = 3 * max(differences["difference"].abs().max(), 1e-12)
+    low, high = max(-reach, min(0.0, differences["low"].min())), min(reach, max(0.0, differences["high"].max()))
+    if not high > low:
+        return [()] * len(rows)
+    ends = differences.assign(zero=0.0, low=differences["low"].fillna(differences["difference"]))
+    ends["high"] = ends["high"].fillna(ends["difference"])
+    places = (4 + 92 * (ends[["zero", "low", "high", "difference"]].clip(low, high) - low) / (high - low)).round(1)
+    return [() if math.isnan(place[-1]) else place for place in places.to_numpy().tolist()]
 
 
 def _notes(runs: pd.DataFrame, columns: set[str], top: str) -> list[str]:
@@ -215,26 +219,6 @@ def _notes(runs: pd.DataFrame, columns: set[str], top: str) -> list[str]:
     return [*notes, *([legend] if legend else []), *(note for note in dict.fromkeys(runs["note"]) if note)]
 
 
-def _interval_chart(compared: pd.DataFrame) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
-    """Return a function from a row to its zero, ends and mean on one scale from 4 to 96.
-
-    The scale is cut off at three times the largest difference.
-    """
-    reach = 3 * max(compared["difference"].abs().max(), 1e-12)
-    low, high = max(-reach, min(0.0, compared["low"].min())), min(reach, max(0.0, compared["high"].max()))
-    if not high > low:
-        return lambda row: ()
-
-    def place(value: float) -> float:
-        return round(4 + 92 * (min(max(value, low), high) - low) / (high - low), 1)
-
-    def chart(row: Mapping[str, Any]) -> tuple[float, ...]:
-        ends = [row["difference"]] * 2 if math.isnan(row["low"]) else [row["low"], row["high"]]
-        return tuple(place(value) for value in (0.0, *ends, row["difference"]))
-
-    return chart
-
-
 def pairs_table(runs: pd.DataFrame) -> PageTable | None:
     """Return the comparison of all pairs of rows that have enough seeds; None with fewer than three such rows."""
     seeds = runs[runs["state"] == "finished"].groupby("row")["seed"].nunique()
@@ -242,46 +226,42 @@ def pairs_table(runs: pd.DataFrame) -> PageTable | None:
     if runs["row"].nunique() < 3:
         return None
     pairs = compare_pairs(runs)
-    digits = digits_of(pairs)
-    rows = []
-    for pair in pairs[pairs["shared"] > 0].to_dict("records"):
-        interval = (
-            "" if math.isnan(pair["low"]) else number_text(f"{pair['low']:+.{digits}f}, {pair['high']:+.{digits}f}")
-        )
-        p = "" if math.isnan(pair["p_holm"]) else "< 0.001" if pair["p_holm"] < 0.001 else f"{pair['p_holm']:.3g}"
-        rows.append(
-            [
-                Cell(pair["row"], pair["row"]),
-                Cell(pair["against"], pair["against"]),
-                Cell(number_text(f"{pair['difference']:+.{digits}f}"), pair["difference"]),
-                Cell(interval, pair["low"], (pair["low"], pair["high"])),
-                Cell(str(pair["shared"]), pair["shared"]),
-                Cell(p, pair["p_holm"]),
-                Cell("", pair["verdict"], badges=((pair["verdict"], pair["verdict"]),)),
-            ]
-        )
-    fields = Column("95 % interval", fields=("low", "high"))
-    columns = [Column("method", words=True), Column("compared with", words=True), Column("difference", descending=True)]
-    columns += [fields, Column("seeds"), Column("p"), Column("verdict", words=True)]
-    return PageTable(f"All pairs: {runs['experiment'].iloc[0]}", columns, rows) if rows else None
+    form = f"+.{digits_of(pairs)}f"
+    names = ("row", "against", "difference", "low", "high", "shared", "p_holm", "verdict")
+    values = {name: pairs[name].to_list() for name in names}
+    ends = zip(number_texts(values["low"], form), number_texts(values["high"], form), strict=True)
+    p_values = ["< 0.001" if p < 0.001 else "" if math.isnan(p) else f"{p:.3g}" for p in values["p_holm"]]
+    interval = {"low": values["low"], "high": values["high"]}
+    verdicts = [[word] for word in values["verdict"]]
+    columns = [
+        Column("method", values["row"], words=True),
+        Column("compared with", values["against"], words=True),
+        Column("difference", number_texts(values["difference"], form), values["difference"], descending=True),
+        Column("95 % interval", [", ".join(filter(None, pair)) for pair in ends], values["low"], interval),
+        Column("seeds", list(map(str, values["shared"])), values["shared"]),
+        Column("p", p_values, values["p_holm"]),
+        Column("verdict", [""] * len(pairs), values["verdict"], badges=verdicts, words=True),
+    ]
+    return PageTable(f"All pairs: {runs['experiment'].iloc[0]}", columns)
 
 
 def runs_table(runs: pd.DataFrame, digits: int) -> PageTable:
     """Return the list of runs; those that did not finish are first."""
-    ordered = runs.sort_values("state", key=lambda states: states == "finished", kind="stable")
-    columns = [Column("run", words=True), Column("method", words=True), Column("seed"), Column("state", words=True)]
-    columns += [Column("epochs"), Column("score", descending=True), Column("remark", words=True)]
-    rows = []
-    for run in ordered.to_dict("records"):
-        of = f" of {run['epochs']}" if run["epochs"] else ""
-        epochs = f"{run['epochs_done']}{of}" if run["epochs_done"] or run["epochs"] else ""
-        score = "" if math.isnan(run["score"]) else number_text(f"{run['score']:.{digits}f}")
-        remark = "" if run["state"] == "not started" else run["reason"] or run["failure"]
-        cells = [Cell(run["name"], run["name"]), Cell(run["row"], run["row"]), Cell(str(run["seed"]), run["seed"])]
-        cells += [Cell("", run["state"], badges=((run["state"], run["state"]),)), Cell(epochs, run["epochs_done"])]
-        rows.append([*cells, Cell(score, run["score"]), Cell(remark, remark or None)])
-    shown = slice(None, None if any(row[-1].text for row in rows) else -1)
-    return PageTable(f"Runs: {runs['experiment'].iloc[0]}", columns[shown], [row[shown] for row in rows])
+    runs = runs.sort_values("state", key=lambda states: states == "finished", kind="stable")
+    values = {name: runs[name].to_list() for name in ("name", "row", "seed", "state", "epochs_done", "epochs", "score")}
+    done = zip(values["epochs_done"], values["epochs"], strict=True)
+    epochs = [f"{n} of {planned}" if planned else str(n) if n else "" for n, planned in done]
+    remarks = (runs["reason"].where(runs["reason"] != "", runs["failure"])).where(runs["state"] != "not started", "")
+    columns = [
+        Column("run", values["name"], words=True),
+        Column("method", values["row"], words=True),
+        Column("seed", list(map(str, values["seed"])), values["seed"]),
+        Column("state", [""] * len(runs), values["state"], badges=[[state] for state in values["state"]], words=True),
+        Column("epochs", epochs, values["epochs_done"]),
+        Column("score", number_texts(values["score"], f".{digits}f"), values["score"], descending=True),
+        Column("remark", remarks.to_list(), words=True),
+    ]
+    return PageTable(f"Runs: {runs['experiment'].iloc[0]}", columns if remarks.any() else columns[:-1])
 
 
 def count_states(runs: pd.DataFrame) -> str:

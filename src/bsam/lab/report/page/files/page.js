@@ -10,8 +10,8 @@ const keep = (store, name, value) => { try { store.setItem(name, value); } catch
 // ---- tables
 function compare(a, b, direction) {
   if (!a || !b) return !a - !b; // missing values are last
-  const numbers = [Number(a), Number(b)];
-  return direction * (numbers.some(Number.isNaN) ? a.localeCompare(b, undefined, {numeric: true}) : numbers[0] - numbers[1]);
+  const gap = Number(a) - Number(b);
+  return direction * (Number.isNaN(gap) ? a.localeCompare(b, undefined, {numeric: true}) : gap);
 }
 for (const button of all("thead button")) {
   button.addEventListener("click", () => {
@@ -38,10 +38,8 @@ const isText = cell => cell.classList.contains("text");
 const FORMATS = {
   LaTeX(heads, rows, title) {
     const line = cells => `  ${cells.join(" & ")} \\\\`;
-    const cellText = cell => {
-      const text = latexText(textOf(cell)) || "--";
-      return cell.classList.contains("best") ? `\\textbf{${text}}` : text;
-    };
+    const bold = (cell, text) => (cell.classList.contains("best") ? `\\textbf{${text}}` : text);
+    const cellText = cell => bold(cell, latexText(textOf(cell)) || "--");
     return [
       `% ${title.replace(/\s+/g, " ")}; needs \\usepackage{booktabs}`,
       `\\begin{tabular}{${heads.map(head => (isText(head) ? "l" : "r")).join("")}}`, "  \\toprule",
@@ -59,11 +57,9 @@ const FORMATS = {
 };
 async function copy(text) {
   try {
-    await navigator.clipboard.writeText(text);
-    return true;
+    return (await navigator.clipboard.writeText(text)) ?? true;
   } catch { // no clipboard here: select the text and let the browser copy it
-    const area = document.createElement("textarea");
-    area.value = text;
+    const area = Object.assign(document.createElement("textarea"), {value: text});
     document.body.append(area);
     area.select();
     const done = document.execCommand("copy");
@@ -108,9 +104,8 @@ function plotly() { // decompressed after the first paint, which it would delay
     await painted;
     const bytes = Uint8Array.from(atob(byId("plotly").textContent), letter => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
-    document.head.append(script);
+    const code = await new Response(stream).text();
+    document.head.append(Object.assign(document.createElement("script"), {textContent: code}));
   })();
   return library;
 }
@@ -121,20 +116,17 @@ function draw(plot) {
   const buttons = surface ? ["toImage", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"];
   const config = {responsive: true, displaylogo: false, displayModeBar: COARSE ? false : "hover",
     modeBarButtons: [buttons], toImageButtonOptions: {format: "svg"}};
-  const room = surface ? {l: 0, r: 0, t: 0, b: 0} : {l: 8, r: 10, t: 12, b: 8};
-  const paper = printing ? {width: plot.closest(".contours") ? 200 : plot.closest(".several") ? 300 : 640,
-    height: plot.closest(".contours") ? 200 : 270} : {};
-  const made = {...layout, margin: room, showlegend: false, template: template(), ...paper,
-    ...(COARSE && !surface ? {dragmode: false} : {})};
+  const made = {...layout, margin: surface ? {l: 0, r: 0, t: 0, b: 0} : {l: 8, r: 10, t: 12, b: 8}, showlegend: false,
+    template: template()};
+  const paper = plot.closest(".contours") ? [200, 200] : [plot.closest(".several") ? 300 : 640, 270]; // pixels
+  if (printing) [made.width, made.height] = paper;
+  if (COARSE && !surface) made.dragmode = false;
   if (surface && camera) made.scene = {...layout.scene, camera};
-  const first = !plot.drawn;
   plot.drawn = true;
   window.Plotly.react(plot, data, made, config);
-  if (first && surface) {
-    for (const event of ["plotly_relayouting", "plotly_relayout"]) {
-      plot.removeAllListeners?.(event);
-      plot.on(event, change => turned(plot, change?.["scene.camera"]));
-    }
+  for (const event of surface ? ["plotly_relayouting", "plotly_relayout"] : []) {
+    plot.removeAllListeners(event);
+    plot.on(event, change => turned(plot, change?.["scene.camera"]));
   }
 }
 let leader = null;
