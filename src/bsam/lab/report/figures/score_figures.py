@@ -272,7 +272,7 @@ def radius_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     rows = rows.assign(line=[_line_key(row) for row in rows.to_dict("records")]).set_index("row")
     with_radius = rows[rows["radius"] > 0].sort_values("radius", kind="stable")
     lines = [group for _, group in with_radius.groupby("line", sort=False)]
-    if all(len(line) == 1 for line in lines):
+    if all(line["radius"].nunique() == 1 for line in lines):
         return None
     ticks = sorted(with_radius["radius"].unique())
     caption = f"After the last epoch, {seeds_text(table['n'])}."
