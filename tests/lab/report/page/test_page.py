@@ -37,6 +37,12 @@ def html(example):
     return page_html(*example, title="Ours", problems=[PROBLEM])
 
 
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Drawing takes most of the time of a page."""
+    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+
+
 def traces(html, name):
     """The traces of a figure by method, without bands."""
     plots = [plot for key, plot in plots_of(html).items() if f"-{name}-" in key]
@@ -85,7 +91,7 @@ def test_the_runs_and_their_states(html):
     assert runs["diverged"]["remark"] == "the loss of step 7 is nan"
 
 
-def test_the_baseline_may_be_named(example):
+def test_the_baseline_may_be_named(example, no_plots):
     rows = {row["method"]: row for row in cells_of(page_html(*example, "sam"))}
     gaps = [score_of("SGD", seed) - score_of("SAM", seed) for seed in range(3)]
     assert float(rows["SGD"]["difference"]) == pytest.approx(np.mean(gaps))
@@ -139,8 +145,7 @@ def test_plotly_is_embedded_whole(example, tmp_path):
     assert gzip.decompress(base64.b64decode(encoded)).decode() == get_plotlyjs()
 
 
-def test_without_plotly_the_page_has_the_tables(example, monkeypatch):
-    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+def test_without_plotly_the_page_has_the_tables(example, no_plots):
     html = page_html(*example)
     assert 'id="plotly"></script>' in html
     assert len(html) < 300_000
@@ -148,7 +153,7 @@ def test_without_plotly_the_page_has_the_tables(example, monkeypatch):
 
 
 def test_large_experiments_stay_small_and_curves_are_thinned(tmp_path):
-    html = page_html(*example_runs(tmp_path, seeds=10, epochs=1000))
+    html = page_html(*example_runs(tmp_path, seeds=3, epochs=1000))
     assert len(html) < 6e6
     line = traces(html, "score")["SGD"]
     assert (len(line["x"]), line["x"][0], line["x"][-1]) == (200, 1, 1000)
@@ -314,7 +319,7 @@ def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
     assert "SGD" in traces(html, "classes"), "the others are drawn"
 
 
-def test_a_recipe_says_what_its_console_says(example):
+def test_a_recipe_says_what_its_console_says(example, no_plots):
     section = TableSection("Tuning", ("method", "0.1", "chosen"), (("SAM", "90.00 ± 1 (3)", "rho 0.1*"),))
     context = PageContext(["SGD is level with <SAM>."], [section], ["* At the edge of the grid."])
     html = unescape(page_html(*example, context=context))

@@ -166,16 +166,17 @@ def _add_curve(
     later = slice(int(SKIPPED * len(table)), None)
     span = (table["mean"] - std).iloc[later].min(), (table["mean"] + std).iloc[later].max()
     points = thinned(len(table))
-    x, y, half = table.index.to_numpy()[points], table["mean"].to_numpy()[points], std.to_numpy()[points]
+    x, y = table.index.to_numpy()[points], table["mean"].to_numpy()[points]
+    half = std.to_numpy()[points]
     name = {"name": escape(options.pop("name", row), quote=False)}
     if len(table) == 1:
         bars = {"error_y": whiskers(half, style)} if half.any() else {}
         figure.add_scatter(x=x, y=y, **named(row, style, mode="markers", **bars) | options | name)
         return span
     if half.any():
-        red, green, blue = (int(style.trace["line"]["color"][i : i + 2], 16) for i in (1, 3, 5))
+        colour = ",".join(str(int(style.trace["line"]["color"][i : i + 2], 16)) for i in (1, 3, 5))
         band = {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([y + half, (y - half)[::-1]])}
-        fill = {"fill": "toself", "fillcolor": f"rgba({red},{green},{blue},0.18)", "line": {"width": 0}}
+        fill = {"fill": "toself", "fillcolor": f"rgba({colour},0.18)", "line": {"width": 0}}
         hidden = {"mode": "lines", "showlegend": False, "hoverinfo": "skip"}
         figure.add_scatter(**band, **fill, **hidden, name=name["name"], legendgroup=row)
     figure.add_scatter(x=x, y=y, **named(row, style, mode="lines") | options | name)
@@ -272,7 +273,7 @@ def radius_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     rows = rows.assign(line=[_line_key(row) for row in rows.to_dict("records")]).set_index("row")
     with_radius = rows[rows["radius"] > 0].sort_values("radius", kind="stable")
     lines = [group for _, group in with_radius.groupby("line", sort=False)]
-    if all(len(line) == 1 for line in lines):
+    if all(line["radius"].nunique() == 1 for line in lines):
         return None
     ticks = sorted(with_radius["radius"].unique())
     caption = f"After the last epoch, {seeds_text(table['n'])}."

@@ -11,8 +11,8 @@ from ...recipes.columns import measured_on
 from ...training.run_dir import CURVATURE, RunDir
 from ..figures.flatness_figures import contour_figure, density_figure, eigenvalue_figure, surface_figure
 from ..figures.score_figures import SCORE_FIGURES, column_figure, seed_numbers
-from .panels import figure_info
 from .pictures import PICTURES
+from .plot_panels import figure_info
 
 Shown: TypeAlias = dict[str, Any] | None
 Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], Shown]

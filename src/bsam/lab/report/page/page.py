@@ -37,7 +37,7 @@ from .tables import (
 )
 
 TITLE = "Runs of bsam"
-MANY = 8  # with more verdicts, the undecided ones of an experiment are folded
+MANY = 8  # with more verdicts, the undecided ones are folded; with more rows, no sentence answers for all
 DAMAGE = (ArithmeticError, AttributeError, BsamError, LookupError, TypeError, ValueError)  # of the numbers of a run
 
 
@@ -97,7 +97,7 @@ def page_html(
             {
                 "id": f"experiment-{number}",
                 "title": name,
-                "answer": answer(table) if len(table) > 1 else "",
+                "answer": answer(table) if 1 < len(table) <= MANY else "",
                 "table": experiment_table(group, table),
                 "pairs": pairs,
                 "runs": runs_table(group, digits_of(table)),

@@ -67,15 +67,13 @@ async function copy(text) {
     return done;
   }
 }
-let timer;
 for (const button of all("button[data-copy]")) {
   button.addEventListener("click", async () => {
     const table = button.parentElement.previousElementSibling.querySelector("table"), name = button.dataset.copy;
     const rows = [...table.tBodies[0].rows].map(row => [...row.cells]);
     const done = await copy(FORMATS[name]([...table.tHead.rows[0].cells], rows, table.getAttribute("aria-label")));
     byId("status").textContent = done ? `Copied as ${name}` : "This browser does not allow copying";
-    clearTimeout(timer);
-    timer = setTimeout(() => { byId("status").textContent = ""; }, 2500);
+    setTimeout(() => { byId("status").textContent = ""; }, 2500);
   });
 }
 
@@ -97,8 +95,8 @@ function template() {
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "#8b949e", activecolor: text},
   }};
 }
-let library;
 const painted = new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+let library;
 function plotly() { // decompressed after the first paint, which it would delay
   library ??= (async () => {
     await painted;
@@ -184,8 +182,7 @@ function redrawForPrint(on) { // every flat plot in the light theme; surfaces ar
   for (const details of unfolded) details.open = on;
   if (window.Plotly) all(".plot").filter(plot => !isSurface(plot)).forEach(draw);
 }
-addEventListener("beforeprint", () => redrawForPrint(true));
-addEventListener("afterprint", () => redrawForPrint(false));
+for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => redrawForPrint(on));
 byId("print").addEventListener("click", async () => { if (hasPlotly) await plotly(); print(); });
 if (hasPlotly) (window.requestIdleCallback ?? (callback => setTimeout(callback, 1000)))(() => plotly()); // for Ctrl+P
 document.querySelector("#contents details").open = matchMedia("(min-width: 75rem)").matches;

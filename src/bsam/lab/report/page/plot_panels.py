@@ -18,18 +18,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 DIGITS = 5  # significant digits of what is drawn
-PAGE_SETS = (
-    "template",
-    "height",
-    "width",
-    "margin",
-    "title",
-    "meta",
-    "annotations",
-    "showlegend",
-    "legend",
-    "coloraxis",
-)
+PAGE_SETS = {"height", "width", "margin", "title", "meta", "annotations", "showlegend", "legend", "coloraxis"}
 
 
 def figure_info(title: str, caption: str, figure: go.Figure) -> dict[str, Any]:
@@ -40,7 +29,7 @@ def figure_info(title: str, caption: str, figure: go.Figure) -> dict[str, Any]:
     titles = [plain_text(note["text"]) for note in layout.get("annotations", [])]
     panels = []
     for number, key in enumerate(sorted(groups, key=_number)):
-        name = titles[number] if (number < len(titles) and len(groups) > 1) or layout.get("annotations") else ""
+        name = titles[number] if number < len(titles) else ""
         panels.append({"title": name, "plot": {"data": groups[key], "layout": _panel_layout(layout, key)}})
         for trace in groups[key]:
             for axis in ("xaxis", "yaxis", "scene"):
@@ -95,11 +84,11 @@ def _panel_layout(layout: Mapping[str, Any], subplot: str) -> dict[str, Any]:
             axis.pop(name, None)
     if "scaleanchor" in axes["yaxis"]:
         axes["yaxis"]["scaleanchor"] = "x"
-    shared = {name: value for name, value in layout.items() if not re.fullmatch(r"([xy]axis|scene)\d*", name)}
-    kept = {name: value for name, value in shared.items() if name not in PAGE_SETS}
+    others = [name for name in layout if not re.fullmatch(r"([xy]axis|scene)\d*", name) and name not in PAGE_SETS]
+    kept = {name: layout[name] for name in others}
     if "coloraxis" in layout:
-        kept["coloraxis"] = {**layout["coloraxis"], "showscale": False}
-        kept["coloraxis"].pop("colorbar", None)
+        scale = {name: value for name, value in layout["coloraxis"].items() if name != "colorbar"}
+        kept["coloraxis"] = {**scale, "showscale": False}
     unused = ("scene",) if not subplot.startswith("scene") else ("xaxis", "yaxis")
     return kept | {name: axis for name, axis in axes.items() if name not in unused}
 
@@ -110,9 +99,10 @@ def _legend(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for trace in data:
         if trace["type"] != "scatter" or not trace.get("showlegend", True) or "name" not in trace:
             continue
-        mode, line, marker = trace.get("mode", "lines"), trace.get("line", {}), trace.get("marker", {})
-        shown = {"dash": line.get("dash") if "lines" in mode else None, "symbol": None}
-        shown |= {"symbol": marker.get("symbol")} if "markers" in mode else {}
+        mode, line = trace.get("mode", "lines"), trace.get("line", {})
+        marker = trace.get("marker", {})
+        shown = {"dash": line.get("dash") if "lines" in mode else None}
+        shown["symbol"] = marker.get("symbol") if "markers" in mode else None
         colour = line.get("color") or marker.get("color")
         entries.setdefault(
             trace["name"], {"key": trace["name"], "name": plain_text(trace["name"]), "colour": colour, **shown}
