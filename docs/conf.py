@@ -32,7 +32,8 @@ python_use_unqualified_type_names = True
 napoleon_custom_sections = ["Reference", "Differences from the paper"]
 nitpick_ignore_regex = [
     # types of other projects in signatures: their inventories would have to be downloaded
-    ("py:class", r"(torch|numpy|collections\.abc|pathlib)\..*"),
+    ("py:class", r"(torch|numpy|pandas|collections\.abc|pathlib)\..*"),
+    ("py:class", r"(go\.Figure|pd\.DataFrame|pd\.Series|Picture|Entries|NDArray|np\.floating)"),
 ]
 
 smartquotes_action = "qe"  # quotes and ellipses; no dashes, which would make a flag unusable

@@ -246,7 +246,9 @@ class _Reader:
             raise BsamValueError("each epoch must have its seconds")
         if top_eigenvalue is not None and not is_number(top_eigenvalue):
             raise BsamValueError(f"top_eigenvalue must be a number or null, got {top_eigenvalue!r}")
-        last, score, sentence = None, NO_NUMBER, None
+        last = None
+        score = NO_NUMBER
+        sentence = None
         if state == "finished":
             last = epochs[-1]
             measure = task_class(run.task).measure

@@ -86,9 +86,26 @@ VARIANTS: Mapping[str, tuple[MethodVariant, ...]] = {
         ),
     ),
     "bsam": (
-        MethodVariant("bsam", "BSAM (Algorithm 1)", "bsam"),
-        MethodVariant("bsam-2", "BSAM (2 passes)", "bsam", {"passes": 2}),
-        MethodVariant("bsam-released", "BSAM (as released)", "bsam", {"start_from_min": True}),
+        MethodVariant(
+            "bsam",
+            "BSAM (Algorithm 1)",
+            "bsam",
+            note="BSAM (Algorithm 1): as the paper states it, with three passes: at w, uphill and downhill.",
+        ),
+        MethodVariant(
+            "bsam-2",
+            "BSAM (2 passes)",
+            "bsam",
+            {"passes": 2},
+            note="BSAM (2 passes): the gradient downhill is extrapolated from those at w and uphill.",
+        ),
+        MethodVariant(
+            "bsam-released",
+            "BSAM (as released)",
+            "bsam",
+            {"start_from_min": True},
+            note="BSAM (as released): as the authors' code, which takes its step from the point downhill.",
+        ),
     ),
 }
 BSAMS = tuple(variant.name for variant in VARIANTS["bsam"])
