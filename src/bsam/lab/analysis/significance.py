@@ -96,7 +96,7 @@ def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "
     ``more_seeds``, which would decide if mean and spread stay as they are.
 
     Args:
-        runs: a table of :func:`bsam.lab.analysis.runs_table.read_runs`.
+        runs: a table of :func:`bsam.lab.read_runs`.
         baseline: a row, or the name of a method on the command line, such as ``"sam"``; None, and in experiments
             without it, the base optimizer or the first row.
         value: the column that is compared; higher is better.

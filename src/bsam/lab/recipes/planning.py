@@ -44,7 +44,7 @@ class Planned:
     Args:
         run: the settings.
         about: from :func:`describe`; written to ``run.json`` in the run directory.
-        candidates: settings to choose from before it is trained, as fields of :class:`Run` by name.
+        candidates: settings to choose from before it is trained, as fields of ``Run`` by name.
     """
 
     run: Run

@@ -104,7 +104,7 @@ def fit(
         task: the task; None looks up ``run.task`` in :data:`bsam.lab.tasks.TASKS`.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
-        about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.planning.describe`.
+        about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
         checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
             Checkpoints are written only at the end of an epoch, and always after the last one.
         at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.

@@ -20,7 +20,7 @@ FIRST = (BASE, "sam", "bsam")  # have the first colours for themselves
 
 @dataclass(frozen=True)
 class Style:
-    """The style of a row: the index of its colour in :data:`COLOURS`, and plotly's names of dashes and symbol."""
+    """The style of a row: the index of its colour in ``COLOURS``, and plotly's names of dashes and symbol."""
 
     colour: int
     dash: str
