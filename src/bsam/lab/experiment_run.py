@@ -236,7 +236,7 @@ def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> Exp
     compared = None
     if experiment.recipe.baseline is not None and (runs["state"] == "finished").any():
         compared = comparison(runs, compare_rows(runs, experiment.recipe.baseline), tuned.base_sentence)
-    findings = [] if compared is None else [str(compared)]
+    findings = [] if compared is None else compared.sentences
     findings += _at_equal_radii(runs) if experiment.recipe.at_equal_radii else []
     results = results_of(experiment, tuned, runs, selected, findings)
     files = write_results(out, experiment, tuned, results)

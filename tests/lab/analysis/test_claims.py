@@ -89,6 +89,11 @@ def test_sentences_state_the_numbers():
     assert result.baseline == "SGD"
     assert str(result).startswith("SAM is better than SGD")
     assert all(name in str(result) for name in ("BSAM (Algorithm 1)", "3 passes", f"{rows['SGD']['mean']:.2f}"))
+    (pair,) = result.pairs.to_dict("records")
+    assert (pair["row"], pair["against"], pair["verdict"]) == ("BSAM (Algorithm 1)", "SAM", "worse")
+    assert f"{pair['difference']:+.2f}" in str(result).partition("BSAM (Algorithm 1) is worse than SAM")[2]
+    level = runs_of(sgd=90.0, sam=95.0, bsam=95.01)
+    assert "No difference shown between SAM and BSAM (Algorithm 1)" in str(comparison(level, compare_rows(level)))
     few = compare_rows(runs[runs["seed"] < 2]).to_dict("records")[1]
     assert "1 more seed" in seeds_sentence(few)
     assert few["row"] in sentence(few)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.grouping import count_text
-from .significance import BETTER, MIN_SEEDS, NOT_LEARNED, TOO_FEW, WORSE
+from .significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 
 WORDS = {  # what the verdicts mean; the page defines them, too
     BETTER: "more than chance",
@@ -105,13 +105,24 @@ def sentence(row: Mapping[str, Any]) -> str:
         return f"No verdict on {name}. {evidence(row)}"
     if not row["shared"]:
         return f"{name} has no finished run to compare. {evidence(row)}".strip()
-    direction = "better" if row["difference"] > 0 else "worse"
-    size = "equal" if not row["difference"] else f"{direction} by {abs(row['difference']):.2f}"
+    direction = "better" if row["difference"] > 0 else "worse" if row["difference"] < 0 else "equal"
     meaning = WORDS.get(row["verdict"], "which may be chance")
-    text = f"{name} is {size} ({difference_text(row)}), {meaning}"
+    text = f"{name} is {direction} ({difference_text(row)}), {meaning}"
     if "passes" in row and not math.isnan(row["passes"]):
         text += f", at {row['passes']:.3g} {'pass' if row['passes'] == 1 else 'passes'} per step"
     return " ".join(filter(None, [f"{text}.", seeds_sentence(row)]))
+
+
+def pairs_sentence(pairs: pd.DataFrame) -> str:
+    """Return sentences on the methods other than the baseline, compared with each other; empty without a verdict."""
+    parts = []
+    for row in pairs.to_dict("records"):
+        if row["verdict"] in (BETTER, WORSE):
+            parts.append(f"{row['row']} is {row['verdict']} than {row['against']} ({difference_text(row)}).")
+    level = [f"{row['against']} and {row['row']}" for row in pairs.to_dict("records") if row["verdict"] == NONE_SHOWN]
+    if level:
+        parts.append(f"No difference shown between {'; '.join(level)}.")
+    return " ".join(parts)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -131,11 +142,13 @@ class ComparisonResult:
     Args:
         table: a row for each method: the columns of ``compare_rows``, and ``radius``, ``chosen``, ``passes`` and
             ``seconds`` of its runs.
+        pairs: the other methods, compared with each other: the columns of ``compare_rows``.
         shared: a sentence on the tuned settings that all methods share; empty if there are none.
         page: the report, an HTML file; None if it was not written.
     """
 
     table: pd.DataFrame
+    pairs: pd.DataFrame
     shared: str = ""
     page: Path | None = None
 
@@ -144,14 +157,19 @@ class ComparisonResult:
         """The row that the others are compared with."""
         return str(self.table["against"].iloc[0])
 
-    def __str__(self) -> str:
+    @property
+    def sentences(self) -> list[str]:
+        """The answer, the numbers of the baseline and of each method, and the methods compared with each other."""
         rows = self.table.to_dict("records")
         (base,) = (row for row in rows if row["row"] == self.baseline)
         numbers = ""
         if base["n"]:
             numbers = f"{self.baseline}: {base['unit']} {numbers_text(base['mean'], base['std'], base['n'])}."
         others = [sentence(row) for row in rows if row is not base]
-        return " ".join(filter(None, [answer(self.table), numbers, *others, self.shared]))
+        return list(filter(None, [answer(self.table), numbers, *others, pairs_sentence(self.pairs), self.shared]))
+
+    def __str__(self) -> str:
+        return " ".join(self.sentences)
 
 
 def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: Path | None = None) -> ComparisonResult:
@@ -159,4 +177,5 @@ def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: 
     about = runs.groupby(["experiment", "row"], as_index=False, sort=False).agg(
         radius=("radius", "first"), chosen=("chosen", "first"), passes=("passes", "first"), seconds=("seconds", "mean")
     )
-    return ComparisonResult(table.merge(about, on=["experiment", "row"]), shared, page)
+    others = compare_pairs(runs[~runs["row"].isin(table["against"])])
+    return ComparisonResult(table.merge(about, on=["experiment", "row"]), others, shared, page)
