@@ -102,7 +102,8 @@ def check_radii(names):
     assert 10 < names["one_run"] < 100
 
 
-ELSEWHERE = {"guides/fine-tune.md", "guides/pose.md", "guides/quantization.md"}  # tests/docs runs their code
+OF_RUNS = {"guides/report.md", "guides/own-analysis.md"}  # need runs
+ELSEWHERE = {"guides/fine-tune.md", "guides/pose.md", "guides/quantization.md", *OF_RUNS}  # tests/docs runs their code
 FRAMEWORKS = ("lightning", "fabric", "transformers", "peft", "accelerate", "timm", "ignite", "skorch")
 ELSEWHERE |= {f"guides/{name}.md" for name in FRAMEWORKS}  # tests/integrations
 CHECKS = {  # beyond the assertions in the pages

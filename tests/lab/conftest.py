@@ -1,5 +1,7 @@
 """What the tests of reports and of commands share."""
 
+import os
+
 import pytest
 from rich.console import Console
 
@@ -35,3 +37,27 @@ def out(tmp_path):
         return experiment, [write_run(plan.run, tmp_path) for plan in experiment.planned]
 
     return fill
+
+
+MPS_CONTROL = """#!/bin/sh
+if [ "$1" = -d ]; then
+    [ -n "$DENIED" ] && echo denied && exit 1
+    touch "$CUDA_MPS_PIPE_DIRECTORY/control"
+    exit 0
+fi
+read command
+echo "$command" >> "$CALLS"
+[ -n "$RUNS_ALREADY" ] || [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
+"""
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    """Install a stand-in for NVIDIA's program, and return the file to which it appends its commands."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(MPS_CONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return tmp_path / "calls"
