@@ -134,7 +134,7 @@ def write_report(
         baseline: the method that the others are compared with; None takes the base optimizer.
         title: the title of the page.
     """
-    require_packages({"plotly": "plot"})
+    require_packages(dict.fromkeys(("pandas", "scipy", "jinja2", "plotly"), "plot"))
     from .report.page import page
 
     page.check_page_file(Path(out))

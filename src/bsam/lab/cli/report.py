@@ -13,6 +13,7 @@ from ..common.grouping import count_text
 OUT = Path("report.html")
 SECONDS = 5.0  # between two looks at the files of watched runs
 READ = {".json", ".jsonl", ".csv", ".npz", ".safetensors"}  # the files that change a report; checkpoints do not
+NEEDS = dict.fromkeys(("pandas", "scipy", "jinja2", "plotly"), "plot")
 HELP = "write one HTML page with the tables, figures and verdicts of any runs"
 DESCRIPTION = """\
 Write one HTML file with the tables, interactive figures and verdicts of runs; it works offline. RUNS are run
@@ -34,7 +35,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--strict", action="store_true", help=strict)
     watch = "write the file again whenever the runs change; the page reloads itself in the browser. Ctrl-C ends it"
     flag("--watch", action="store_true", help=watch)
-    command.set_defaults(run=_report, needs={"plotly": "plot"})
+    command.set_defaults(run=_report, needs=NEEDS)
 
 
 def _report(arguments: argparse.Namespace) -> None:
