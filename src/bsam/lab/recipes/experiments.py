@@ -159,7 +159,8 @@ def recipe(
             scale if isinstance(scale, Scale) else SCALES[find_name("scale", scale, SCALES)] for scale in scales
         )
         made = Recipe(plan.__name__.replace("_", "-"), title, plan, known, **options)
-        if plan.__module__.startswith(f"{__package__}.") and plan.__module__ != __name__:
+        is_ours = plan.__module__.startswith(f"{__package__}.") and plan.__module__ != __name__
+        if is_ours and plan.__qualname__ == plan.__name__:  # no function in a function
             RECIPES[made.name] = made  # users name theirs as MODULE:RECIPE
         return made
 
