@@ -57,6 +57,15 @@ def test_matched_radii_are_corrected_for_each_other():
     assert (matched["difference"] < matched["high"]).all()
 
 
+def test_a_divergence_is_that_of_its_row():
+    runs = runs_of(sgd=95.0, sam=96.0, bsam=97.0, sam_sum=96.5)
+    runs.loc[(runs["row"] == "SAM (sum)") & (runs["seed"] == 0), ["state", "score"]] = ["diverged", math.nan]
+    claims = paper_claims(runs)
+    (matched,) = claims[(claims["at"] == MATCHED_RADII) & ~claims["claim"].str.contains("λmax")].to_dict("records")
+    assert "BSAM (Algorithm 1) diverged" not in evidence(matched)
+    assert matched["shared"] == 3
+
+
 def test_tuned_rows_are_compared_with_tuned_rows():
     scores = {"sgd": 95.0, "sam": 96.0, "bsam": 97.0, "sam_tuned": 97.0, "bsam_tuned": 96.0}
     found = outcomes(paper_claims(runs_of(**scores)))
@@ -89,6 +98,9 @@ def test_sentences_state_the_numbers():
     assert result.baseline == "SGD"
     assert str(result).startswith("SAM is better than SGD")
     assert all(name in str(result) for name in ("BSAM (Algorithm 1)", "3 passes", f"{rows['SGD']['mean']:.2f}"))
+    level = sentence(rows["BSAM (Algorithm 1)"])
+    assert rows["BSAM (Algorithm 1)"]["verdict"] in level
+    assert "better" not in level
     (pair,) = result.pairs.to_dict("records")
     assert (pair["row"], pair["against"], pair["verdict"]) == ("BSAM (Algorithm 1)", "SAM", "worse")
     assert f"{pair['difference']:+.2f}" in str(result).partition("BSAM (Algorithm 1) is worse than SAM")[2]

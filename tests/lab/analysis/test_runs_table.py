@@ -116,6 +116,15 @@ def test_one_of_two_copies_is_kept_and_another_result_is_a_problem(train, tmp_pa
     train(run, "a")
     train(run, "b")
     assert len(read(tmp_path)) == 1
+    longer = read_runs(tmp_path)["epochs_done"].iloc[0]
+    half = train(run, "d")
+    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (half / "metrics.jsonl").write_text(lines[0])
+    (half / "model.safetensors").unlink()
+    problems = []
+    assert read_runs(tmp_path, problems)["epochs_done"].tolist() == [longer]
+    assert "runs/d" in problems[0]
+    (half / "config.json").unlink()
     train(run, "c", score=0.8)
     problems = []
     assert len(read_runs(tmp_path, problems)) == 1
@@ -125,8 +134,9 @@ def test_one_of_two_copies_is_kept_and_another_result_is_a_problem(train, tmp_pa
 
 def test_seconds_of_runs_that_shared_a_device_are_not_shown(train, tmp_path):
     for seed, shared in enumerate((False, True)):
-        run = Run("sgd", epochs=2, seed=seed)
-        train(run, f"s{seed}", about=describe(run, shared=shared))
+        run = Run("sgd", epochs=3, seed=seed)
+        metrics = train(run, f"s{seed}", about=describe(run, shared=shared)) / "metrics.jsonl"
+        metrics.write_text(metrics.read_text().replace('"seconds": 1.0', '"seconds": 9.0', 1))  # compiles
     assert read(tmp_path)["seconds"].fillna(-1).tolist() == [1.0, -1]
 
 
@@ -154,6 +164,7 @@ def test_results_of_others_in_a_csv_file(train, tmp_path):
         ("experiment,method,seed,score\nE,A,-1,1\n", "seed"),
         ("experiment,method,seed,score\nE,A,0,inf\n", "score"),
         ("experiment,method,seed,score\nE,,0,1\n", "method"),
+        ("experiment,method,seed,score\nResNet-18, CIFAR-10,A,0,1\n", "quotes"),
         ("", "CSV"),
     ],
 )
@@ -174,6 +185,7 @@ def test_wrong_csv_files_are_named(tmp_path, content, word):
         ("metrics.jsonl", "not JSON\n"),
         ("metrics.jsonl", '{"epoch": 1}\n{"epoch": 2}\n'),
         ("run.json", "[]"),
+        ("run.json", '{"experiment": 3, "row": null}'),
         ("curvature.json", '{"top_eigenvalue": "high"}'),
     ],
 )
@@ -184,6 +196,13 @@ def test_damaged_files_are_named_and_the_rest_is_read(train, tmp_path, file, con
     assert "SGD" in set(read_runs(tmp_path, problems)["row"])
     assert len(problems) == 1
     assert "bad" in problems[0]
+
+
+def test_two_scores_of_one_seed_in_a_csv_file(tmp_path):
+    (tmp_path / "x.csv").write_text("experiment,method,seed,score\nE,A,0,90\nE,A,0,10\nE,A,1,90\nE,A,1,90\n")
+    problems = []
+    assert read_runs(tmp_path / "x.csv", problems)["seed"].tolist() == [0, 1]
+    assert len(problems) == 1
 
 
 def test_without_a_list_problems_are_warnings(tmp_path):

@@ -106,6 +106,7 @@ def _claim(table: pd.DataFrame, at: str, sign: int, gap: float, claim: str | pd.
         pairs = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}
         swapped = table.rename(columns={**pairs, **{theirs: ours for ours, theirs in pairs.items()}})
         ends = {"difference": -table["difference"], "low": -table["high"], "high": -table["low"]}
+        ends |= {"diverged": 0, "failed": 0, "unfinished": 0}  # those counts belong to the other row
         table = swapped.assign(**ends, verdict=table["verdict"].replace({BETTER: WORSE, WORSE: BETTER}))
     outcome = table["verdict"].map(lambda verdict: OUTCOMES.get(verdict, OPEN))
     return table.assign(outcome=outcome, at=at, gap=gap, claim=claim)

@@ -19,14 +19,14 @@ from ..recipes.planning import describe
 from ..tasks import task_class
 from ..training.config import Run, stored_run
 from ..training.files import read_json, read_json_lines
-from ..training.run_dir import CONFIG, CURVATURE, METRICS, RunDir
+from ..training.run_dir import ABOUT, CONFIG, CURVATURE, METRICS, RunDir
 from .outcome import failure, score_title
 
 RESULTS = "results.json"
 FLATNESS = "flatness*.json"
 HINT = "restore or remove it"
 NO_NUMBER = float("nan")
-# The columns, with the values of a run that does not have them. README and the guide list them.
+# The columns, with the values of a run that does not have them; the guide lists them.
 COLUMNS: Mapping[str, Any] = {
     "experiment": "",
     "row": "",
@@ -64,6 +64,7 @@ COLUMNS: Mapping[str, Any] = {
 }
 REQUIRED = ("experiment", "method", "seed", "score")  # columns of a CSV file
 OPTIONAL = ("unit", "passes", "radius", "published", "source")
+LAST = 10_000  # the place of a CSV file's rows
 STATES = ("finished", "diverged", "unfinished", "not started")  # the first of these is kept of two copies
 DAMAGED = (BsamError, LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError)
 
@@ -76,11 +77,6 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
             files with the columns experiment, method, seed and score.
         problems: gets a sentence about everything that cannot be read; None makes each a warning.
 
-    Example:
-        >>> runs = read_runs("results")  # doctest: +SKIP
-        >>> runs.groupby(["experiment", "row"]).score.agg(
-        ...     ["mean", "std", "count"]
-        ... )  # doctest: +SKIP
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     reader = _Reader()
@@ -239,8 +235,11 @@ class _Reader:
         top_eigenvalue: float | None = None,
         metrics: Path | None = None,
     ) -> None:
-        about = describe(run) if about is None else about
-        if about["trial"]:
+        if about is None:  # an older version, or fit without a plan
+            about = describe(run, chosen="", shared=True)
+        if not isinstance(about.get("experiment"), str) or not isinstance(about.get("row"), str):
+            raise BsamValueError(f"{ABOUT} must have an experiment and a row: remove {ABOUT}, not the run")
+        if about.get("trial"):
             return
         if not all(is_number(epoch.get("seconds")) for epoch in epochs):
             raise BsamValueError("each epoch must have its seconds")
@@ -276,7 +275,7 @@ class _Reader:
                 "method": run.method,
                 "model": run.model,
                 "data": run.data,
-                "seconds": NO_NUMBER if about["shared"] or not seconds else statistics.median(seconds),
+                "seconds": NO_NUMBER if about.get("shared", True) or not seconds else statistics.median(seconds),
                 "failure": sentence or "",
                 "memorised": NO_NUMBER if last is None else 100 * last.get("memorised", NO_NUMBER),
                 "top_eigenvalue": NO_NUMBER if top_eigenvalue is None else top_eigenvalue,
@@ -295,6 +294,8 @@ def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]
         cells = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     except (OSError, ValueError) as error:
         raise BsamValueError(f"{error}. Save it as CSV in UTF-8") from error
+    if not isinstance(cells.index, pd.RangeIndex):
+        raise BsamValueError("a line has more fields than the header: put names with commas in quotes")
     cells.columns = cells.columns.str.strip()
     wrong = [name for name in cells.columns if name not in REQUIRED + OPTIONAL]
     if wrong := wrong or [name for name in REQUIRED if name not in cells.columns]:
@@ -337,7 +338,7 @@ def _csv_row(values: Mapping[str, str]) -> dict[str, Any]:
             raise BsamValueError(f"its {name} must be a finite number, got {values[name]!r}")
     source = f" ({values['source']})" if "source" in values else ""
     names = {"experiment": values["experiment"], "row": values["method"] + source, "seed": int(values["seed"])}
-    return {**COLUMNS, **names, **numbers, "unit": values.get("unit", ""), "place": len(COLUMNS) + 1000}
+    return {**COLUMNS, **names, **numbers, "unit": values.get("unit", ""), "place": LAST}
 
 
 def _without_unasked(table: pd.DataFrame) -> pd.DataFrame:
@@ -355,7 +356,8 @@ def _without_copies(table: pd.DataFrame, problems: list[str]) -> pd.DataFrame:
     best = table.loc[kept].set_index(keys)
     for run in table.drop(kept).itertuples():
         other = best.loc[(run.experiment, run.row, run.seed)]
-        if run.state != "not started" and run.last != other["last"]:
+        is_copy = run.last == other["last"] and (run.last is not None or run.score == other["score"])
+        if run.state != "not started" and not is_copy:
             problems.append(
                 f"{run.path} is left out: {other['path']} is also seed {run.seed} of {run.row} ({run.experiment})."
             )

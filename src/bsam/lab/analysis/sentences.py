@@ -13,13 +13,6 @@ import pandas as pd
 from ..common.grouping import count_text
 from .significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 
-WORDS = {  # what the verdicts mean; the page defines them, too
-    BETTER: "more than chance",
-    WORSE: "more than chance",
-    TOO_FEW: f"fewer than {MIN_SEEDS} shared seeds, which is too few to tell",
-    NOT_LEARNED: "no verdict, because a network is no better than chance",
-}
-
 
 def numbers_text(mean: float, std: float, n: int, digits: int = 2) -> str:
     """Return mean, standard deviation and number of seeds.
@@ -101,13 +94,10 @@ def sentence(row: Mapping[str, Any]) -> str:
     """Return one sentence on a row of ``compare_rows``."""
     radius = "" if math.isnan(row.get("radius", math.nan)) else f" at total radius {row['radius']:g} ({row['chosen']})"
     name = f"{row['row']}{radius}"
-    if row["verdict"] == NOT_LEARNED:
-        return f"No verdict on {name}. {evidence(row)}"
-    if not row["shared"]:
-        return f"{name} has no finished run to compare. {evidence(row)}".strip()
-    direction = "better" if row["difference"] > 0 else "worse" if row["difference"] < 0 else "equal"
-    meaning = WORDS.get(row["verdict"], "which may be chance")
-    text = f"{name} is {direction} ({difference_text(row)}), {meaning}"
+    if row["verdict"] == NOT_LEARNED or not row["shared"]:
+        return f"{name}: {row['verdict']}. {evidence(row)}"
+    verdict = f" is {row['verdict']}" if row["verdict"] in (BETTER, WORSE) else f": {row['verdict']}"
+    text = f"{name}{verdict} ({difference_text(row)})"
     if "passes" in row and not math.isnan(row["passes"]):
         text += f", at {row['passes']:.3g} {'pass' if row['passes'] == 1 else 'passes'} per step"
     return " ".join(filter(None, [f"{text}.", seeds_sentence(row)]))
@@ -129,9 +119,11 @@ def listed(names: Sequence[str]) -> str:
     """Return names in words.
 
     Example:
-        >>> listed(["SAM"]), listed(["SAM", "GSAM", "BSAM"])
-        ('SAM', 'SAM, GSAM and BSAM')
+        >>> listed(["SAM"]), listed(["SAM", "GSAM", "BSAM"]), listed(["SGD, tuned", "SAM"])
+        ('SAM', 'SAM, GSAM and BSAM', 'SGD, tuned; SAM')
     """
+    if any("," in name for name in names):
+        return "; ".join(names)
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 

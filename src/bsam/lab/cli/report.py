@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,7 +96,8 @@ def version_of(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
     found = []
     for path in paths:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.suffix in READ and file.is_file():
-                status = file.stat()
-                found.append((str(file), status.st_size, status.st_mtime_ns))
+            with contextlib.suppress(FileNotFoundError):  # a run was removed meanwhile
+                if file.suffix in READ and file.is_file():
+                    status = file.stat()
+                    found.append((str(file), status.st_size, status.st_mtime_ns))
     return found

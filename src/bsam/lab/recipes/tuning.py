@@ -307,7 +307,11 @@ class TunedRuns:
             parts.append(
                 f"{settings_text(self.base.names)} {of_base if plan.run.method != BASE else self.base.tuned_on}"
             )
-        return {"chosen": "; ".join(parts), "tuned": True, **tuned} if parts else {}
+        if not parts:
+            return {}
+        has_choice = (choice is not None and bool(choice.names)) or plan.run.method == BASE
+        words = parts if has_choice else [*filter(None, [plan.about["chosen"]]), *parts]  # the radius is as planned
+        return {"chosen": "; ".join(words), "tuned": has_choice, **tuned}
 
     @property
     def base_sentence(self) -> str:

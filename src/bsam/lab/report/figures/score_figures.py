@@ -298,7 +298,7 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame, label: str = "") -> go.Fi
 
     A panel per section; published numbers are thin lines with open squares.
     """
-    numbers = runs["column"].str.extract(r"^(.*?)(-?\d+\.?\d*) ?(%?)$")
+    numbers = runs["column"].str.extract(r"^(?:(.*?)\s)?(\d+\.?\d*) ?(%?)$")
     known = runs.assign(x=numbers[1].astype(float))[numbers[1].notna()]
     known = known[known.groupby("section")["x"].transform("nunique") > 1]
     table = statistics_of(known, by=["section", "row", "x"]).join(
@@ -309,8 +309,8 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame, label: str = "") -> go.Fi
     lines = dict(list(table.reset_index().sort_values("x").groupby(["section", "row"])))
     sections = list(dict.fromkeys(known["section"]))
     figure = make_subplots(1, len(sections), subplot_titles=[escape(section, quote=False) for section in sections])
-    first = numbers.loc[known.index[0]]
-    label = label or " in ".join(filter(None, (first[0].strip(), first[2]))) or "column of the table"
+    first = numbers.fillna("").loc[known.index[0]]
+    label = label or " in ".join(filter(None, (first[0], first[2]))) or "column of the table"
     figure.update_xaxes(title_text=label).update_yaxes(title_text=runs["unit"].iloc[0])
     caption = f"After the last epoch, {seeds_text(table['n'])}, whiskers of one standard deviation."
     if table["published"].notna().any():

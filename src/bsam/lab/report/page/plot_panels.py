@@ -48,7 +48,7 @@ def plain_text(text: str) -> str:
         >>> plain_text("<b>SAM &lt;1&gt;</b><br>loss 0.1")
         'SAM <1>: loss 0.1'
     """
-    return str(Markup(text.replace("<br>", ": ")).striptags())
+    return str(Markup(text.replace("</b><br>", "</b>: ").replace("<br>", " ")).striptags())
 
 
 def _plain(value: Any) -> Any:
