@@ -132,6 +132,15 @@ def test_one_of_two_copies_is_kept_and_another_result_is_a_problem(train, tmp_pa
     assert "runs/c" in problems[0]
 
 
+def test_of_two_unfinished_copies_the_longer_one_is_kept(train, tmp_path):
+    for name, epochs in (("a", 1), ("b", 2)):
+        folder = train(Run("sgd", epochs=3), name)
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (folder / "metrics.jsonl").write_text("".join(lines[:epochs]))
+        (folder / "model.safetensors").unlink()
+    assert read_runs(tmp_path, [])["epochs_done"].tolist() == [2]
+
+
 def test_seconds_of_runs_that_shared_a_device_are_not_shown(train, tmp_path):
     for seed, shared in enumerate((False, True)):
         run = Run("sgd", epochs=3, seed=seed)

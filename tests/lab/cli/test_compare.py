@@ -82,7 +82,7 @@ def test_the_command_continues_and_gives_the_same_numbers(compared, capsys):
     assert len(times) == 4
     assert cli.main(command(out, "--methods", "sgd", "sam", "--seeds", 2, "--baseline", "SAM")) == 0
     gain = result.table["difference"].iloc[1]
-    assert f"SGD is {'better' if gain < 0 else 'worse'} (" in text_of(capsys)
+    assert f"SGD: too few seeds ({-gain:+.2f} points" in text_of(capsys)
 
 
 def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monkeypatch):

@@ -244,6 +244,8 @@ def test_scores_against_the_columns_of_a_recipe():
     published = [list(trace.y) for trace in figure.data if trace.error_y.array is None]
     assert published == [[1.5, 1.5]] * 2
     assert score_figures.column_figure(runs.assign(column="a"), pd.DataFrame()) is None
+    names = runs["column"].map({name: f"CIFAR-{place}0" for place, name in enumerate(runs["column"].unique(), 1)})
+    assert score_figures.column_figure(runs.assign(column=names), pd.DataFrame()) is None
 
 
 def test_one_epoch_is_a_marker(tmp_path):
