@@ -169,5 +169,8 @@ def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: 
     about = runs.groupby(["experiment", "row"], as_index=False, sort=False).agg(
         radius=("radius", "first"), chosen=("chosen", "first"), passes=("passes", "first"), seconds=("seconds", "mean")
     )
-    others = compare_pairs(runs[~runs["row"].isin(table["against"])])
+    pairs = compare_pairs(runs)  # corrected together, as on the page
+    others = (
+        pairs[~pairs["against"].isin(table["against"]) & ~pairs["row"].isin(table["against"])] if len(pairs) else pairs
+    )
     return ComparisonResult(table.merge(about, on=["experiment", "row"]), others, shared, page)
