@@ -5,6 +5,7 @@ import math
 import statistics
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from bsam.lab.analysis.runs_table import COLUMNS
@@ -13,7 +14,6 @@ from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.variants import MATCHED, variants
 from bsam.lab.report.recipe_table import caption, cells_of, markdown, ours_text, sections_of
 
-pd = pytest.importorskip("pandas")
 HEADER = ("method", "Head", "Shoulder", "Elbow", "Wrist", "Hip", "Knee", "Ankle", "Mean")
 
 

@@ -97,7 +97,7 @@ def _worker_pool(threads: int, variables: Mapping[str, str]) -> Iterator[Process
     pool = ProcessPoolExecutor(1, context, _prepare, (threads, variables))
     try:
         yield pool
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: the workers end at once, and the exception goes on
         for process in list((pool._processes or {}).values()):  # like kill_workers in Python 3.14
             process.kill()
         raise
