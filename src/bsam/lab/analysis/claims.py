@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ..recipes.columns import measured_on
 from ..recipes.variants import variants
-from .significance import BETTER, MIN_SEEDS, TOO_FEW, WORSE, compare_rows
+from .significance import BETTER, WORSE, compare_family
 
 CONFIRMED = "confirmed"
 CONTRADICTED = "contradicted"
@@ -19,6 +19,7 @@ PAPER_RADII = "at the paper's radii"
 OUR_RADII = "at our radii"  # where the paper states none
 MATCHED_RADII = "at matched radii"
 TUNED_RADII = "at tuned radii"
+NO_MATCH = "SAM at BSAM's total radius"  # which nobody ran
 MATCHED_CHOICE = "BSAM's total radius"  # how the radius of such a run was chosen
 
 
@@ -36,80 +37,59 @@ def paper_claims(runs: pd.DataFrame) -> pd.DataFrame:
     for _, group in runs[runs["settings"].notna()].groupby("experiment", sort=False):
         if group["claimed"].notna().any():
             found += _claims(group)
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    return pd.DataFrame(found)
 
 
-def _claims(group: pd.DataFrame) -> list[pd.DataFrame]:
+def _claims(group: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the claims of an experiment."""
     base = next(iter(group.loc[group["method"] == "base", "variant"]), "")
     paper = group[group["claimed"].notna()]
     numbers = paper.drop_duplicates("variant").set_index("variant")["claimed"]
     radii = OUR_RADII if group["settings"].iloc[0]["task"] == "pose" else PAPER_RADII
-    tuned = {False: paper[~paper["tuned"]], True: paper[paper["tuned"] | (paper["variant"] == base)]}
-    rows = {
-        at: dict(part.drop_duplicates("variant")[["variant", "row"]].itertuples(index=False))
-        for at, part in ((radii, tuned[False]), (TUNED_RADII, tuned[True]))
-    }
-    matched = list(dict.fromkeys(group.loc[group["chosen"] == MATCHED_CHOICE, "row"]))
-    tables = []
+    parts = {radii: ~paper["tuned"], TUNED_RADII: paper["tuned"] | (paper["variant"] == base)}
+    rows = {at: paper[part].drop_duplicates("variant").set_index("variant")["row"] for at, part in parts.items()}
+    matched = group.loc[group["chosen"] == MATCHED_CHOICE, "row"].unique().tolist()
+    found = []
     for ours, theirs in (("sam", base), ("bsam", "sam")):
         if {ours, theirs} <= set(numbers.index):
             gap = numbers[ours] - numbers[theirs]
             higher, lower = (ours, theirs) if gap > 0 else (theirs, ours)
+            families = [
+                (at, abs(gap), [(titles[higher], titles[lower])])
+                for at, titles in rows.items()
+                if {higher, lower} <= set(titles.index)
+            ]
+            if ours == "bsam" and "bsam" in rows[radii] and (matched or not group["tuned"].any()):
+                pairs = [(rows[radii]["bsam"], row) for row in matched or [NO_MATCH]]
+                pairs = pairs if higher == "bsam" else [(row, against) for against, row in pairs]
+                families.append((MATCHED_RADII, math.nan, pairs))
             claim = f"{_name(higher)} better than {_name(lower)}"
-            for at, titles in rows.items():
-                if {higher, lower} <= set(titles):
-                    table = _compared(group, [titles[higher]], titles[lower], "score")
-                    tables.append(_claim(table, at, 1, abs(gap), claim))
-            if ours == "bsam" and "bsam" in rows[radii] and matched:
-                table = _compared(group, matched, rows[radii]["bsam"], "score")
-                tables.append(_claim(table, MATCHED_RADII, -1 if higher == "bsam" else 1, math.nan, claim))
-            elif ours == "bsam" and tables and not group["tuned"].any():
-                missing = {
-                    "row": "SAM at BSAM's total radius",
-                    "n": 0,
-                    "shared": 0,
-                    "verdict": TOO_FEW,
-                    "outcome": OPEN,
-                }
-                tables.append(tables[-1].assign(at=MATCHED_RADII, gap=math.nan, more_seeds=MIN_SEEDS, **missing))
+            for at, gap, pairs in families:
+                found += [_claim(row, at, gap, claim) for row in compare_family(group, pairs)]
     for at, titles in rows.items():
-        others = [titles[name] for name in (base, "sam") if name in titles]
-        tables.append(_flatness(group, at, titles.get("bsam"), others if at == radii else others[1:]))
-    tables.append(_flatness(group, MATCHED_RADII, rows[radii].get("bsam"), matched))
-    return [table for table in tables if not table.empty]
+        others = [titles[name] for name in ((base, "sam") if at == radii else ("sam",)) if name in titles]
+        found += _flatness(group, at, titles.get("bsam"), others)
+    return found + _flatness(group, MATCHED_RADII, rows[radii].get("bsam"), matched)
 
 
-def _flatness(group: pd.DataFrame, at: str, bsam: str | None, others: list[str]) -> pd.DataFrame:
+def _flatness(group: pd.DataFrame, at: str, bsam: str | None, others: list[str]) -> list[dict[str, Any]]:
     """Compare the largest eigenvalues: those that ``bsam flatness`` measured, or those at the end of training."""
     if bsam is None or not others:
-        return pd.DataFrame()
-    samples = group["flatness"].map(lambda entry: entry["samples"] if entry else np.nan)
-    tables: dict[int | None, pd.DataFrame] = {None: _compared(group, others, bsam, "top_eigenvalue")}
-    for n in samples.dropna().unique():
-        maxima = group["flatness"].map(lambda entry: entry["eigenvalues"]["maximum"] if entry else np.nan)
-        tables[int(n)] = _compared(group.assign(maximum=maxima.where(samples == n)), others, bsam, "maximum")
-    n = max(tables, key=lambda number: (tables[number]["shared"].sum(), number or 0))
-    label = measured_on(group["settings"].iloc[0], n)
-    table = tables[n][tables[n]["shared"] > 0]
-    return _claim(table, at, 1, math.nan, "BSAM flatter than " + table["row"] + f" (λmax, {label})")
+        return []
+    pairs = [(row, bsam) for row in others]
+    tables = {0: compare_family(group, pairs, "top_eigenvalue")}
+    measured = pd.DataFrame([entry or {} for entry in group["flatness"]], group.index)
+    for n in measured.get("samples", pd.Series(dtype=float)).dropna().unique():
+        maxima = measured["eigenvalues"].where(measured["samples"] == n).str["maximum"]
+        tables[int(n)] = compare_family(group.assign(maximum=maxima.astype(float)), pairs, "maximum")
+    n = max(tables, key=lambda n: (sum(row["shared"] for row in tables[n]), n))
+    label = measured_on(group["settings"].iloc[0], n or None)
+    shown = [row for row in tables[n] if row["shared"]]
+    return [_claim(row, at, math.nan, f"BSAM flatter than {row['row']} (λmax, {label})") for row in shown]
 
 
-def _compared(group: pd.DataFrame, rows: list[str], against: str, value: str) -> pd.DataFrame:
-    table = compare_rows(group[group["row"].isin([*rows, against])], against, value)
-    return table[table["row"] != table["against"]]
-
-
-def _claim(table: pd.DataFrame, at: str, sign: int, gap: float, claim: str | pd.Series) -> pd.DataFrame:
-    """Return comparisons as claims; ``sign`` is -1 if the paper has the baseline above the rows."""
-    if sign < 0:
-        pairs = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}
-        swapped = table.rename(columns={**pairs, **{theirs: ours for ours, theirs in pairs.items()}})
-        ends = {"difference": -table["difference"], "low": -table["high"], "high": -table["low"]}
-        ends |= {"diverged": 0, "failed": 0, "unfinished": 0}  # those counts belong to the other row
-        table = swapped.assign(**ends, verdict=table["verdict"].replace({BETTER: WORSE, WORSE: BETTER}))
-    outcome = table["verdict"].map(lambda verdict: OUTCOMES.get(verdict, OPEN))
-    return table.assign(outcome=outcome, at=at, gap=gap, claim=claim)
+def _claim(row: dict[str, Any], at: str, gap: float, claim: str) -> dict[str, Any]:
+    return {**row, "outcome": OUTCOMES.get(row["verdict"], OPEN), "at": at, "gap": gap, "claim": claim}
 
 
 def _name(variant: str) -> str:

@@ -10,19 +10,19 @@ from typing import Any
 
 import pandas as pd
 
-from ..common.grouping import count_text
+from ..common.grouping import count_text, group_by
 from .significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 
 
-def numbers_text(mean: float, std: float, n: int, digits: int = 2) -> str:
-    """Return mean, standard deviation and number of seeds.
+def numbers_text(mean: float, std: float | None, n: int = 0, digits: int = 2) -> str:
+    """Return mean, standard deviation if it is known, and the number of seeds unless it is 0.
 
     Example:
-        >>> numbers_text(95.123, 0.1, 3), numbers_text(95.123, math.nan, 1)
-        ('95.12 ± 0.10 (3)', '95.12 (1)')
+        >>> numbers_text(95.123, 0.1, 3), numbers_text(95.123, math.nan, digits=1)
+        ('95.12 ± 0.10 (3)', '95.1')
     """
-    spread = "" if math.isnan(std) else f" ± {std:.{digits}f}"
-    return f"{mean:.{digits}f}{spread} ({n})"
+    spread = "" if std is None or math.isnan(std) else f" ± {std:.{digits}f}"
+    return f"{mean:.{digits}f}{spread}" + (f" ({n})" if n else "")
 
 
 def difference_text(row: Mapping[str, Any], digits: int = 2) -> str:
@@ -44,19 +44,17 @@ def difference_text(row: Mapping[str, Any], digits: int = 2) -> str:
 
 def evidence(row: Mapping[str, Any], digits: int = 2) -> str:
     """Return the numbers behind a verdict: both rows, their difference, and what did not finish."""
-    parts = []
+    text = f"No finished runs of {row['against'] if row['n'] else row['row']}."
     if row["n"] and row["their_n"]:
-        ours = f"{row['row']} {numbers_text(row['mean'], row['std'], row['n'], digits)}"
-        theirs = f"{row['against']} {numbers_text(row['their_mean'], row['their_std'], row['their_n'], digits)}"
-        difference = f": {difference_text(row, digits)}" if row["verdict"] != NOT_LEARNED else ""
-        parts.append(f"{ours}, {theirs}{difference}.")
-    else:
-        parts.append(f"No finished runs of {row['against'] if row['n'] else row['row']}.")
+        ours = numbers_text(row["mean"], row["std"], row["n"], digits)
+        theirs = numbers_text(row["their_mean"], row["their_std"], row["their_n"], digits)
+        difference = "" if row["verdict"] == NOT_LEARNED else f": {difference_text(row, digits)}"
+        text = f"{row['row']} {ours}, {row['against']} {theirs}{difference}."
     if row["failed"]:
-        parts.append(f"{row['row']} did not learn with {row['failed']} of {count_text(row['n'], 'seed')}.")
+        text += f" {row['row']} did not learn with {row['failed']} of {count_text(row['n'], 'seed')}."
     if row["diverged"]:
-        parts.append(f"{row['row']} diverged with {count_text(row['diverged'], 'seed')}.")
-    return " ".join(parts)
+        text += f" {row['row']} diverged with {count_text(row['diverged'], 'seed')}."
+    return text
 
 
 def seeds_sentence(row: Mapping[str, Any]) -> str:
@@ -78,14 +76,13 @@ def answer(table: pd.DataFrame) -> str:
     baseline = table["against"].iloc[0]
     others = table[table["row"] != baseline]
     better = others[others["verdict"] == BETTER].sort_values("difference", ascending=False)["row"].tolist()
-    if better:
-        are = "are" if len(better) > 1 else "is"
-        return f"{listed(better)} {are} better than {baseline}, by more than chance."
-    if not table.loc[table["row"] == baseline, "n"].any():
+    if not table["their_n"].any():
         return f"{baseline} has no finished run, so nothing can be compared with it."
-    if others["verdict"].isin([TOO_FEW]).all() and len(others):
+    if better:
+        return f"{listed(better)} {'are' if len(better) > 1 else 'is'} better than {baseline}, by more than chance."
+    if set(others["verdict"]) == {TOO_FEW}:
         return f"Too few seeds: telling whether a method is better than {baseline} needs at least {MIN_SEEDS}."
-    if others["verdict"].isin([NOT_LEARNED]).all() and len(others):
+    if set(others["verdict"]) == {NOT_LEARNED}:
         return f"Nothing can be compared with {baseline}: the networks did not learn."
     return f"No method is shown to be better than {baseline}."
 
@@ -93,24 +90,22 @@ def answer(table: pd.DataFrame) -> str:
 def sentence(row: Mapping[str, Any]) -> str:
     """Return one sentence on a row of ``compare_rows``."""
     radius = "" if math.isnan(row.get("radius", math.nan)) else f" at total radius {row['radius']:g} ({row['chosen']})"
-    name = f"{row['row']}{radius}"
+    name, passes = f"{row['row']}{radius}", row.get("passes", math.nan)
     if row["verdict"] == NOT_LEARNED or not row["shared"]:
         return f"{name}: {row['verdict']}. {evidence(row)}"
     verdict = f" is {row['verdict']}" if row["verdict"] in (BETTER, WORSE) else f": {row['verdict']}"
-    text = f"{name}{verdict} ({difference_text(row)})"
-    if "passes" in row and not math.isnan(row["passes"]):
-        text += f", at {row['passes']:.3g} {'pass' if row['passes'] == 1 else 'passes'} per step"
-    return " ".join(filter(None, [f"{text}.", seeds_sentence(row)]))
+    cost = "" if math.isnan(passes) else f", at {passes:.3g} {'pass' if passes == 1 else 'passes'} per step"
+    return f"{name}{verdict} ({difference_text(row)}){cost}. {seeds_sentence(row)}".rstrip()
 
 
 def pairs_sentence(pairs: pd.DataFrame) -> str:
     """Return sentences on the methods other than the baseline, compared with each other; empty without a verdict."""
-    parts = []
-    for row in pairs.to_dict("records"):
-        if row["verdict"] in (BETTER, WORSE):
-            parts.append(f"{row['row']} is {row['verdict']} than {row['against']} ({difference_text(row)}).")
-    level = [f"{row['against']} and {row['row']}" for row in pairs.to_dict("records") if row["verdict"] == NONE_SHOWN]
-    if level:
+    rows = group_by(pairs.to_dict("records"), lambda row: row["verdict"] in (BETTER, WORSE) or row["verdict"])
+    parts = [
+        f"{row['row']} is {row['verdict']} than {row['against']} ({difference_text(row)})."
+        for row in rows.get(True, [])
+    ]
+    if level := [f"{row['against']} and {row['row']}" for row in rows.get(NONE_SHOWN, [])]:
         parts.append(f"No difference shown between {'; '.join(level)}.")
     return " ".join(parts)
 
@@ -166,11 +161,8 @@ class ComparisonResult:
 
 def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: Path | None = None) -> ComparisonResult:
     """Return the result for a table of ``compare_rows`` of these runs."""
-    about = runs.groupby(["experiment", "row"], as_index=False, sort=False).agg(
-        radius=("radius", "first"), chosen=("chosen", "first"), passes=("passes", "first"), seconds=("seconds", "mean")
-    )
+    first = dict.fromkeys(("radius", "chosen", "passes"), "first")
+    about = runs.groupby(["experiment", "row"]).agg({**first, "seconds": "mean"})
     pairs = compare_pairs(runs)  # corrected together, as on the page
-    others = (
-        pairs[~pairs["against"].isin(table["against"]) & ~pairs["row"].isin(table["against"])] if len(pairs) else pairs
-    )
-    return ComparisonResult(table.merge(about, on=["experiment", "row"]), others, shared, page)
+    others = [not set(table["against"]) & {row["row"], row["against"]} for row in pairs.to_dict("records")]
+    return ComparisonResult(table.join(about, on=["experiment", "row"]), pairs[others], shared, page)

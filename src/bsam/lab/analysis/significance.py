@@ -7,7 +7,8 @@ Runs are paired by seed. A difference is shown if a paired t-test over at least 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ...common.errors import BsamValueError
+from ..common.grouping import group_by
 from ..recipes.variants import variants
 
 LEVEL = 0.95
@@ -101,84 +103,87 @@ def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "
             without it, the base optimizer or the first row.
         value: the column that is compared; higher is better.
     """
-    tables = [_compare(group, _baseline(group, baseline), value) for _, group in runs.groupby("experiment", sort=False)]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    found = []
+    for _, group in runs.groupby("experiment", sort=False):
+        rows, bases = group["row"].unique(), group.loc[group["method"] == "base", "row"]
+        against = (baseline and baseline_row(rows, baseline)) or next(iter(bases), rows[0])
+        found += compare_family(group, [(row, against) for row in rows], value)
+    return pd.DataFrame(found)
 
 
 def compare_pairs(runs: pd.DataFrame, value: str = "score") -> pd.DataFrame:
     """Return the comparisons of all pairs of rows of an experiment, corrected together; columns as ``compare_rows``."""
-    tables = []
+    found = []
     for _, group in runs.groupby("experiment", sort=False):
-        rows = list(dict.fromkeys(group["row"]))
-        parts = [_compare(group[group["row"].isin(rows[i:])], row, value) for i, row in enumerate(rows[:-1])]
-        tables += [_decided(pd.concat(parts, ignore_index=True).query("row != against"))] if parts else []
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+        pairs = [(row, against) for against, row in combinations(group["row"].unique(), 2)]
+        found += compare_family(group, pairs, value)
+    return pd.DataFrame(found)
 
 
-def _compare(group: pd.DataFrame, against: str, value: str) -> pd.DataFrame:
-    runs_of: dict[str, list[Any]] = {}
-    for run in group[["row", "seed", "state", "failure", value]].itertuples(index=False, name=None):
-        runs_of.setdefault(run[0], []).append(run)
-    scores = {
-        row: {seed: float(score) for _, seed, state, _, score in runs if state == "finished" and not math.isnan(score)}
-        for row, runs in runs_of.items()
-    }
-    failed = {row: sum(run[3] != "" for run in runs) for row, runs in runs_of.items()}
-    theirs = scores[against]
-    spreads = {row: np.var(list(values.values()), ddof=1) for row, values in scores.items() if len(values) > 1}
-    freedom = sum(len(scores[row]) - 1 for row in spreads)
-    squares = sum((len(scores[row]) - 1) * variance for row, variance in spreads.items())
-    shared = {"experiment": group["experiment"].iloc[0], "unit": group["unit"].iloc[0], "against": against}
-    shared |= {f"their_{name}": number for name, number in _statistics(theirs).items()}
-    shared["pooled"] = math.sqrt(squares / freedom) if freedom else math.nan
-    rows = []
-    for row, runs in runs_of.items():
-        ours, states = scores[row], [run[2] for run in runs]
-        usable = row != against and not failed[row] and not failed[against]
-        lost = sum(run[2] == "diverged" and run[1] in theirs for run in runs)
-        counts = {
+def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value: str = "score") -> list[dict[str, Any]]:
+    """Return the comparisons of pairs of rows, corrected for each other; columns as ``compare_rows``.
+
+    Args:
+        group: the runs of an experiment.
+        pairs: the names of rows, and of those that they are compared with.
+        value: the column that is compared; higher is better.
+    """
+    columns = group[["row", "seed", "state", "failure", value]].itertuples(index=False, name=None)
+    runs_of = group_by(columns, lambda run: run[0])
+    rows = {name: _Row(runs_of.get(name, [])) for name in dict.fromkeys(chain(*pairs))}
+    squares = sum(row.numbers["std"] ** 2 * (len(row.scores) - 1) for row in rows.values() if len(row.scores) > 1)
+    freedom = sum(max(len(row.scores) - 1, 0) for row in rows.values())
+    about = {"experiment": group["experiment"].iloc[0], "unit": group["unit"].iloc[0] if value == "score" else ""}
+    about["pooled"] = math.sqrt(squares / freedom) if freedom else math.nan
+    table = []
+    for name, against in pairs:
+        ours, theirs = rows[name], rows[against]
+        usable = name != against and not ours.numbers["failed"] and not theirs.numbers["failed"]
+        found = {**about, "row": name, **ours.numbers, "against": against, "usable": usable}
+        found |= {f"their_{name}": theirs.numbers[name] for name in ("n", "mean", "std")}
+        found["lost"] = len(ours.lost & theirs.scores.keys()) - len(theirs.lost & ours.scores.keys())
+        table.append(found | paired_difference(ours.scores if usable else {}, theirs.scores))
+    corrected = holm(found["p"] if found["shared"] >= MIN_SEEDS else math.nan for found in table)
+    compared = sum(found["usable"] and found["shared"] > 0 for found in table)
+    for found, p in zip(table, corrected.tolist(), strict=True):
+        found |= {"p_holm": p, "tests": int(np.isfinite(corrected).sum())}
+        found["verdict"] = _verdict(found)
+        is_open = found["verdict"] in (NONE_SHOWN, TOO_FEW)
+        found["more_seeds"] = seeds_needed(found, compared) if is_open else math.nan
+    return table
+
+
+class _Row:
+    """The scores of a row by seed, the seeds that it lost if it has no score (it diverged with them), and counts."""
+
+    def __init__(self, runs: Sequence[tuple[Any, ...]]) -> None:
+        finished = [(seed, float(score)) for _, seed, state, _, score in runs if state == "finished"]
+        self.scores = {seed: score for seed, score in finished if not math.isnan(score)}
+        self.lost = {seed for _, seed, state, *_ in runs if state == "diverged" and not self.scores}
+        states = [state for _, _, state, *_ in runs]
+        scores = list(self.scores.values())
+        self.numbers = {
+            "n": len(scores),
+            "mean": float(np.mean(scores)) if scores else math.nan,
+            "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else math.nan,
             "diverged": states.count("diverged"),
             "unfinished": states.count("unfinished") + states.count("not started"),
-            "failed": failed[row],
-            "usable": usable,
-            "lost": 0 if ours else lost,
+            "failed": sum(failure != "" for _, _, _, failure, _ in runs),
         }
-        difference = paired_difference(ours if usable else {}, theirs)
-        rows.append({**shared, "row": row, **_statistics(ours), **counts, **difference})
-    return _decided(pd.DataFrame(rows))
 
 
-def _statistics(scores: Mapping[Any, float]) -> dict[str, float]:
-    values = list(scores.values())
-    mean = float(np.mean(values)) if values else math.nan
-    return {"n": len(values), "mean": mean, "std": float(np.std(values, ddof=1)) if len(values) > 1 else math.nan}
-
-
-def _decided(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the comparisons with corrected p-values, verdicts, and the number of seeds that would decide."""
-    compared = table["usable"] & (table["shared"] > 0)
-    corrected = holm(table["p"].where(table["shared"] >= MIN_SEEDS))
-    table = table.assign(p_holm=corrected, tests=int(np.isfinite(corrected).sum()))
-    conditions = [
-        table["row"] == table["against"],
-        ~table["usable"],
-        table["lost"] >= MIN_SEEDS,
-        table["shared"] < MIN_SEEDS,
-        (table["p_holm"] < 1 - LEVEL) & (table["difference"] > 0),
-        table["p_holm"] < 1 - LEVEL,
-    ]
-    words = np.select(conditions, ["", NOT_LEARNED, WORSE, TOO_FEW, BETTER, WORSE], NONE_SHOWN)
-    needed = [
-        seeds_needed(row, int(compared.sum())) if word in (NONE_SHOWN, TOO_FEW) else math.nan
-        for row, word in zip(table.to_dict("records"), words, strict=True)
-    ]
-    return table.assign(verdict=words, more_seeds=needed)
-
-
-def _baseline(group: pd.DataFrame, name: str | None) -> str:
-    rows = list(dict.fromkeys(group["row"]))
-    bases = list(dict.fromkeys(group.loc[group["method"] == "base", "row"]))
-    return (name and baseline_row(rows, name)) or (bases or rows)[0]
+def _verdict(found: Mapping[str, Any]) -> str:
+    if found["row"] == found["against"]:
+        return ""
+    if not found["usable"]:
+        return NOT_LEARNED
+    if abs(found["lost"]) >= MIN_SEEDS:
+        return WORSE if found["lost"] > 0 else BETTER
+    if found["shared"] < MIN_SEEDS:
+        return TOO_FEW
+    if found["p_holm"] < 1 - LEVEL:
+        return BETTER if found["difference"] > 0 else WORSE
+    return NONE_SHOWN
 
 
 def baseline_row(rows: Iterable[str], baseline: str) -> str | None:
