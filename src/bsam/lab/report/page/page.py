@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.util import find_spec
@@ -27,7 +27,6 @@ from .tables import (
     UNDECIDED,
     baseline_verdicts,
     claim_verdicts,
-    count_states,
     digits_of,
     experiment_table,
     pairs_table,
@@ -53,7 +52,7 @@ class PageContext:
 
     findings: Sequence[str] = ()
     tables: Sequence[TableSection] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
 
 def check_page_file(out: Path) -> None:
@@ -85,79 +84,68 @@ def page_html(
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
-    drawings = _drawings()
+    figures_of, plotly = _figures()
     compared = compare_rows(runs, baseline)
     plots: dict[str, Any] = {}
     experiments = []
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
-        figures = draw_all(drawings["experiment"], group, epochs[epochs["experiment"] == name], problems)
-        pairs = pairs_table(group)
+        drawn = draw_all(figures_of["experiment"], group, epochs[epochs["experiment"] == name], problems)
         experiments.append(
             {
                 "id": f"experiment-{number}",
                 "title": name,
                 "answer": answer(table) if 1 < len(table) <= MANY else "",
                 "table": experiment_table(group, table),
-                "pairs": pairs,
+                "pairs": pairs_table(group),
                 "runs": runs_table(group, digits_of(table)),
-                "counts": f"{count_text(len(group), 'run')}: {count_states(group)}",
-                "figures": [_with_ids(figure, f"{number}-{key}", plots) for key, figure in figures.items()],
+                "counts": f"{count_text(len(group), 'run')}: {tally(group['state'])}",
+                "figures": _with_ids(drawn, str(number), plots),
             }
         )
-    about = None
+    summary: dict[str, Any] = {}
     if context is not None:
         tables = [text_table(section.title, section.header, section.rows) for section in context.tables]
-        figures = draw_all(drawings["recipe"], runs, epochs, problems)
-        about = {"findings": context.findings, "tables": tables, "notes": context.notes}
-        about["figures"] = [_with_ids(figure, f"recipe-{key}", plots) for key, figure in figures.items()]
-    if find_spec("plotly") is None:
+        drawn = draw_all(figures_of["recipe"], runs, epochs, problems)
+        summary = {**vars(context), "tables": tables, "figures": _with_ids(drawn, "recipe", plots)}
+    if not plotly:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
     groups = {
         "Claims of the paper": claim_verdicts(runs),
         "Each method against its baseline": baseline_verdicts(compared, runs),
     }
-    order = sorted(groups, reverse=baseline is not None)
+    # whoever names a baseline asks about it first
+    names = list(groups) if baseline is None else list(reversed(groups))
     folder = files(__package__) / "files"
+    template, style, script = ((folder / f"page.{end}").read_text("utf-8") for end in ("html.j2", "css", "js"))
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
-    return environment.from_string((folder / "page.html.j2").read_text("utf-8")).render(
+    return environment.from_string(template).render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {count_states(runs)}",
+        counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {tally(runs['state'])}",
         has_runs=len(runs) > 0,
         problems=list(dict.fromkeys(problems)),
-        context=about,
-        verdicts=[_verdict_group(name, groups[name], experiments) for name in order if groups[name]],
+        context=summary,
+        verdicts=[_verdict_group(name, groups[name], experiments) for name in names if groups[name]],
         experiments=experiments,
         signs=SIGNS,
         watched=watched,
-        style=_text(folder, "page.css"),
-        script=_text(folder, "page.js"),
+        style=Markup(style),
+        script=Markup(script),
         plots=script_json(plots),
-        plotly=_plotly(),
+        plotly=plotly,
     )
 
 
-def _text(folder: Any, name: str) -> Markup:
-    return Markup((folder / name).read_text("utf-8"))
-
-
-def _plotly() -> str:
+def _figures() -> tuple[dict[str, Mapping[str, Any]], str]:
+    """Return the functions that draw figures of an experiment and of a recipe, and plotly's script; none without it."""
     if find_spec("plotly") is None:
-        return ""
+        return {"experiment": {}, "recipe": {}}, ""
     from ..figures.figure_file import packed_plotly
-
-    return packed_plotly()
-
-
-def _drawings() -> dict[str, Mapping[str, Any]]:
-    """Return the functions that draw the figures of an experiment and of a recipe; none without plotly."""
-    if find_spec("plotly") is None:
-        return {"experiment": {}, "recipe": {}}
     from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
 
-    return {"experiment": EXPERIMENT_FIGURES, "recipe": RECIPE_FIGURES}
+    return {"experiment": EXPERIMENT_FIGURES, "recipe": RECIPE_FIGURES}, packed_plotly()
 
 
 def _verdict_group(
@@ -171,47 +159,44 @@ def _verdict_group(
         names = list(dict.fromkeys(verdict["title"] for verdict in folded))
         listed = "; ".join(names[:3]) + ("; …" if len(names) > 3 else "")
         shown = [verdict for verdict in these if verdict not in folded]
-        summary = f"{tally(folded)}: {listed}"
+        summary = f"{tally((verdict['outcome'] for verdict in folded), SIGNS)}: {listed}"
         parts.append({"title": title, "id": ids[title], "shown": shown, "folded": folded, "summary": summary})
-    return {"name": name, "tally": tally(verdicts), "parts": parts}
+    return {"name": name, "tally": tally((verdict["outcome"] for verdict in verdicts), SIGNS), "parts": parts}
 
 
-def _with_ids(figure: dict[str, Any], key: str, plots: dict[str, Any]) -> dict[str, Any]:
-    """Add the plots of a figure to those of the page, and return the figure with their names instead."""
-    panels = []
-    for number, panel in enumerate(figure.get("panels", [])):
-        plots[f"{key}-{number}"] = panel["plot"]
-        panels.append({"title": panel["title"], "id": f"{key}-{number}"})
-    return {**figure, "panels": panels}
+def _with_ids(figures: Mapping[str, Any], key: str, plots: dict[str, Any]) -> list[dict[str, Any]]:
+    """Add the plots of figures to those of the page, and return the figures with their names instead."""
+    for name, figure in figures.items():
+        for number, panel in enumerate(figure.get("panels", [])):
+            panel["id"] = f"{key}-{name}-{number}"
+            plots[panel["id"]] = panel.pop("plot")
+    return list(figures.values())
 
 
 def draw_all(
     figures: Mapping[str, Any], runs: pd.DataFrame, epochs: pd.DataFrame, problems: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of runs by name. Runs with damaged numbers are left out, and each is a problem."""
-    drawn: dict[str, dict[str, Any]] = {}
+    drawn = {}
     for name, draw in figures.items():
-        found, error = _try_to_draw(draw, runs, epochs)
+        figure, error = _try_to_draw(draw, runs, epochs)
         if error:
-            alone = {
-                place: _try_to_draw(draw, runs.loc[[place]], epochs[epochs["run"] == place])[1] for place in runs.index
-            }
-            damaged = [place for place, problem in alone.items() if problem]
-            found, left = _try_to_draw(draw, runs.drop(damaged), epochs[~epochs["run"].isin(damaged)])
-            for place in damaged:
-                problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({alone[place]}).")
+            parts = {place: (runs.loc[[place]], epochs[epochs["run"] == place]) for place in runs.index}
+            errors = {place: error for place, part in parts.items() if (error := _try_to_draw(draw, *part)[1])}
+            figure, left = _try_to_draw(draw, runs.drop(list(errors)), epochs[~epochs["run"].isin(errors)])
+            for place, error in errors.items():
+                problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({error}).")
             problems += [f"{runs['experiment'].iloc[0]}: the figure {name!r} is left out ({left})."] if left else []
-        drawn |= {f"{name}-{number}": figure for number, figure in enumerate(found)}
+        drawn |= {} if figure is None else {name: figure}
     return drawn
 
 
-def _try_to_draw(draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[list[dict[str, Any]], str]:
+def _try_to_draw(draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[dict[str, Any] | None, str]:
     """Return what a function draws, and the error if there is one."""
     try:
-        figure = draw(runs, epochs) if len(runs) else None
-        return [] if figure is None else [figure], ""
+        return (draw(runs, epochs) if len(runs) else None), ""
     except DAMAGE as error:
-        return [], str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
+        return None, str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 
 def script_json(data: Any) -> Markup:
@@ -221,8 +206,7 @@ def script_json(data: Any) -> Markup:
         >>> print(script_json({"name": "</script>"}))
         {"name":"\u003c/script>"}
     """
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Markup(text)
+    return Markup(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def write_page(
