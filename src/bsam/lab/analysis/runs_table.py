@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import statistics
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ...common.checks import is_number
@@ -26,47 +27,98 @@ RESULTS = "results.json"
 FLATNESS = "flatness*.json"
 HINT = "restore or remove it"
 NO_NUMBER = float("nan")
-# The columns, with the values of a run that does not have them; the guide lists them.
-COLUMNS: Mapping[str, Any] = {
-    "experiment": "",
-    "row": "",
-    "seed": 0,
-    "state": "finished",
-    "reason": "",
-    "score": NO_NUMBER,
-    "unit": "",
-    "epochs_done": 0,
-    "epochs": 0,
-    "section": "",
-    "column": "",
-    "place": 0,
-    "variant": "",
-    "method": "",
-    "model": "",
-    "data": "",
-    "radius": NO_NUMBER,
-    "passes": NO_NUMBER,
-    "seconds": NO_NUMBER,
-    "chosen": "",
-    "tuned": False,
-    "published": NO_NUMBER,
-    "claimed": NO_NUMBER,
-    "note": "",
-    "failure": "",
-    "memorised": NO_NUMBER,
-    "top_eigenvalue": NO_NUMBER,
-    "settings": None,
-    "last": None,
-    "metrics": None,
-    "flatness": None,
-    "name": "",
-    "path": None,
-}
 REQUIRED = ("experiment", "method", "seed", "score")  # columns of a CSV file
 OPTIONAL = ("unit", "passes", "radius", "published", "source")
 LAST = 10_000  # the place of a CSV file's rows
 STATES = ("finished", "diverged", "unfinished", "not started")  # the first of these is kept of two copies
+STORED = {"done": "finished", "diverged": "diverged", "missing": "not started"}  # in results.json; others: unfinished
 DAMAGED = (BsamError, LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError)
+
+
+@dataclass
+class _Source:
+    """A run as it is stored: in its directory, in ``results.json`` or in ``flatness.json``; ``state`` as in the second."""
+
+    run: Run
+    about: Mapping[str, Any]
+    path: Path
+    epochs: Sequence[Mapping[str, Any]]
+    state: str
+    reason: str | None = None
+    top_eigenvalue: float | None = None
+    metrics: Path | None = None
+
+    def __post_init__(self) -> None:
+        stored, self.state = self.state, STORED.get(self.state, "unfinished")
+        self.reason = stored if self.state == "unfinished" else self.reason
+        self.last = self.epochs[-1] if self.state == "finished" else None
+
+
+def _score(source: _Source) -> float | None:
+    if source.last is None:
+        return None
+    measure = task_class(source.run.task).measure
+    if not is_number(value := source.last.get(metric := measure.metric(source.run.eval_split))):
+        raise BsamValueError(f"{metric} of its last epoch must be a number, got {value!r}")
+    return measure.shown(source.last, source.run.eval_split)
+
+
+def _seconds(source: _Source) -> float | None:
+    seconds = [epoch.get("seconds") for epoch in source.epochs]
+    if not all(map(is_number, seconds)):
+        raise BsamValueError("each epoch must have its seconds")
+    return None if source.about.get("shared", True) or not seconds else statistics.median(seconds)
+
+
+def _failure(source: _Source) -> str | None:
+    with contextlib.suppress(BsamError):  # a data set that this version does not have, or a damaged note
+        return None if source.last is None else failure(source.run, RunDir(source.path), source.epochs)
+    return None
+
+
+def _eigenvalue(source: _Source) -> float | None:
+    if source.top_eigenvalue is not None and not is_number(source.top_eigenvalue):
+        raise BsamValueError(f"top_eigenvalue must be a number or null, got {source.top_eigenvalue!r}")
+    return None if source.last is None else source.top_eigenvalue
+
+
+# The columns: the value of runs that do not have it, and how it is read; None takes it from ``describe``.
+_READ: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
+    "experiment": ("", None),
+    "row": ("", None),
+    "seed": (0, lambda source: source.run.seed),
+    "state": ("finished", lambda source: source.state),
+    "reason": ("", lambda source: source.reason),
+    "score": (NO_NUMBER, _score),
+    "unit": ("", lambda source: score_title(source.run)),
+    "epochs_done": (0, lambda source: len(source.epochs) if source.last is None else source.run.epochs),
+    "epochs": (0, lambda source: source.run.epochs),
+    "section": ("", None),
+    "column": ("", None),
+    "place": (0, None),
+    "variant": ("", None),
+    "method": ("", lambda source: source.run.method),
+    "model": ("", lambda source: source.run.model),
+    "data": ("", lambda source: source.run.data),
+    "radius": (NO_NUMBER, None),
+    "passes": (NO_NUMBER, None),
+    "seconds": (NO_NUMBER, _seconds),
+    "chosen": ("", None),
+    "tuned": (False, None),
+    "published": (NO_NUMBER, None),
+    "claimed": (NO_NUMBER, None),
+    "note": ("", None),
+    "failure": ("", _failure),
+    "memorised": (NO_NUMBER, lambda source: 100 * (source.last or {}).get("memorised", NO_NUMBER)),
+    "top_eigenvalue": (NO_NUMBER, _eigenvalue),
+    "settings": (None, lambda source: source.run.settings()),
+    "last": (None, lambda source: source.last),
+    "metrics": (None, lambda source: source.metrics),
+    "flatness": (None, None),  # added later
+    "name": ("", lambda source: source.path.name),
+    "path": (None, lambda source: source.path),
+}
+COLUMNS: Mapping[str, Any] = {name: empty for name, (empty, _) in _READ.items()}
 
 
 def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | None = None) -> pd.DataFrame:
@@ -147,10 +199,10 @@ class _Reader:
     def _add_folder(self, top: Path) -> None:
         measured: list[tuple[Path, Mapping[str, Any]]] = []
 
-        def unreadable(error: OSError) -> None:
+        def add_problem(error: OSError) -> None:
             self.problems.append(f"{error.filename} cannot be read ({error.strerror}): change its permissions.")
 
-        for name, folders, files in os.walk(top, onerror=unreadable):
+        for name, folders, files in os.walk(top, onerror=add_problem):
             folders.sort()
             folder = Path(name)
             if folder.resolve() in self._visited:
@@ -176,17 +228,8 @@ class _Reader:
         eigenvalue = None
         with self._record_problems(path / CURVATURE):
             eigenvalue = files.top_eigenvalue()
-        name = "finished" if state.finished else "diverged" if state.diverged is not None else "unfinished"
-        self._add_run(
-            state.run,
-            files.about(),
-            state=name,
-            reason=state.diverged or "",
-            epochs=list(state.epochs),
-            top_eigenvalue=eigenvalue,
-            metrics=path / METRICS,
-            path=path,
-        )
+        about, metrics = files.about() or _without_plan(state.run), path / METRICS
+        self._add(_Source(state.run, about, path, state.epochs, str(state), state.diverged, eigenvalue, metrics))
 
     def _add_entries(self, folder: Path, results: Mapping[str, Any]) -> None:
         """Add the runs in ``results.json`` whose directories are gone."""
@@ -198,17 +241,9 @@ class _Reader:
                 metrics = None if entry.get("metrics") is None else folder / entry["metrics"]
                 kept = read_json_lines(metrics, HINT) if metrics is not None else []
                 epochs = kept or ([] if entry["last"] is None else [entry["last"]])
-                state = {"done": "finished", "diverged": "diverged"}.get(entry["state"], "unfinished")
-                self._add_run(
-                    stored_run(entry["settings"]),
-                    entry.get("about"),
-                    state=state,
-                    reason=entry["reason"] or "",
-                    epochs=epochs,
-                    top_eigenvalue=entry.get("top_eigenvalue"),
-                    metrics=metrics,
-                    path=path,
-                )
+                run, eigenvalue = stored_run(entry["settings"]), entry.get("top_eigenvalue")
+                about = entry.get("about") or _without_plan(run)
+                self._add(_Source(run, about, path, epochs, entry["state"], entry["reason"], eigenvalue, metrics))
 
     def _add_flatness(self, file: Path, entry: Mapping[str, Any]) -> None:
         """Add the flatness of a network to its run; add the run if it was not found."""
@@ -217,75 +252,24 @@ class _Reader:
             return
         found = [row for row in self.rows if row["last"] == entry["metrics"]]
         if not found:
-            path = file.parent / Path(entry["file"]).name
-            self._add_run(stored_run(entry["run"]), entry.get("about"), epochs=[entry["metrics"]], path=path)
+            run, path = stored_run(entry["run"]), file.parent / Path(entry["file"]).name
+            self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
             found = self.rows[-1:]
         for row in found:
             row["flatness"] = entry
 
-    def _add_run(
-        self,
-        run: Run,
-        about: Mapping[str, Any] | None,
-        *,
-        path: Path,
-        epochs: Sequence[Mapping[str, Any]],
-        state: str = "finished",
-        reason: str = "",
-        top_eigenvalue: float | None = None,
-        metrics: Path | None = None,
-    ) -> None:
-        if about is None:  # an older version, or fit without a plan
-            about = describe(run, chosen="", shared=True)
+    def _add(self, source: _Source) -> None:
+        about = source.about
         if not isinstance(about.get("experiment"), str) or not isinstance(about.get("row"), str):
             raise BsamValueError(f"{ABOUT} must have an experiment and a row: remove {ABOUT}, not the run")
-        if about.get("trial"):
-            return
-        if not all(is_number(epoch.get("seconds")) for epoch in epochs):
-            raise BsamValueError("each epoch must have its seconds")
-        if top_eigenvalue is not None and not is_number(top_eigenvalue):
-            raise BsamValueError(f"top_eigenvalue must be a number or null, got {top_eigenvalue!r}")
-        last = None
-        score = NO_NUMBER
-        sentence = None
-        if state == "finished":
-            last = epochs[-1]
-            measure = task_class(run.task).measure
-            if not is_number(last.get(metric := measure.metric(run.eval_split))):
-                raise BsamValueError(f"{metric} of its last epoch must be a number, got {last.get(metric)!r}")
-            score = measure.shown(last, run.eval_split)
-            with contextlib.suppress(BsamError):  # a data set that this version does not have, or a damaged note
-                sentence = failure(run, RunDir(path), epochs)
-        elif state == "unfinished":
-            state = "unfinished" if epochs else "not started"
-            reason = f"epoch {len(epochs)} of {run.epochs}" if epochs else ""
-        seconds = [epoch["seconds"] for epoch in epochs]
-        known = {name: NO_NUMBER if value is None else value for name, value in about.items() if name in COLUMNS}
-        self.rows.append(
-            {
-                **COLUMNS,
-                **known,
-                "seed": run.seed,
-                "state": state,
-                "reason": reason,
-                "score": score,
-                "unit": score_title(run),
-                "epochs_done": run.epochs if state == "finished" else len(epochs),
-                "epochs": run.epochs,
-                "method": run.method,
-                "model": run.model,
-                "data": run.data,
-                "seconds": NO_NUMBER if about.get("shared", True) or not seconds else statistics.median(seconds),
-                "failure": sentence or "",
-                "memorised": NO_NUMBER if last is None else 100 * last.get("memorised", NO_NUMBER),
-                "top_eigenvalue": NO_NUMBER if top_eigenvalue is None else top_eigenvalue,
-                "settings": run.settings(),
-                "last": last,
-                "metrics": metrics,
-                "name": path.name,
-                "path": path,
-            }
-        )
+        if not about.get("trial"):
+            values = {name: about.get(name) if read is None else read(source) for name, (_, read) in _READ.items()}
+            self.rows.append({name: COLUMNS[name] if value is None else value for name, value in values.items()})
+
+
+def _without_plan(run: Run) -> dict[str, Any]:
+    """Describe a run of an older version, or one that was trained without a plan."""
+    return describe(run, chosen="", shared=True)
 
 
 def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
@@ -303,42 +287,33 @@ def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]
             f"the column {wrong[0]!r} is wrong or missing: it needs {', '.join(REQUIRED)} and may have "
             f"{', '.join(OPTIONAL)}, each once"
         )
+    cells = cells.reindex(columns=[*REQUIRED, *OPTIONAL]).fillna("").apply(lambda column: column.str.strip())
+    if cells.empty:
+        return []
+    numbers = cells[["score", "passes", "radius", "published"]].apply(pd.to_numeric, errors="coerce").astype(float)
+    quoted = cells.map(repr)
+    checks = [(cells[name] == "", f"its {name} is empty") for name in REQUIRED]
+    checks.append((~cells["seed"].str.isdecimal(), "its seed must be a whole number from 0, got " + quoted["seed"]))
+    for name in numbers:
+        is_wrong = (cells[name] != "") & ~np.isfinite(numbers[name])
+        checks.append((is_wrong, f"its {name} must be a finite number, got " + quoted[name]))
+    first = cells[~np.any([mask for mask, _ in checks], axis=0)].drop_duplicates("experiment")
+    units = dict(zip(first["experiment"], first["unit"].replace("", "score"), strict=True))
+    units |= {row["experiment"]: row["unit"] for row in ours}
+    expected = cells["experiment"].map(units).fillna("")
+    other = "its unit is " + quoted["unit"] + ", but that of " + cells["experiment"] + " is " + expected.map(repr)
+    checks.append((~cells["unit"].isin([""]) & (cells["unit"] != expected), other))
+    reasons = np.select([mask for mask, _ in checks], [text for _, text in checks], "")
+    problems += [f"{path}, line {line} is left out: {text}." for line, text in enumerate(reasons, 2) if text]
+    source = (" (" + cells["source"] + ")").where(cells["source"] != "", "")
+    table = numbers.assign(
+        experiment=cells["experiment"], row=cells["method"] + source, seed=cells["seed"], unit=expected
+    )
+    table = table[reasons == ""].astype({"seed": int}).assign(place=LAST, name=path.name, path=path)
     taken = {(row["experiment"], row["row"]) for row in ours}
-    units = {row["experiment"]: row["unit"] for row in ours}
-    rows = []
-    for line, given in enumerate(cells.to_dict("records"), 2):
-        values = {name: text.strip() for name, text in given.items() if text.strip()}
-        try:
-            row = _csv_row(values)
-        except BsamValueError as error:
-            problems.append(f"{path}, line {line} is left out: {error}.")
-            continue
-        row["unit"] = row["unit"] or units.get(row["experiment"], "score")
-        if row["unit"] != units.setdefault(row["experiment"], row["unit"]):
-            problems.append(
-                f"{path}, line {line} is left out: its unit is {row['unit']!r}, but that of {row['experiment']} is "
-                f"{units[row['experiment']]!r}."
-            )
-            continue
-        if (row["experiment"], row["row"]) in taken:
-            row["row"] = f"{row['row']} ({path.stem})"
-        rows.append({**row, "name": path.name, "path": path})
-    return rows
-
-
-def _csv_row(values: Mapping[str, str]) -> dict[str, Any]:
-    if missing := [name for name in REQUIRED if name not in values]:
-        raise BsamValueError(f"its {missing[0]} is empty")
-    if not values["seed"].isdecimal():
-        raise BsamValueError(f"its seed must be a whole number from 0, got {values['seed']!r}")
-    numbers = {}
-    for name in {"score", "passes", "radius", "published"} & values.keys():
-        numbers[name] = float(pd.to_numeric(values[name], errors="coerce"))
-        if not math.isfinite(numbers[name]):
-            raise BsamValueError(f"its {name} must be a finite number, got {values[name]!r}")
-    source = f" ({values['source']})" if "source" in values else ""
-    names = {"experiment": values["experiment"], "row": values["method"] + source, "seed": int(values["seed"])}
-    return {**COLUMNS, **names, **numbers, "unit": values.get("unit", ""), "place": LAST}
+    is_taken = [key in taken for key in zip(table["experiment"], table["row"], strict=True)]
+    table.loc[is_taken, "row"] += f" ({path.stem})"
+    return [{**COLUMNS, **row} for row in table.to_dict("records")]
 
 
 def _without_unasked(table: pd.DataFrame) -> pd.DataFrame:
