@@ -37,7 +37,7 @@ DAMAGED = (BsamError, LookupError, TypeError, ValueError, AttributeError, Overfl
 
 @dataclass
 class _Source:
-    """A run as it is stored: in its directory, in ``results.json`` or in ``flatness.json``; ``state`` as in the second."""
+    """A run in its directory, in ``results.json`` (whose words for states it is given) or in ``flatness.json``."""
 
     run: Run
     about: Mapping[str, Any]
@@ -64,7 +64,7 @@ def _score(source: _Source) -> float | None:
 
 
 def _seconds(source: _Source) -> float | None:
-    seconds = [epoch.get("seconds") for epoch in source.epochs]
+    seconds: list[Any] = [epoch.get("seconds") for epoch in source.epochs]
     if not all(map(is_number, seconds)):
         raise BsamValueError("each epoch must have its seconds")
     return None if source.about.get("shared", True) or not seconds else statistics.median(seconds)

@@ -177,7 +177,7 @@ def draw_all(
     figures: Mapping[str, Any], runs: pd.DataFrame, epochs: pd.DataFrame, problems: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of runs by name. Runs with damaged numbers are left out, and each is a problem."""
-    drawn = {}
+    drawn: dict[str, dict[str, Any]] = {}
     for name, draw in figures.items():
         figure, error = _try_to_draw(draw, runs, epochs)
         if error:
