@@ -287,7 +287,9 @@ def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]
             f"the column {wrong[0]!r} is wrong or missing: it needs {', '.join(REQUIRED)} and may have "
             f"{', '.join(OPTIONAL)}, each once"
         )
-    cells = cells.reindex(columns=[*REQUIRED, *OPTIONAL]).fillna("").apply(lambda column: column.str.strip())
+    cells = (
+        cells.fillna("").reindex(columns=[*REQUIRED, *OPTIONAL], fill_value="").apply(lambda column: column.str.strip())
+    )
     if cells.empty:
         return []
     numbers = cells[["score", "passes", "radius", "published"]].apply(pd.to_numeric, errors="coerce").astype(float)
@@ -300,9 +302,9 @@ def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]
     first = cells[~np.any([mask for mask, _ in checks], axis=0)].drop_duplicates("experiment")
     units = dict(zip(first["experiment"], first["unit"].replace("", "score"), strict=True))
     units |= {row["experiment"]: row["unit"] for row in ours}
-    expected = cells["experiment"].map(units).fillna("")
+    expected = pd.Series([units.get(name, "") for name in cells["experiment"]])
     other = "its unit is " + quoted["unit"] + ", but that of " + cells["experiment"] + " is " + expected.map(repr)
-    checks.append((~cells["unit"].isin([""]) & (cells["unit"] != expected), other))
+    checks.append(((cells["unit"] != "") & (cells["unit"] != expected), other))
     reasons = np.select([mask for mask, _ in checks], [text for _, text in checks], "")
     problems += [f"{path}, line {line} is left out: {text}." for line, text in enumerate(reasons, 2) if text]
     source = (" (" + cells["source"] + ")").where(cells["source"] != "", "")

@@ -21,6 +21,7 @@ from ...analysis.sentences import answer
 from ...analysis.significance import check_baseline, compare_rows
 from ...common.grouping import count_text, group_by
 from ...training.files import write
+from ...training.run_dir import ABOUT, CONFIG
 from ..recipe_table import TableSection
 from .tables import (
     SIGNS,
@@ -123,7 +124,8 @@ def page_html(
     return environment.from_string(template).render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {tally(runs['state'])}",
+        counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {tally(runs['state'])}.",
+        older=sum((path / CONFIG).exists() and not (path / ABOUT).exists() for path in runs["path"].dropna()),
         has_runs=len(runs) > 0,
         problems=list(dict.fromkeys(problems)),
         context=summary,
