@@ -89,6 +89,7 @@ def test_verdicts_and_their_correction():
     raw = [stats.ttest_rel(runs[runs.row == row].score, SGD).pvalue for row in ("better", "worse", "close")]
     assert found["better"]["p_holm"] == pytest.approx(min(1, 3 * min(raw[:2])))
     assert {values["tests"] for values in found.values()} == {3}
+    assert by_row(compare_rows(runs, "lost"))["better"]["verdict"] == "better"
     assert found["SGD"]["mean"] == pytest.approx(91.0)
     assert found["close"]["their_mean"] == pytest.approx(91.0)
 

@@ -13,8 +13,9 @@ from bsam import lab
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.analysis.runs_table import read_runs
-from bsam.lab.recipes.planning import TUNING_SEED
+from bsam.lab.recipes.planning import TUNING_SEED, describe
 from bsam.lab.training.config import Run
+from bsam.lab.training.run_dir import RunDir
 from fake_fit import FakeFit
 from page_runs import cells_of
 
@@ -113,6 +114,17 @@ def test_a_broken_run_is_a_warning_and_with_strict_an_error(runs, tmp_path, caps
     assert out == f"Warning: {problem}\n8 runs in 1 experiment: 8 finished.\nWritten: {file}\n"
     assert error == ("bsam: 1 problem, listed above and in " + str(file) + "\n" if strict else "")
     assert rows_of(file)["SAM"]["n"] == "2"
+
+
+def test_run_directories_of_older_versions_are_counted(runs, tmp_path):
+    folders = sorted(runs.glob("deep/*"))
+    for folder in folders[2:]:
+        (folder / "run.json").write_text(json.dumps(describe(RunDir(folder).run())))
+    report(*folders, "--out", tmp_path / "a.html")
+    report(*folders[2:], "--out", tmp_path / "b.html")
+    texts = [re.search('<p id="about">(.*)</p>', file.read_text())[1] for file in sorted(tmp_path.glob("?.html"))]
+    assert ["run.json" in text for text in texts] == [True, False]
+    assert " 2 of " in texts[0]
 
 
 def test_broken_predictions_are_a_problem_too(runs, tmp_path, error_of):

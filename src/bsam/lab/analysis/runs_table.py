@@ -83,7 +83,7 @@ def _eigenvalue(source: _Source) -> float | None:
 
 
 # The columns: the value of runs that do not have it, and how it is read; None takes it from ``describe``.
-_READ: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
+READERS: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "experiment": ("", None),
     "row": ("", None),
     "seed": (0, lambda source: source.run.seed),
@@ -118,7 +118,7 @@ _READ: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "name": ("", lambda source: source.path.name),
     "path": (None, lambda source: source.path),
 }
-COLUMNS: Mapping[str, Any] = {name: empty for name, (empty, _) in _READ.items()}
+COLUMNS: Mapping[str, Any] = {name: empty for name, (empty, _) in READERS.items()}
 
 
 def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | None = None) -> pd.DataFrame:
@@ -263,7 +263,7 @@ class _Reader:
         if not isinstance(about.get("experiment"), str) or not isinstance(about.get("row"), str):
             raise BsamValueError(f"{ABOUT} must have an experiment and a row: remove {ABOUT}, not the run")
         if not about.get("trial"):
-            values = {name: about.get(name) if read is None else read(source) for name, (_, read) in _READ.items()}
+            values = {name: about.get(name) if read is None else read(source) for name, (_, read) in READERS.items()}
             self.rows.append({name: COLUMNS[name] if value is None else value for name, value in values.items()})
 
 

@@ -17,9 +17,9 @@ from scipy import stats
 from bsam.lab.analysis import claims, significance
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.page import page as page_module
-from bsam.lab.report.page import pictures
+from bsam.lab.report.page import pictures, tables
 from bsam.lab.report.page.page import PageContext, page_html, script_json, write_page
-from bsam.lab.report.page.tables import SIGNS, baseline_verdicts
+from bsam.lab.report.page.tables import SIGNS, Column, baseline_verdicts
 from bsam.lab.report.recipe_table import TableSection
 from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
 from pose_runs import write_predictions
@@ -89,6 +89,16 @@ def test_the_runs_and_their_states(html):
     assert list(runs)[:2] == ["diverged", "half"], "those that did not finish are first"
     assert (runs["half"]["state"], runs["half"]["epochs"]) == ("unfinished", "10")
     assert runs["diverged"]["remark"] == "the loss of step 7 is nan"
+
+
+def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, monkeypatch):
+    ordinary = tables.experiment_columns
+    more = [Column("planned", "epochs", "d", of_runs="first", note="planned: the epochs."), Column("none", "claimed")]
+    monkeypatch.setattr(tables, "experiment_columns", lambda *about: [*ordinary(*about), *more[:1]])
+    html = page_html(*example)
+    assert {row["planned"] for row in cells_of(html)} == {"20"}
+    assert more[0].note in html
+    assert tables.page_table("", more, example[0])["columns"] == more[:1]
 
 
 def test_the_baseline_may_be_named(example, no_plots):
@@ -322,11 +332,13 @@ def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
 
 
 def test_a_recipe_says_what_its_console_says(example, no_plots):
-    section = TableSection("Tuning", ("method", "0.1", "chosen"), (("SAM", "90.00 ± 1 (3)", "rho 0.1*"),))
+    row = ("SAM", "90.00 ± 1 (3)", "89.0", "88.0", "rho 0.1*")
+    section = TableSection("Tuning", ("method", "0.1", "paper", "paper", "chosen"), (row,))
     context = PageContext(["SGD is level with <SAM>."], [section], ["* At the edge of the grid."])
     html = unescape(page_html(*example, context=context))
     assert all(text in html for text in ("SGD is level with <SAM>.", "* At the edge of the grid.", "Tuning"))
-    assert cells_of(html) == [{"method": "SAM", "0.1": "90.00 ± 1 (3)", "chosen": "rho 0.1*"}]
+    assert list(cells_of(html)[0].values()) == [row[0], row[1], row[3], row[4]], "of two equal titles, CSV has the last"
+    assert html.count('data-label="paper"') == 2
 
 
 def test_no_runs_at_all():
