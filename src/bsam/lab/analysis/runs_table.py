@@ -54,19 +54,23 @@ class _Source:
         self.last = self.epochs[-1] if self.state == "finished" else None
 
 
+def _number(value: Any, name: str) -> float:
+    if not is_number(value):
+        raise BsamValueError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
 def _score(source: _Source) -> float | None:
     if source.last is None:
         return None
     measure = task_class(source.run.task).measure
-    if not is_number(value := source.last.get(metric := measure.metric(source.run.eval_split))):
-        raise BsamValueError(f"{metric} of its last epoch must be a number, got {value!r}")
+    metric = measure.metric(source.run.eval_split)
+    _number(source.last.get(metric), f"{metric} of its last epoch")
     return measure.shown(source.last, source.run.eval_split)
 
 
 def _seconds(source: _Source) -> float | None:
-    seconds: list[Any] = [epoch.get("seconds") for epoch in source.epochs]
-    if not all(map(is_number, seconds)):
-        raise BsamValueError("each epoch must have its seconds")
+    seconds = [_number(epoch.get("seconds"), "the seconds of each epoch") for epoch in source.epochs]
     return None if source.about.get("shared", True) or not seconds else statistics.median(seconds)
 
 
@@ -77,9 +81,8 @@ def _failure(source: _Source) -> str | None:
 
 
 def _eigenvalue(source: _Source) -> float | None:
-    if source.top_eigenvalue is not None and not is_number(source.top_eigenvalue):
-        raise BsamValueError(f"top_eigenvalue must be a number or null, got {source.top_eigenvalue!r}")
-    return None if source.last is None else source.top_eigenvalue
+    value = None if source.top_eigenvalue is None else _number(source.top_eigenvalue, "top_eigenvalue")
+    return None if source.last is None else value
 
 
 # The columns: the value of runs that do not have it, and how it is read; None takes it from ``describe``.

@@ -19,6 +19,7 @@ from scipy import stats
 from ...common.errors import BsamValueError
 from ..common.grouping import group_by
 from ..recipes.variants import variants
+from .runs_table import STATES
 
 LEVEL = 0.95
 MIN_SEEDS = 3  # shared seeds that a verdict needs
@@ -92,10 +93,10 @@ def seeds_needed(found: dict[str, float], tests: int) -> float:
 def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "score") -> pd.DataFrame:
     """Return a table with a row for each experiment and row of runs, compared with the baseline of the experiment.
 
-    Its columns: ``n``, ``mean`` and ``std`` of finished runs, ``diverged``, ``unfinished`` and ``failed`` (no better
-    than chance) runs, ``against`` (the baseline) with ``their_n``, ``their_mean`` and ``their_std``, ``shared`` seeds,
-    ``difference`` with its 95 % interval ``low`` and ``high``, ``p``, ``p_holm``, ``tests``, ``verdict``, and
-    ``more_seeds``, which would decide if mean and spread stay as they are.
+    Its columns: ``n``, ``mean`` and ``std`` of finished runs, the number of runs that are ``diverged``, ``unfinished``,
+    ``not started`` and ``failed`` (no better than chance), ``against`` (the baseline) with ``their_n``, ``their_mean``
+    and ``their_std``, ``shared`` seeds, ``difference`` with its 95 % interval ``low`` and ``high``, ``p``, ``p_holm``,
+    ``tests``, ``verdict``, and ``more_seeds``, which would decide if mean and spread stay as they are.
 
     Args:
         runs: a table of :func:`bsam.lab.read_runs`.
@@ -166,9 +167,8 @@ class _Row:
             "n": len(scores),
             "mean": float(np.mean(scores)) if scores else math.nan,
             "std": float(np.std(scores, ddof=1)) if len(scores) > 1 else math.nan,
-            "diverged": states.count("diverged"),
-            "unfinished": states.count("unfinished") + states.count("not started"),
             "failed": sum(failure != "" for _, _, _, failure, _ in runs),
+            **{state: states.count(state) for state in STATES[1:]},
         }
 
 

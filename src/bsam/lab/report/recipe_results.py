@@ -197,12 +197,12 @@ def origin_info(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def write_recipe_page(out: Path, experiment: Experiment, results: Results) -> Path | None:
     """Write ``report.html``, the page of all runs that have started; None if there are none."""
-    from .page.page import PageContext, write_page
+    from .page.page import write_page
 
     runs = results.runs[results.runs["state"] != "not started"].reset_index(drop=True)
     if runs.empty:
         return None
-    context = PageContext(results.findings, results.sections, results.notes)
+    context = {"findings": results.findings, "tables": results.sections, "notes": results.notes}
     options = {"problems": results.runs.attrs["problems"], "context": context}
     with locked(out, "writing results", wait=True):
         write_page(out / PAGE, runs, read_epochs(runs), experiment.recipe.baseline, experiment.title, **options)

@@ -18,7 +18,7 @@ from bsam.lab.analysis import claims, significance
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.page import page as page_module
 from bsam.lab.report.page import pictures, tables
-from bsam.lab.report.page.page import PageContext, page_html, script_json, write_page
+from bsam.lab.report.page.page import page_html, script_json, write_page
 from bsam.lab.report.page.tables import SIGNS, Column, baseline_verdicts
 from bsam.lab.report.recipe_table import TableSection
 from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
@@ -334,9 +334,10 @@ def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
 def test_a_recipe_says_what_its_console_says(example, no_plots):
     row = ("SAM", "90.00 ± 1 (3)", "89.0", "88.0", "rho 0.1*")
     section = TableSection("Tuning", ("method", "0.1", "paper", "paper", "chosen"), (row,))
-    context = PageContext(["SGD is level with <SAM>."], [section], ["* At the edge of the grid."])
+    texts = ["SGD is level with <SAM>.", "* At the edge of the grid."]
+    context = {"findings": texts[:1], "tables": [section], "notes": texts[1:]}
     html = unescape(page_html(*example, context=context))
-    assert all(text in html for text in ("SGD is level with <SAM>.", "* At the edge of the grid.", "Tuning"))
+    assert all(text in html for text in (*texts, "Tuning"))
     assert list(cells_of(html)[0].values()) == [row[0], row[1], row[3], row[4]], "of two equal titles, CSV has the last"
     assert html.count('data-label="paper"') == 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.util import find_spec
@@ -22,7 +21,6 @@ from ...analysis.significance import check_baseline, compare_rows
 from ...common.grouping import count_text, group_by
 from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
-from ..recipe_table import TableSection
 from .tables import (
     SIGNS,
     UNDECIDED,
@@ -41,21 +39,6 @@ MANY = 8  # with more verdicts, the undecided ones are folded; with more rows, n
 DAMAGE = (ArithmeticError, AttributeError, BsamError, LookupError, TypeError, ValueError)  # of the numbers of a run
 
 
-@dataclass(frozen=True)
-class PageContext:
-    """What a recipe says about its runs.
-
-    Args:
-        findings: sentences on what the numbers show.
-        tables: its tables as text, such as the pivot of its scores and the candidates of tuning.
-        notes: the lines below these tables.
-    """
-
-    findings: Sequence[str] = ()
-    tables: Sequence[TableSection] = ()
-    notes: Sequence[str] = ()
-
-
 def check_page_file(out: Path) -> None:
     """Raise unless a page can be written to this path."""
     if out.is_dir():
@@ -69,7 +52,7 @@ def page_html(
     title: str = TITLE,
     *,
     problems: list[str] | None = None,
-    context: PageContext | None = None,
+    context: Mapping[str, Sequence[Any]] | None = None,
     watched: bool = False,
 ) -> str:
     """Return the page of runs. Without plotly, it has no plots and says so.
@@ -81,7 +64,7 @@ def page_html(
             experiments without this method, it is the base optimizer, or the first row if there is none.
         title: the title of the page.
         problems: sentences about what could not be read; gets those about damaged figures.
-        context: what a recipe says about its runs.
+        context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` (sections) and ``notes``.
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
@@ -106,9 +89,9 @@ def page_html(
         )
     summary: dict[str, Any] = {}
     if context is not None:
-        tables = [text_table(section.title, section.header, section.rows) for section in context.tables]
+        tables = [text_table(section.title, section.header, section.rows) for section in context["tables"]]
         drawn = draw_all(figures_of["recipe"], runs, epochs, problems)
-        summary = {**vars(context), "tables": tables, "figures": _with_ids(drawn, "recipe", plots)}
+        summary = {**context, "tables": tables, "figures": _with_ids(drawn, "recipe", plots)}
     if not plotly:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
     groups = {

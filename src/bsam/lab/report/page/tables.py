@@ -163,10 +163,8 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> dict[str, An
     of_runs = {column.value: column.of_runs for column in columns if column.of_runs}
     rows = runs.groupby("row")
     means = rows[[name for name, how in of_runs.items() if how == "mean"]]
-    counts = runs.groupby(["row", "state"]).size().unstack(fill_value=0).reindex(columns=STATES[1:], fill_value=0)
-    table = compared.drop(columns=["diverged", "unfinished"]).set_index("row", drop=False).rename_axis(None)
-    table = table.join([rows.agg(of_runs), means.std().add_suffix(" std"), counts])
-    table = table.rename(columns={"failed": "did not learn"})
+    table = compared.rename(columns={"failed": "did not learn"}).set_index("row", drop=False).rename_axis(None)
+    table = table.join([rows.agg(of_runs), means.std().add_suffix(" std")])
     learned = table["mean"].where(table["did not learn"] == 0)
     table["seeds"] = table["shared"].where(table["shared"] > 0)
     table["mean best"] = (learned == learned.max()) & (learned.count() > 1)
