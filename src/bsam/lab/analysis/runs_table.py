@@ -139,8 +139,7 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
         reader.add(path)
     table = pd.DataFrame(reader.rows, columns=list(COLUMNS))
     table = _without_copies(_without_unasked(table), reader.problems)
-    first = {title: number for number, title in enumerate(dict.fromkeys(table["experiment"]))}
-    keys = table.assign(experiment=table["experiment"].map(first), radius=table["radius"].fillna(0.0))
+    keys = table.assign(experiment=pd.factorize(table["experiment"])[0], radius=table["radius"].fillna(0.0))
     table = table.loc[keys.sort_values(["experiment", "place", "radius", "row", "seed"], kind="stable").index]
     if problems is None:
         for problem in reader.problems:
