@@ -174,6 +174,16 @@ def trace_without_shapes() -> None:
         )
 
 
+@pytest.fixture
+def rough_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the search for eigenvalues once their residuals are small, without the products that look for missed ones.
+
+    For tests of what uses eigenvalues; those of the search are in tests/flatness.
+    """
+    monkeypatch.setattr("bsam.flatness.spectrum.MIN_STEPS", 1)
+    monkeypatch.setattr("bsam.flatness.spectrum.MISSED", float("inf"))
+
+
 @pytest.fixture(scope="session")
 def operators_once():
     """Torch builds the table of all operators for each ONNX file; build it once."""

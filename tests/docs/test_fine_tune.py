@@ -18,7 +18,7 @@ SMALL = {  # what differs from the commands of the guide
     "timm:resnet50": "timm:test_resnet --weights random --image-size 32 --lr 0.02 --label-smoothing 0",
     "--epochs 5 --batch 32": "--epochs 3 --batch 12 --device cpu",
     "--images 100 --k 5 --points 11": "--images 6 --k 1 --points 3 --trace-samples 6 --density-steps 3 "
-    "--density-probes 1 --tol 0.1 --device cpu",
+    "--density-probes 1 --tol 0.5 --device cpu",
     "new/*.jpg": "new/*.png",
 }
 SMALL_CODE = {
@@ -28,6 +28,7 @@ SMALL_CODE = {
     "new/cat.jpg": "new/circle.png",
 }
 SHAPES = ["circle", "square", "triangle"]
+pytestmark = pytest.mark.usefixtures("rough_eigenvalues")
 
 
 @pytest.fixture

@@ -9,6 +9,11 @@ from bsam.lab.recipes import RECIPES
 from finished_runs import finished_run, write_run
 
 
+@pytest.fixture(autouse=True)
+def quick(rough_eigenvalues):
+    """Save most of the Hessian products."""
+
+
 @pytest.fixture
 def shown():
     """What is printed, as text."""

@@ -67,13 +67,10 @@ def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monke
 def test_callbacks_from_python(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "fit", FakeFit(lambda run: 0.8))
     runs = plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": 2}, seeds=1)
-    planned, ended = [], []
-    callbacks = Callbacks(
-        on_plan=lambda recipe, states: planned.extend(states), on_end=lambda state, *_: ended.append(str(state))
-    )
+    ended = []
+    callbacks = Callbacks(on_end=lambda state, progress, _: ended.append((str(state), progress.stage)))
     run_experiment(runs, ExperimentOptions(tmp_path, device="cpu"), callbacks)
-    assert len(planned) == 2
-    assert ended == ["done", "done"]
+    assert ended == [("done", "runs")] * 2
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,6 @@ def run_experiment(
     states = planned_states(experiment, options.out)
     failed: Mapping[str, str] = {}
     if train:
-        callbacks.on_plan(experiment, states)
         failed = _train(experiment, options, sum(not state.ended for state in states), callbacks)
     return _write(experiment, options.out, RunsFailed(failed, len(states)) if failed else None)
 
@@ -156,10 +155,10 @@ def _train(
         shared = _is_shared(options, executor)
         abouts = {plan.name: {**plan.about, "shared": shared} for plan in planned}
         try:
-            on_stage = callbacks.on_stage or (lambda *_: contextlib.nullcontext(callbacks))
-            with on_stage(experiment, len(planned), stage) as stage_callbacks:
-                runs = [plan.run for plan in planned]
-                run_all(runs, out, stage_callbacks, executor, about=abouts, **fit_options)
+            run_all([plan.run for plan in planned], out, callbacks, executor, stage, abouts, **fit_options)
+        except KeyboardInterrupt:
+            callbacks.on_message("Stopping.")
+            raise
         except RunsFailed as error:
             failed.update(error.failed)
 

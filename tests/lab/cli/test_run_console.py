@@ -36,9 +36,8 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     done = RunState(run, Path("a"), finished=True)
     diverged = RunState(run, Path("b"), diverged="the training loss is nan in epoch 2")
     waiting = [RunState(run, Path(name), **measured) for name in "cde"]
-    progress = Progress([done, diverged, *waiting], 2, 1, {"e": "no folder"})
-    told = set()
-    with show_runs(5, "tuning", told) as callbacks:
+    progress = Progress("tuning", [done, diverged, *waiting], 2, 1, {"e": "no folder"})
+    with show_runs() as callbacks:
         callbacks.on_end(done, progress, None)
         callbacks.on_end(diverged, progress, None)
         callbacks.on_end(RunState(run, tmp_path / "not writable"), progress, "no folder")
@@ -47,6 +46,9 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         callbacks.on_message("Something else.")
         callbacks.on_message("Something else.")
         callbacks.on_progress(progress._replace(slots=2))
+        callbacks.on_progress(progress._replace(stage="runs"))
+        callbacks.on_message("Something else.")
+        callbacks.on_message("Something new.")
     out, error = capsys.readouterr()
     assert out.splitlines() == [
         f"{name_of(run)}: done. 1 of 5 done, 2 running, 2 failed, 0 waiting, left: about 90 s",
@@ -54,12 +56,12 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         f"{name_of(run)}: no folder",
         f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
         "Something else.",
+        "Something new.",
     ]
-    with show_runs(5, "runs", told) as callbacks:
-        callbacks.on_message("Something else.")
-        callbacks.on_message("Something new.")
-    assert capsys.readouterr().out == "Something new.\n"
-    assert error.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K\n")
+    first, last, end = error.split("\n")  # a line per stage
+    assert first.endswith("\rtuning: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 45 s\x1b[K")
+    assert last.endswith("\rruns: 3 of 5, 2 running, 2 failed, 0 waiting, left: about 90 s\x1b[K")
+    assert not end
 
 
 def measured(run, *seconds):

@@ -143,9 +143,10 @@ def test_runs_finished_by_another_process_are_skipped(fake, tmp_path):
 
 def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_path):
     passed, calls = [], []
+    about = {run_dir_name(run): {"row": run.method} for run in RUNS}
 
     def record(run, folder, **options):
-        passed.append({name: options[name] for name in ("data_dir", "device")})
+        passed.append([options[name] for name in ("data_dir", "device", "about")])
         FakeFit()(run, folder, options["on_epoch"])
 
     monkeypatch.setattr(job, "fit", record)
@@ -153,8 +154,8 @@ def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_pa
         on_end=lambda state, progress, failed: calls.append((str(state), failed)),
         on_progress=lambda progress: calls.append((progress.running, words(progress.states))),
     )
-    run_all(RUNS[:2], tmp_path, callbacks, data_dir="there", device="cpu")
-    assert passed == [{"data_dir": "there", "device": "cpu"}] * 2
+    run_all(RUNS[:2], tmp_path, callbacks, about=about, data_dir="there", device="cpu")
+    assert passed == [["there", "cpu", {"row": run.method}] for run in RUNS[:2]]
     half = "epoch 1 of 2"
     first = [(1, [half, "missing"]), (1, ["epoch 2 of 2", "missing"]), ("done", None), (0, ["done", "missing"])]
     second = [(1, ["done", half]), (1, ["done", "epoch 2 of 2"]), ("done", None), (0, ["done", "done"])]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from ..experiment_run import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
@@ -15,8 +12,6 @@ from ..recipes.experiments import MAX_SEEDS, Experiment
 from ..recipes.run_settings import check_weights_given, select, weights_by_network, with_initial_runs
 from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
-from ..running.runner import Callbacks
-from ..training.run_dir import RunState
 from .run_console import plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
@@ -132,7 +127,10 @@ def show_experiment(experiment: Experiment, options: ExperimentOptions, train: b
     from rich.console import Console
 
     console = Console(markup=False)
-    result = run_experiment(experiment, options, _print_callbacks(console), train)
+    if train:
+        console.print(f"{experiment.title}. {totals(planned_states(experiment, options.out))}", highlight=False)
+    with show_runs() as callbacks:
+        result = run_experiment(experiment, options, callbacks, train)
     for table in rich_tables(result.sections):
         console.print(table)
         console.print()
@@ -141,22 +139,3 @@ def show_experiment(experiment: Experiment, options: ExperimentOptions, train: b
     if result.page is not None:
         console.print(f"Open {result.page} in a browser.", soft_wrap=True)
     return result
-
-
-def _print_callbacks(console: Any) -> Callbacks:
-    """Return callbacks that print what happens. Messages that several runs have in common are printed once."""
-    printed_messages: set[str] = set()
-
-    def on_plan(experiment: Experiment, states: Sequence[RunState]) -> None:
-        console.print(f"{experiment.title}. {totals(states)}", highlight=False)
-
-    @contextlib.contextmanager
-    def on_stage(_: Experiment, runs: int, name: str) -> Iterator[Callbacks]:
-        try:
-            with show_runs(runs, name, printed_messages) as callbacks:
-                yield callbacks
-        except KeyboardInterrupt:
-            console.print("Stopping.")
-            raise
-
-    return Callbacks(on_plan=on_plan, on_stage=on_stage, on_message=console.print)

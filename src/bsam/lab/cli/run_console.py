@@ -150,18 +150,14 @@ def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
 
 
 @contextlib.contextmanager
-def show_runs(runs: int, stage: str = "runs", printed: set[str] | None = None) -> Iterator[Callbacks]:
-    """Show how many runs have ended and the time left, and print a line for each run that ends.
+def show_runs() -> Iterator[Callbacks]:
+    """Show how many runs have ended and the time left, on a line per stage, and print a line for each run that ends.
 
     Messages that several runs have in common, such as that their initial weights are random, are printed once.
-
-    Args:
-        runs: the number of runs.
-        stage: the label of the progress line.
-        printed: the messages that were printed in earlier stages; new ones are added.
     """
-    printed = set() if printed is None else printed
-    with ProgressLine() as line:
+    printed: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        line, stage = stack.enter_context(ProgressLine()), ""
 
         def on_message(sentence: str) -> None:
             if sentence not in printed:
@@ -176,7 +172,11 @@ def show_runs(runs: int, stage: str = "runs", printed: set[str] | None = None) -
             line.say(f"{name_of(state.run)}: {end}{see}")
 
         def on_progress(progress: Progress) -> None:
+            nonlocal line, stage
+            if stage != progress.stage:
+                stack.close()
+                line, stage = stack.enter_context(ProgressLine()), progress.stage
             done, failed, rest = counts(progress)
-            line.reach(stage, done + failed, runs, rest)
+            line.reach(stage, done + failed, len(progress.states), rest)
 
         yield Callbacks(on_end=on_end, on_progress=on_progress, on_message=on_message)

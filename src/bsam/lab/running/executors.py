@@ -30,7 +30,6 @@ RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H
 RETRIES = 3  # restarts of a run whose process was killed, for example when memory ran out
 PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
 CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then exit the process
-START = "give HOST:PORT of a head node (`ray start --head`), or leave the address out"
 OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster; small, since no arrays go through it
 
 
@@ -59,17 +58,14 @@ def local_processes(
     """
     check_count("jobs", jobs)
     devices = devices_of(device)
-    with contextlib.ExitStack() as stack:
-        variables = None
-        if devices != ["cpu"]:
-            if jobs > len(devices):
-                variables = stack.enter_context(nvidia_mps(on_message))
-                jobs = len(devices) if is_default and variables is None else jobs
-            if is_default or variables is not None:
-                places = count_text(len(devices), "GPU") + (" (NVIDIA MPS)" if variables is not None else "")
-                other = "; choose another number with --jobs" if is_default else ""
-                on_message(f"Training {count_text(jobs, 'run')} at a time on {places}{other}.")
-        settings = threads or max(1, torch.get_num_threads() // jobs), variables or {}
+    gpus = 0 if devices == ["cpu"] else len(devices)
+    with nvidia_mps(on_message) if 0 < gpus < jobs else contextlib.nullcontext() as mps:
+        if gpus and (is_default or mps is not None):
+            jobs = jobs if mps is not None else min(jobs, gpus)
+            places = count_text(gpus, "GPU") + ("" if mps is None else " (NVIDIA MPS)")
+            other = "; choose another number with --jobs" if is_default else ""
+            on_message(f"Training {count_text(jobs, 'run')} at a time on {places}{other}.")
+        threads = threads or max(1, torch.get_num_threads() // jobs)
         pools: dict[int, ProcessPoolExecutor] = {}
         futures: dict[int, Future[Outcome]] = {}
 
@@ -79,30 +75,29 @@ def local_processes(
             try:
                 futures[i] = pools[i].submit(call)
             except (KeyError, BrokenProcessPool):  # not started, or killed
-                pools[i] = stack.enter_context(_worker_pool(*settings))
+                pools[i] = _new_pool(threads, mps or {})
                 futures[i] = pools[i].submit(call)
             return futures[i]
 
-        yield Executor(lambda: jobs, submit)
+        try:
+            yield Executor(lambda: jobs, submit)
+        except BaseException:  # Ctrl-C, too: the workers end at once, and the exception goes on
+            for process in [process for pool in pools.values() for process in (pool._processes or {}).values()]:
+                process.kill()  # like kill_workers in Python 3.14
+            raise
+        finally:
+            for pool in pools.values():
+                pool.shutdown(cancel_futures=True)
 
 
-@contextlib.contextmanager
-def _worker_pool(threads: int, variables: Mapping[str, str]) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool of a single process: one that is killed breaks its whole pool."""
+def _new_pool(threads: int, variables: Mapping[str, str]) -> ProcessPoolExecutor:
+    """Return a pool of a single process: one that is killed breaks its whole pool."""
     # a fork of this process could not use CUDA, and might copy locks that torch's threads hold
     is_posix = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if is_posix else "spawn")
     if is_posix:
         context.set_forkserver_preload(PRELOAD)
-    pool = ProcessPoolExecutor(1, context, _prepare, (threads, variables))
-    try:
-        yield pool
-    except BaseException:  # Ctrl-C, too: the workers end at once, and the exception goes on
-        for process in list((pool._processes or {}).values()):  # like kill_workers in Python 3.14
-            process.kill()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return ProcessPoolExecutor(1, context, _prepare, (threads, variables))
 
 
 def _prepare(threads: int, variables: Mapping[str, str]) -> None:
@@ -196,7 +191,9 @@ def _connect(ray: Any, address: str) -> None:
             socket.create_connection((host, int(port)), CONNECT).close()
         ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise BsamRuntimeError(f"Ray at {address or 'local'} cannot be used ({reason}): {START}") from error
+        raise BsamRuntimeError(
+            f"Ray at {address or 'local'} cannot be used ({' '.join(str(error).split())}): give HOST:PORT of a head "
+            "node (`ray start --head`), or leave the address out"
+        ) from error
     with contextlib.suppress(ValueError):  # only the main thread can set handlers
         signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)  # Ray's handler would exit the process at once

@@ -58,8 +58,6 @@ def train_run(
             torch.compiler.reset()
         init = None if run.init is None else out / run.init
         try:
-            about = options.get("about", {}).get(run_dir.path.name)
-            options = {**options, "about": about}
             fit(run, run_dir.path, init=init, on_epoch=log_epoch, on_message=say, **options)
         except Diverged:
             pass  # recorded in the run directory

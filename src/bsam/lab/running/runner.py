@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
 from ..recipes.columns import state_of, states_of
-from ..recipes.experiments import Experiment
 from ..training.config import Run
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState
@@ -25,29 +23,25 @@ LOOK = 1.0  # seconds between checks of the runs in other processes
 
 
 class Progress(NamedTuple):
-    """The states of all runs, how many are being trained and can be at a time, and why others failed, by their name."""
+    """What the runs are, such as "tuning", their states, how many train and can at a time, and why others failed."""
 
+    stage: str
     states: Sequence[RunState]
     running: int
     slots: int
-    failed: Mapping[str, str]
+    failed: Mapping[str, str]  # by the name of the run directory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """Functions called during an experiment; by default they do nothing. :func:`run_all` calls the last three.
+    """Functions called during an experiment; by default they do nothing.
 
     Args:
-        on_plan: called with the states of all runs before the first is trained.
-        on_stage: called with a number of runs and their name, such as "tuning"; returns a context with the callbacks
-            for these runs. None uses this object for all runs.
         on_end: called with the state of a run that has ended, the progress, and the error message if it failed.
         on_progress: called after every epoch when training in this process, otherwise every second.
         on_message: called with messages for the user.
     """
 
-    on_plan: Callable[[Experiment, Sequence[RunState]], None] = field(default=lambda experiment, states: None)
-    on_stage: Callable[[Experiment, int, str], AbstractContextManager[Callbacks]] | None = None
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     on_message: Callable[[str], None] = field(default=lambda sentence: None)
@@ -68,6 +62,8 @@ def run_all(
     out: str | Path,
     callbacks: Callbacks | None = None,
     executor: Executor | None = None,
+    stage: str = "runs",
+    about: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[RunState]:
     """Train all runs that are not finished, in order, and return their states; interrupted runs continue.
@@ -79,8 +75,9 @@ def run_all(
     Args:
         out: the folder for the run directories, created if it does not exist.
         executor: where to train; None trains in this process, one run after another.
-        options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``;
-            ``about`` maps the names of run directories to what the runs are.
+        stage: what the runs are, for :class:`Progress`.
+        about: what each run is, for its ``run.json``, by the name of the run directory.
+        options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``.
 
     Example:
         >>> import tempfile
@@ -89,15 +86,16 @@ def run_all(
         ...     [str(state) for state in run_all([run], out)]
         ['done']
     """
-    states = {state.path.name: state for state in states_of(runs, Path(out))}
+    out = Path(out)
+    states = {state.path.name: state for state in states_of(runs, out)}
     if not all(state.ended for state in states.values()):
-        check_writable(Path(out), "runs")  # one error, instead of one for each run
-    queue = _Queue(states, Path(out), callbacks or Callbacks(), executor, options)
+        check_writable(out, "runs")  # one error, instead of one for each run
+    queue = _Queue(states, out, callbacks or Callbacks(), executor, stage, about or {}, options)
     queue.train(list(states))
     queue.train(queue.locked)
     if queue.failed:
         raise RunsFailed(queue.failed, len(states))
-    return states_of(runs, Path(out))
+    return states_of(runs, out)
 
 
 @dataclass
@@ -108,8 +106,10 @@ class _Queue:
     out: Path
     callbacks: Callbacks
     executor: Executor | None
+    stage: str
+    about: Mapping[str, Any]
     options: Mapping[str, Any]
-    running: dict[Future[Outcome], str] = field(default_factory=dict)
+    running: dict[str, Future[Outcome]] = field(default_factory=dict)
     locked: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     killed: Counter[str] = field(default_factory=Counter)
@@ -118,44 +118,42 @@ class _Queue:
         """Train the runs that have not ended, except those locked by another process."""
         self.locked = []
         while waiting or self.running:
-            unfinished = {*waiting, *self.running.values()}
-            ready = [name for name in waiting if self.states[name].run.init not in unfinished]
+            ready = [name for name in waiting if self.states[name].run.init not in {*waiting, *self.running}]
             for name in ready[: max(0, self._progress().slots - len(self.running))]:
                 waiting.remove(name)
-                self._start(name)
-            for future in wait(self.running, LOOK, FIRST_COMPLETED).done:
-                self._end(self.running.pop(future), future, waiting)
+                self._update(name)  # another process may have trained it
+                if not self.states[name].ended:
+                    self._start(name)
+            wait(self.running.values(), LOOK, FIRST_COMPLETED)
+            for name in [name for name, future in self.running.items() if future.done()]:
+                self._end(name, self.running.pop(name), waiting)
             self._look()
 
     def _start(self, name: str) -> None:
-        self._update(name)  # another process may have trained it
-        run, path = self.states[name].run, self.states[name].path
-        if self.states[name].ended:
-            return
-        initial = None if run.init is None or RunDir(path).has_checkpoint() else self.states.get(run.init)
-        future: Future[Outcome] = Future()
+        run, options = self.states[name].run, {**self.options, "about": self.about.get(name)}
+        initial = None if RunDir(self.out / name).has_checkpoint() else self.states.get(run.init or "")
+        future = self.running[name] = Future()
         if run.init in self.locked:
             future.set_result(Outcome(locked=True))
         elif initial is not None and not initial.finished:
             reason = "diverged" if initial.diverged else "failed"
             future.set_result(Outcome(f"it starts from {run.init}, which {reason}"))
         elif self.executor is not None:
-            future = self.executor.submit(run, self.out, self.options)
-        self.running[future] = name
-        if self.executor is None and not future.done():
-            future.set_result(train_run(run, self.out, self.options, self.callbacks.on_message, self._look))
+            self.running[name] = self.executor.submit(run, self.out, options)
+        else:
+            future.set_result(train_run(run, self.out, options, self.callbacks.on_message, self._look))
 
     def _end(self, name: str, future: Future[Outcome], waiting: list[str]) -> None:
         try:
             outcome = future.result()
         except BrokenProcessPool:
             self.killed[name] += 1
+            outcome = Outcome(f"its process was killed {self.killed[name]} times: try fewer --jobs")
             if self.killed[name] <= RETRIES:
                 reason = "was killed, perhaps because memory ran out"
                 self.callbacks.on_message(f"The process of {name} {reason}. The run continues.")
                 waiting.insert(0, name)
                 return
-            outcome = Outcome(f"its process was killed {self.killed[name]} times: try fewer --jobs")
         except Exception as error:  # raised by the executor
             outcome = Outcome(message_of(error))
         for sentence in outcome.messages:
@@ -170,7 +168,7 @@ class _Queue:
         self.callbacks.on_end(self.states[name], self._progress(), outcome.failed)
 
     def _look(self) -> None:
-        for name in (*self.running.values(), *self.locked):
+        for name in (*self.running, *self.locked):
             self._update(name)
         self.callbacks.on_progress(self._progress())
 
@@ -179,4 +177,4 @@ class _Queue:
 
     def _progress(self) -> Progress:
         slots = 1 if self.executor is None else max(1, self.executor.slots())  # at least 1: a run can wait for a node
-        return Progress(list(self.states.values()), len(self.running), slots, self.failed)
+        return Progress(self.stage, list(self.states.values()), len(self.running), slots, self.failed)
