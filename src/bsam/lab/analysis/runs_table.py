@@ -250,7 +250,7 @@ class _Reader:
         sentence = None
         if state == "finished":
             last = epochs[-1]
-            measure = task_class(run.task).measure
+            measure = task_class(run.task.name).measure
             if not is_number(last.get(metric := measure.metric(run.eval_split))):
                 raise BsamValueError(f"{metric} of its last epoch must be a number, got {last.get(metric)!r}")
             score = measure.shown(last, run.eval_split)
