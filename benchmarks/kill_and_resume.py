@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> bool:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default 0)")
     args = parser.parse_args(arguments)
     sizes = {"limit_train": 2000, "batch": 128} if args.data == "cifar10" else {"batch": 64, "augment": "crop-flip"}
-    run = Run(args.method, model="resnet8", data=args.data, epochs=args.epochs, **sizes)
+    run = Run.of(args.method, model="resnet8", data=args.data, epochs=args.epochs, **sizes)
     with tempfile.TemporaryDirectory() as folder:
         outcome = kill_and_resume(run, args.data_dir, Path(folder), args.kills, args.seed)
     print(

@@ -17,7 +17,7 @@ def task_class(name: str) -> type[Task]:
         >>> task_class("classification").measure.name
         'accuracy'
     """
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise BsamValueError(
             f"task must be one of {', '.join(TASKS)}; got {name!r}. For a task of your own, pass its settings to Run "
             "as task=..., and its class to fit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,18 +232,36 @@ class Run(SubjectSettings):
             )
 
     @classmethod
-    def of(cls, method: str, arguments: Mapping[str, Any] | None = None, **settings: Any) -> Run:
-        """Return the run with these settings, those of the task included, and ``task`` by its name, or as
-        the class of its settings.
+    def of(
+        cls,
+        method: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        task: str | type[TaskSettings] = ClassificationSettings,
+        **settings: Any,
+    ) -> Run:
+        """Return the run with these settings, those of the task included.
+
+        Args:
+            method, arguments: as in :class:`Run`.
+            task: the name of the task, or the class of its settings.
+            settings: all other settings.
 
         Example:
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
-        task = settings.pop("task", Run.task.name)
         kind = task if isinstance(task, type) else task_class(task).settings_type
-        of_task, others = _split(settings, kind)
-        return cls(method, {} if arguments is None else arguments, task=kind(**of_task), **others)
+        own, common = ([item.name for item in fields(each)] for each in (kind, cls))
+        for name in [name for name in settings if name not in (*own, *common)]:
+            if name in OWNERS:
+                raise BsamValueError(
+                    f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out, or set task to "
+                    f"{OWNERS[name]}"
+                )
+            settings[find_name("setting", name, (*common, *own))] = settings.pop(name)
+        of_task = kind(**{name: settings.pop(name) for name in own if name in settings})
+        return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as JSON-serializable values, ``task`` by name; ``Run.of(**settings)`` gives an equal run,
@@ -261,8 +279,10 @@ class Run(SubjectSettings):
             >>> Run("sam").changed(label_noise=0.4, lr=0.1).task.label_noise
             0.4
         """
-        of_task, others = _split(settings, type(self.task))
-        return replace(self, **{"task": replace(self.task, **of_task), **others})
+        kind = _settings_type(settings.get("task", self.task.name), type(self.task))
+        names = {item.name for cls in (kind, Run) for item in fields(cls)}
+        kept = {name: value for name, value in self.settings().items() if name in names}
+        return Run.of(**{**kept, **settings, "task": kind})
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -275,20 +295,6 @@ class Run(SubjectSettings):
 
 
 _DEFAULTS = Run(BASE).settings()
-
-
-def _split(settings: Mapping[str, Any], kind: type[TaskSettings]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a task, and those that all runs have; raise if there are others."""
-    own, common = ([item.name for item in fields(cls)] for cls in (kind, Run))
-    for name in settings:
-        if name in OWNERS and name not in own:
-            raise BsamValueError(
-                f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out, or set task to "
-                f"{OWNERS[name]}"
-            )
-    known = {find_name("setting", name, (*common, *own)): value for name, value in settings.items()}
-    of_task = {name: known.pop(name) for name in own if name in known}
-    return of_task, known
 
 
 def grouped_settings() -> dict[str, list[Field[Any]]]:
@@ -313,6 +319,11 @@ def method_title(run: Run) -> str:
     return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
 
 
+def _settings_type(task: str, own: type[TaskSettings] | None) -> type[TaskSettings]:
+    """Return the class of the settings of a task; ``own`` is that of a user's task."""
+    return own if own is not None and own.name == task else task_class(task).settings_type
+
+
 def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:
     """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes;
     older versions stored the settings of all tasks with each run.
@@ -321,9 +332,7 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
         settings: from :meth:`Run.settings`.
         kind: the settings of a task of the user; other tasks are known by name.
     """
-    name = settings.get("task", Run.task.name)
-    if kind is None or kind.name != name:
-        kind = task_class(name).settings_type
+    kind = _settings_type(settings.get("task", Run.task.name), kind)
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
     others = OWNERS.keys() - {item.name for item in fields(kind)}
     return Run.of(**{key: value for key, value in {**before, **settings, "task": kind}.items() if key not in others})
