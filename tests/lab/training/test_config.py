@@ -107,12 +107,12 @@ def test_settings_of_a_task_are_given_side_by_side_or_in_an_object():
     run = Run("sam", {"rho": 0.1}, task=PoseSettings(simcc_k=3.0), base="adam")
     assert run == Run.of("sam", {"rho": 0.1}, task="pose", simcc_k=3.0, base="adam") == Run.of(**run.settings())
     assert run.changed(flip_test=True, lr=0.2) == Run(
-        "sam", {"rho": 0.1}, task=PoseSettings(3.0, 6.0, True), base="adam", lr=0.2
+        "sam", {"rho": 0.1}, task=PoseSettings(simcc_k=3.0, flip_test=True), base="adam", lr=0.2
     )
     noisy = run.changed(task="classification", label_noise=0.4)
     assert noisy == Run("sam", {"rho": 0.1}, task=ClassificationSettings(label_noise=0.4), base="adam")
     assert noisy.changed(task="classification", seed=1).task == noisy.task
-    with pytest.raises(bsam.BsamError, match="label_noise is a setting of classification.*leave it out"):
+    with pytest.raises(bsam.BsamError, match="label_noise is a setting of classification"):
         run.changed(label_noise=0.4)
     with pytest.raises(bsam.BsamError, match="flip_test is a setting of pose"):
         Run.of("sam", flip_test=False)
