@@ -36,8 +36,9 @@ import json, sys, torch
 torch.set_num_threads(1)
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-run, folder, data_dir, checkpoint_every = sys.argv[1:]
-fit(Run(**json.loads(run)), folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
+settings, folder, data_dir, checkpoint_every = sys.argv[1:]
+run = Run.of(**json.loads(settings))
+fit(run, folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
 """
 LIMIT = 300  # seconds allowed per process
 EVERY = (0.0, 2.5)  # the time between checkpoints, in epochs: one after every epoch, or after two or three

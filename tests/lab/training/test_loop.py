@@ -74,7 +74,6 @@ def test_every_setting_matters():
     elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "surface"}  # in other tests
     elsewhere |= {"weights", "skip_corrupt", "layer_decay"}  # in those of image files
     elsewhere |= {"init"}  # in those of quantized runs
-    elsewhere |= {"simcc_k", "simcc_sigma", "flip_test"}  # in those of poses
     assert set(first.settings()) == {*others, *bits, "weight_bits", "noise_labels", *elsewhere}
 
 
