@@ -21,7 +21,7 @@ from .recipes.comparison import (
     plan_comparison,
 )
 from .recipes.run_settings import check_start, complete_settings
-from .training.config import setting_names
+from .training.config import SETTINGS
 from .training.run_writer import CHECKPOINT_EVERY
 
 
@@ -86,7 +86,7 @@ def compare(
         [['SGD', 2, 1], ['SAM', 2, 2]]
     """
     require_packages(NEEDS)
-    known = [name for name in setting_names() if name not in LEFT_OUT]
+    known = [name for name in SETTINGS if name not in LEFT_OUT]
     for name in settings:
         find_name("setting", name, known)
     refuse_torchrun(COMPARE)

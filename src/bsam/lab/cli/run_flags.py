@@ -16,7 +16,7 @@ from ..data import DATASETS
 from ..recipes.run_settings import complete_settings
 from ..recipes.variants import variants
 from ..tasks import TASKS
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, grouped_settings, setting_names
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, SETTINGS, Run, grouped_settings
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -102,7 +102,7 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
-    names = [name for name in setting_names() if name not in ("method", "arguments")]
+    names = [name for name in SETTINGS if name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
     if "base_arguments" in given:
         given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")

@@ -25,7 +25,6 @@ from ..recipes.planning import describe, titles_of
 from ..recipes.run_settings import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import TASKS
-from ..tasks.classification_settings import ClassificationSettings
 from ..training.bases import BASES
 from ..training.config import BASE, Run, method_title
 from ..training.distributed import DistributedContext, distributed_context
@@ -103,12 +102,9 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
     if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.task.weight_bits is None:
         flags = ""
         if run.weights is not None:  # with --init, these defaults differ
-            flags = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g}"
-            flags += (
-                f" --label-smoothing {run.task.label_smoothing:g}"
-                if isinstance(run.task, ClassificationSettings)
-                else ""
-            )
+            settings = run.settings()
+            names = [name for name in ("lr", "weight_decay", "label_smoothing") if name in settings]
+            flags = "".join(f" --{name.replace('_', '-')} {settings[name]:g}" for name in names)
         raise BsamValueError(
             f"the run in {run_dir.path} is finished (epochs: {finished.epochs}). To continue from its weights with a "
             f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{flags} and another --out"
@@ -171,11 +167,9 @@ def plan_text(trainer: Trainer) -> str:
     network, data = titles_of(run)
     noise = run.task.noise_text(run.data, task.notes().get("labels", {}).get("wrong"))
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
-    bits = (
-        ""
-        if not run.task.weight_bits
-        else f", W{run.task.weight_bits}A{run.settings()['activation_bits'] or run.task.weight_bits}"
-    )
+    bits = ""
+    if run.task.weight_bits is not None:
+        bits = f", W{run.task.weight_bits}A{run.settings()['activation_bits'] or run.task.weight_bits}"
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""

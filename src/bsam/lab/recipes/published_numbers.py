@@ -203,7 +203,7 @@ def claimed_numbers(run: Run) -> tuple[dict[str, Published], str]:
     if table == "pose" and run.data in PHOTOGRAPHS:
         similar = published_numbers(replace(run, data="mpii", eval_split="test"))
         return similar, "The paper uses MPII and does not state its radii."
-    if table == "label-noise" and run.settings()["noise_labels"] == "other":
+    if table == "label-noise" and run.settings().get("noise_labels") == "other":
         similar = published_numbers(run.changed(noise_labels="all"))
         return similar, "The published tables draw labels from all classes, so that fewer are wrong."
     return {}, ""

@@ -88,7 +88,7 @@ def check_values(settings: DataclassInstance) -> None:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The settings of a task. Tasks add theirs in subclasses; the properties and methods say what any run is asked."""
+    """The settings of a task. Tasks add theirs in subclasses, and override the properties and methods that apply."""
 
     name: ClassVar[str]  #: the name of the task
 
@@ -99,11 +99,6 @@ class TaskSettings:
     def weight_bits(self) -> int | None:
         """The number of bits of the weights; None without quantization."""
         return None
-
-    @property
-    def perturb_scales(self) -> bool:
-        """Whether a sharpness-aware step perturbs the scales of a quantized network."""
-        return False
 
     @property
     def label_noise(self) -> float:

@@ -240,12 +240,8 @@ class Run(SubjectSettings):
         task: str | type[TaskSettings] = ClassificationSettings,
         **settings: Any,
     ) -> Run:
-        """Return the run with these settings, those of the task included.
-
-        Args:
-            method, arguments: as in :class:`Run`.
-            task: the name of the task, or the class of its settings.
-            settings: all other settings.
+        """Return the run with these settings, those of the task included; ``task`` is its name, or the class of its
+        settings.
 
         Example:
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
@@ -273,16 +269,13 @@ class Run(SubjectSettings):
         return settings
 
     def changed(self, **settings: Any) -> Run:
-        """Return a copy with other settings, those of the task included.
+        """Return a copy with other settings, those of the task included. For another task, use ``dataclasses.replace``.
 
         Example:
             >>> Run("sam").changed(label_noise=0.4, lr=0.1).task.label_noise
             0.4
         """
-        kind = _settings_type(settings.get("task", self.task.name), type(self.task))
-        names = {item.name for cls in (kind, Run) for item in fields(cls)}
-        kept = {name: value for name, value in self.settings().items() if name in names}
-        return Run.of(**{**kept, **settings, "task": kind})
+        return Run.of(**{**self.settings(), "task": type(self.task), **settings})
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -294,6 +287,7 @@ class Run(SubjectSettings):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
+SETTINGS = [*(item.name for item in fields(Run)), *OWNERS]  # the names of all settings
 _DEFAULTS = Run(BASE).settings()
 
 
@@ -302,11 +296,6 @@ def grouped_settings() -> dict[str, list[Field[Any]]]:
     listed = sorted(fields(Run), key=lambda item: item.name not in Run.__annotations__)
     listed += [item for task in TASKS.values() for item in fields(task.settings_type)]
     return {group: [item for item in listed if item.metadata["group"] == group] for group in GROUPS}
-
-
-def setting_names() -> list[str]:
-    """Return the names of all settings, those of the tasks included."""
-    return [item.name for listed in grouped_settings().values() for item in listed]
 
 
 def default_settings(task: TaskSettings) -> dict[str, Any]:
@@ -319,11 +308,6 @@ def method_title(run: Run) -> str:
     return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
 
 
-def _settings_type(task: str, own: type[TaskSettings] | None) -> type[TaskSettings]:
-    """Return the class of the settings of a task; ``own`` is that of a user's task."""
-    return own if own is not None and own.name == task else task_class(task).settings_type
-
-
 def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:
     """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes;
     older versions stored the settings of all tasks with each run.
@@ -332,7 +316,9 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
         settings: from :meth:`Run.settings`.
         kind: the settings of a task of the user; other tasks are known by name.
     """
-    kind = _settings_type(settings.get("task", Run.task.name), kind)
+    name = settings.get("task", Run.task.name)
+    if kind is None or kind.name != name:
+        kind = task_class(name).settings_type
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
     others = OWNERS.keys() - {item.name for item in fields(kind)}
     return Run.of(**{key: value for key, value in {**before, **settings, "task": kind}.items() if key not in others})

@@ -53,7 +53,7 @@ def run_dir_name(run: Run) -> str:
     chosen = {name: value for name, value in settings.items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    labels = [f"noise{100 * noise:g}{'-all' if settings['noise_labels'] == 'all' else ''}"] if noise else []
+    labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
     method = run.base if run.method == BASE else run.method
     return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", digest])
 
