@@ -57,7 +57,8 @@ class RunWriter(RunDir):
         self._about = about
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
-        self.settings, self._kind, self._context = run.settings(), type(run.task), context
+        self.settings, self._context = run.settings(), context
+        self._kind = type(run.task)
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
 
