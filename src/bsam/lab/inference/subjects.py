@@ -18,7 +18,7 @@ from ..common.names import find_function
 from ..quantization import freeze_scales
 from ..tasks import TASKS
 from ..training.config import Run, method_title
-from ..training.run_dir import NETWORK, RunDir, run_dir_name
+from ..training.run_dir import NETWORK, OTHER_FOLDER, RunDir, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
@@ -89,7 +89,8 @@ def find_models(
     samples = check_count("images", IMAGES if images is None else images)
     names = []
     for path in paths:
-        if (task := RunDir(path).note("config").get("task", Run.task.name)) not in TASKS:
+        task = RunDir(path).note("config", OTHER_FOLDER).get("task", Run.task.name)
+        if task not in list(TASKS):
             raise BsamValueError(
                 f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
                 "and --loader instead"

@@ -33,6 +33,7 @@ DIVERGED = "diverged.json"
 PREDICTIONS = "predictions.npz"
 LOG = "log.txt"
 RERUN = "run the training command again, which restores it from the checkpoint"
+OTHER_FOLDER = "choose another folder, or remove that one"
 REPAIR = f"remove it and {NETWORK} (if there is one), then {RERUN}"
 
 
@@ -135,7 +136,7 @@ class RunDir:
 
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
-        settings = read_json(self.path / CONFIG, dict, "choose another folder, or remove that one")
+        settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -188,10 +189,10 @@ class RunDir:
         """Return the probe's readings; non-finite numbers are None."""
         return read_json_lines(self.path / PROBE, REPAIR)
 
-    def note(self, name: str) -> dict[str, Any]:
+    def note(self, name: str, hint: str = REPAIR) -> dict[str, Any]:
         """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
         file = self.path / f"{name}.json"
-        return read_json(file, dict, REPAIR) if file.exists() else {}
+        return read_json(file, dict, hint) if file.exists() else {}
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
