@@ -248,14 +248,15 @@ class Run(SubjectSettings):
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
         kind = task if isinstance(task, type) else task_class(task).settings_type
-        own, common = ([item.name for item in fields(each)] for each in (kind, cls))
-        for name in [name for name in settings if name not in (*own, *common)]:
+        own = [item.name for item in fields(kind)]
+        known = [*(item.name for item in fields(cls)), *own]
+        for name in [name for name in settings if name not in known]:
             if name in OWNERS:
                 raise BsamValueError(
                     f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out, or set task to "
                     f"{OWNERS[name]}"
                 )
-            settings[find_name("setting", name, (*common, *own))] = settings.pop(name)
+            settings[find_name("setting", name, known)] = settings.pop(name)
         of_task = kind(**{name: settings.pop(name) for name in own if name in settings})
         return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
 
