@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     results = []
     for model in args.models or MODELS[device.type]:
         task, usual = ("pose", POSE) if dataset_entry(args.data).task == "pose" else ("classification", FINE_TUNING)
-        run = Run("base", task=task, model=model, data=args.data, compile=args.compile, **usual)
+        run = Run.of("base", task=task, model=model, data=args.data, compile=args.compile, **usual)
         precision = "bf16" if device.type == "cuda" else "fp32"
         run = replace(run, batch=args.batch, epochs=args.rounds + 1, precision=precision)
         with tempfile.TemporaryDirectory() as cache:

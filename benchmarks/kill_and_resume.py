@@ -36,8 +36,9 @@ import json, sys, torch
 torch.set_num_threads(1)
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-run, folder, data_dir, checkpoint_every = sys.argv[1:]
-fit(Run(**json.loads(run)), folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
+settings, folder, data_dir, checkpoint_every = sys.argv[1:]
+run = Run.of(**json.loads(settings))
+fit(run, folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
 """
 LIMIT = 300  # seconds allowed per process
 EVERY = (0.0, 2.5)  # the time between checkpoints, in epochs: one after every epoch, or after two or three
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> bool:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments (default 0)")
     args = parser.parse_args(arguments)
     sizes = {"limit_train": 2000, "batch": 128} if args.data == "cifar10" else {"batch": 64, "augment": "crop-flip"}
-    run = Run(args.method, model="resnet8", data=args.data, epochs=args.epochs, **sizes)
+    run = Run.of(args.method, model="resnet8", data=args.data, epochs=args.epochs, **sizes)
     with tempfile.TemporaryDirectory() as folder:
         outcome = kill_and_resume(run, args.data_dir, Path(folder), args.kills, args.seed)
     print(

@@ -37,7 +37,7 @@ def measure(model: str, methods: list[str], steps: int, rounds: int, device: tor
     with side_stream(device):
         for name in methods:
             for kind, bits in (("float", None), ("W4A4", 4)):
-                run = Run(METHODS[name], weight_bits=bits, **common)
+                run = Run.of(METHODS[name], weight_bits=bits, **common)
                 task = Classification(run, device, data=data)
                 trainings[name, kind] = Trainer(run, task, DistributedContext(device))
         seconds: dict[tuple[str, str], list[float]] = {case: [] for case in trainings}

@@ -46,7 +46,7 @@ def main() -> None:
             seed = number // len(METHODS)
             settings = {"label_noise": 0.4, "curvature": True, "surface": SIDE, "epochs": options.epochs}
             settings |= {"probe": 1} if name != "base" else {}
-            write_run(Run(name, METHODS[name], seed=seed, **settings), folder, number)
+            write_run(Run.of(name, METHODS[name], seed=seed, **settings), folder, number)
         moments = [time.perf_counter()]
         runs = read_runs([folder])
         epochs = read_epochs(runs)

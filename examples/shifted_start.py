@@ -44,7 +44,7 @@ def main(flags=sys.argv[1:] if __name__ == "__main__" else (), epochs=20):
         raise SystemExit(cli.main(["train", *flags]))
     accuracies = {}
     for row, (method, radii) in ROWS.items():
-        run = Run(method, radii, label_noise=0.8, batch=64, epochs=epochs)  # one in ten of the drawn labels is right
+        run = Run.of(method, radii, label_noise=0.8, batch=64, epochs=epochs)  # one in ten of the drawn labels is right
         accuracies[row] = fit(run, device="cpu").score
         print(f"{row:18}  test accuracy {accuracies[row]:.3f}")
     return accuracies

@@ -21,7 +21,7 @@ BASELINE = {"title": "mean pose, no network", "scores": {name: 0.1 * i for i, na
 
 def accuracy_of(run):
     """Another one for each seed, known beforehand."""
-    return 0.9 + 0.01 * run.seed - 0.1 * run.label_noise
+    return 0.9 + 0.01 * run.seed - 0.1 * run.task.label_noise
 
 
 def place_of(run):
@@ -34,7 +34,7 @@ def finished_run(run, out=Path("out")):
 
     The share of memorised labels tells the method and the seed. Of several scores each is 0.01 below the one before.
     """
-    place, scores = place_of(run), [f"{run.eval_split}_{name}" for name in SCORES[run.task]]
+    place, scores = place_of(run), [f"{run.eval_split}_{name}" for name in SCORES[run.task.name]]
     epochs = [
         {
             "epoch": e + 1,
@@ -42,7 +42,7 @@ def finished_run(run, out=Path("out")):
             "test_loss": 1.0 / (e + 1),
             "seconds": 2.0,
             **dict.fromkeys(scores, 0.99),
-            **({"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)} if run.label_noise else {}),
+            **({"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)} if run.task.label_noise else {}),
         }
         for e in range(run.epochs)
     ]
@@ -62,7 +62,7 @@ def write_run(run, out):
     files = {
         "config.json": run.settings(),
         "environment.json": [machine],
-        **({"baseline.json": BASELINE} if run.task == "pose" else {}),
+        **({"baseline.json": BASELINE} if run.task.name == "pose" else {}),
         **(
             {"curvature.json": {"top_eigenvalue": 10 + base, "surface": surface if run.surface else None}}
             if run.curvature
@@ -78,6 +78,6 @@ def write_run(run, out):
     for name, rows in lines.items():
         (state.path / name).write_text("".join(json.dumps(dict(row)) + "\n" for row in rows))
     (state.path / "model.safetensors").write_bytes(content)
-    if run.task == "pose":
+    if run.task.name == "pose":
         write_predictions(state.path)
     return state_of(run, out)

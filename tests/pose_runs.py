@@ -22,7 +22,6 @@ SETTINGS: dict[str, Any] = {
     "data": "stick_figures",
     "image_size": SIDE,
     "simcc_sigma": 3,
-    "label_smoothing": 0,
     "batch": 8,
     "epochs": 1,
     "lr": 0.02,
@@ -33,7 +32,7 @@ def train_pose(folder: Path, **settings: Any) -> Path:
     """Train for an epoch on 16 drawings; returns the run directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bsam.lab.data.NUM_FIGURES", 16)
-        fit(Run("sgd", **{**SETTINGS, **settings}), folder, device="cpu", on_message=lambda _: None)
+        fit(Run.of("sgd", **{**SETTINGS, **settings}), folder, device="cpu", on_message=lambda _: None)
     return folder
 
 

@@ -117,7 +117,7 @@ CHECKS = {  # beyond the assertions in the pages
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE])
 def test_the_code_of_a_page_runs(page, reader):
     for line, code in blocks(page, "python"):
-        exec(compile("\n" * line + code, DOCS / page, "exec"), reader)
+        exec(compile("\n" * line + code, DOCS / page, "exec", dont_inherit=True), reader)
     CHECKS.get(page, lambda names: None)(reader)
 
 

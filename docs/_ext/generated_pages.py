@@ -105,8 +105,10 @@ run all of them.
 SETTINGS = """\
 # Settings of a run
 
-These are the arguments of {{class}}`bsam.lab.training.Run`. Written with dashes, they are also the flags of
+These are the arguments of {{meth}}`Run.of <bsam.lab.training.Run.of>`. Written with dashes, they are also the flags of
 [`bsam train`](command-line.md), except that `arguments` is `--set` and `base_arguments` is `--base-set` there.
+{{class}}`Run <bsam.lab.training.Run>` itself takes the settings of a task as an object:
+`Run("sam", task=ClassificationSettings(label_noise=0.4))`.
 
 {groups}
 """
@@ -170,7 +172,9 @@ def setting_groups() -> list[str]:
 
 def setting_row(setting: Field[Any]) -> str:
     """Return the row of a setting, with its help text on the command line."""
-    default = "-" if setting.default is MISSING else f"`{setting.default!r}`"
+    default = (
+        "-" if setting.default is MISSING else f"`{getattr(setting.default, 'name', setting.default)!r}`"
+    )  # of a task
     about = setting.metadata["help"]
     flags_as_code = re.sub(r"(?<!`)--[a-z][a-z-]+", r"`\g<0>`", about)
     return f"| `{setting.name}` | {default} | {flags_as_code} |"

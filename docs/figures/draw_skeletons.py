@@ -19,7 +19,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         states = []
         for method in ("base", "bsam"):
-            run = Run(method, task="pose", data="stick_figures", model="simcc_resnet8", **SETTINGS)
+            run = Run.of(method, task="pose", data="stick_figures", model="simcc_resnet8", **SETTINGS)
             fit(run, Path(folder, method), device="cpu")
             states.append(RunDir(Path(folder, method)).state(run))
         path = HERE / "skeletons.png"

@@ -102,7 +102,7 @@ def test_the_first_commands_of_the_guide(figures, capsys):
 def test_the_code_of_the_guide(figures, capsys):
     names: dict[str, object] = {}
     exec(in_small(TRAIN, SMALL_CODE), names)
-    expected = {"base": "adam", "lr": 1e-3, "batch": 11, "weight_decay": 0.0, "label_smoothing": 0.0}
+    expected = {"base": "adam", "lr": 1e-3, "batch": 11, "weight_decay": 0.0}
     assert names["run"].settings().items() >= expected.items()
     told, score, *joints = capsys.readouterr().out.splitlines()
     assert told == "The initial weights are random; to load pretrained ones, use --weights."

@@ -37,7 +37,7 @@ def test_the_first_commands_of_the_guide(capsys):
     printed = run_commands(in_small(first_commands(TEXT), SMALL), capsys, draw=False)
     assert list(printed) == ["train", "export", "flatness"]
     run, last = RunDir("runs/w4").run(), RunDir("runs/w4").last_metrics()
-    assert (run.model, run.data, run.weight_bits) == ("digits_net", "digits", 4)
+    assert (run.model, run.data, run.task.weight_bits) == ("digits_net", "digits", 4)
     assert last["test_accuracy"] > 0.6  # chance: 0.1
     assert f"{last['test_accuracy']:.2%}" in printed["export"]
     onnx.checker.check_model("runs/w4.onnx")

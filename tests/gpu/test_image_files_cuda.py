@@ -48,7 +48,7 @@ def train(run, data):
 RUNS = {
     "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, head_lr=0.1),
     "sgd, plain steps": Run("sgd", capture=False),
-    "frozen": Run("sam", freeze_backbone=True, label_noise=0.25),
+    "frozen": Run.of("sam", freeze_backbone=True, label_noise=0.25),
 }
 
 

@@ -182,7 +182,7 @@ def noise():
 
 def by_bsam_train(messages, **settings):
     device = torch.device("cuda")
-    run = Run("bsam", data="cifar10", model="resnet8", batch=64, epochs=2, label_smoothing=0.1, **settings)
+    run = Run.of("bsam", data="cifar10", model="resnet8", batch=64, epochs=2, label_smoothing=0.1, **settings)
     with side_stream(device):
         task = Classification(run, device, data=noise())
         trainer, streams = Trainer(run, task, DistributedContext(device), messages.append), set()

@@ -40,17 +40,17 @@ ARGUMENTS = {
 }
 FLOOR = {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.0}
 RUNS = {
-    "sgd": Run("sgd", **SAME),
-    **{name: Run(name, ARGUMENTS.get(name, {}), **SAME) for name, method in METHODS.items() if method.capturable},
-    "nesterov": Run("sam", nesterov=True, **SAME),
-    "sam with a floor": Run("sam", {"rho": 0.2, "rho_floor": 0.02}, **SAME),
-    "bsam with a floor": Run("bsam", FLOOR, **SAME),
-    "bsam-2": Run("bsam", {**FLOOR, "passes": 2}, **SAME),
-    "bsam every second step": Run("bsam", {**FLOOR, "passes": 2, "every": 2}, **SAME),
-    "bsam as released": Run("bsam", {"start_from_min": True}, **SAME),
-    "augmented": Run("sam", augment="crop-flip", **SAME),
-    "adamw": Run("base", base="adamw", **{**SAME, "lr": 3e-3}),
-    "bsam on adamw": Run("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
+    "sgd": Run.of("sgd", **SAME),
+    **{name: Run.of(name, ARGUMENTS.get(name, {}), **SAME) for name, method in METHODS.items() if method.capturable},
+    "nesterov": Run.of("sam", nesterov=True, **SAME),
+    "sam with a floor": Run.of("sam", {"rho": 0.2, "rho_floor": 0.02}, **SAME),
+    "bsam with a floor": Run.of("bsam", FLOOR, **SAME),
+    "bsam-2": Run.of("bsam", {**FLOOR, "passes": 2}, **SAME),
+    "bsam every second step": Run.of("bsam", {**FLOOR, "passes": 2, "every": 2}, **SAME),
+    "bsam as released": Run.of("bsam", {"start_from_min": True}, **SAME),
+    "augmented": Run.of("sam", augment="crop-flip", **SAME),
+    "adamw": Run.of("base", base="adamw", **{**SAME, "lr": 3e-3}),
+    "bsam on adamw": Run.of("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
 }
 
 
@@ -105,7 +105,7 @@ def weights(trainer):
 
 
 def plain(run):
-    return Run(**{**run.settings(), "capture": False})
+    return Run.of(**{**run.settings(), "capture": False})
 
 
 def apart(a, b):
@@ -145,7 +145,7 @@ def test_the_tolerance_detects_a_small_difference():
     """It would detect a graph that keeps an old learning rate or radius."""
     first, _, _ = train(RUNS["bsam with a floor"])
     for other in ({"lr": 0.05 * 1.05}, {"schedule": "constant"}, {"arguments": {**FLOOR, "rho_min_floor": 0.2}}):
-        second, _, _ = train(Run(**{**RUNS["bsam with a floor"].settings(), **other}))
+        second, _, _ = train(Run.of(**{**RUNS["bsam with a floor"].settings(), **other}))
         assert apart(second, first) > 2 * TOLERANCE, other
 
 
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_a_graph_continues_on_a_cpu(tmp_path):
 @pytest.mark.parametrize("checkpoint", [0, 1])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_epochs_after_the_last_checkpoint_are_repeated(precision, checkpoint, tmp_path):
-    run = Run(**{**RUNS["bsam with a floor"].settings(), "epochs": 4, "precision": precision})
+    run = Run.of(**{**RUNS["bsam with a floor"].settings(), "epochs": 4, "precision": precision})
     started = []
 
     def stopping(after, **options):
@@ -247,7 +247,7 @@ def test_an_evaluation_waits_for_the_device_only_at_its_end():
 @pytest.mark.parametrize("every", [1, 3, 7])
 @pytest.mark.parametrize("name", ["sam", "bsam with a floor"])
 def test_the_probe_reads_the_same_as_in_plain_steps(name, every):
-    run = Run(**{**RUNS[name].settings(), "probe": every})
+    run = Run.of(**{**RUNS[name].settings(), "probe": every})
     captured, _, readings = train(run)
     reference, _, expected = train(plain(run))
     assert (
@@ -268,7 +268,7 @@ def test_the_probe_reads_the_same_as_in_plain_steps(name, every):
 @pytest.mark.parametrize("name", ["sgd", "bsam with a floor"])
 @pytest.mark.parametrize("capture", [True, False])
 def test_a_compiled_network_trains_the_same(name, capture):
-    run = Run(**{**RUNS[name].settings(), "compile": True, "capture": capture})
+    run = Run.of(**{**RUNS[name].settings(), "compile": True, "capture": capture})
     compiled, metrics, _ = train(run)
     reference, expected, _ = train(plain(RUNS[name]))
     assert apart(compiled, reference) < 4 * TOLERANCE  # fused kernels sum in another order
@@ -277,7 +277,7 @@ def test_a_compiled_network_trains_the_same(name, capture):
 
 @pytest.mark.parametrize("name", ["sgd", "sam", "bsam", "bsam-2", "msam", "bsam on adamw"])
 def test_bfloat16_learns_in_a_graph_as_without(name):
-    run = Run(**{**RUNS[name].settings(), "precision": "bf16", "epochs": 4})
+    run = Run.of(**{**RUNS[name].settings(), "precision": "bf16", "epochs": 4})
     captured, metrics, _ = train(run, epochs=range(4))
     _, expected, _ = train(plain(run), epochs=range(4))
     assert captured.take_step._graphs
@@ -296,7 +296,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_captured_steps_clip_and_accumulate_as_plain_steps(name, options):
-    run = Run(**{**RUNS[name].settings(), **options})
+    run = Run.of(**{**RUNS[name].settings(), **options})
     captured, metrics, _ = train(run)
     reference, expected, _ = train(plain(run))
     assert captured.take_step._graphs
@@ -314,8 +314,8 @@ def test_captured_steps_clip_and_accumulate_as_plain_steps(name, options):
 
 @pytest.mark.parametrize("name", ["sgd", "sam", "bsam with a floor", "bsam on adamw", "saf"])
 def test_fp16_is_not_captured_and_learns(name, tmp_path):
-    settings = RUNS[name].settings() if name in RUNS else Run(name, ARGUMENTS[name], **SAME).settings()
-    run = Run(**{**settings, "precision": "fp16", "clip_norm": 5.0, "accumulate": 2, "epochs": 4})
+    settings = RUNS[name].settings() if name in RUNS else Run.of(name, ARGUMENTS[name], **SAME).settings()
+    run = Run.of(**{**settings, "precision": "fp16", "clip_norm": 5.0, "accumulate": 2, "epochs": 4})
     trainer, metrics, _ = train(run, epochs=range(4))
     assert not isinstance(trainer.take_step, CapturedSteps)
     assert metrics[-1]["test_accuracy"] > 0.8
@@ -328,7 +328,7 @@ def test_fp16_is_not_captured_and_learns(name, tmp_path):
 @pytest.mark.parametrize("base", [base for base in BASES if base not in CAPTURABLE])
 def test_other_base_optimizers_are_not_captured_and_learn(base):
     lr = {"adadelta": 1.0, "adafactor": 0.03, "adagrad": 0.02, "asgd": 0.05}.get(base, 3e-3)
-    run = Run("base" if base == "adadelta" else "sam", base=base, **{**SAME, "lr": lr, "epochs": 4})
+    run = Run.of("base" if base == "adadelta" else "sam", base=base, **{**SAME, "lr": lr, "epochs": 4})
     trainer, metrics, _ = train(run, epochs=range(4))
     assert not isinstance(trainer.take_step, CapturedSteps)
     assert metrics[-1]["test_accuracy"] > 0.5
@@ -337,7 +337,7 @@ def test_other_base_optimizers_are_not_captured_and_learn(base):
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.capturable])
 def test_methods_whose_steps_differ_are_not_captured_and_learn(method):
-    trainer, metrics, _ = train(Run(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
+    trainer, metrics, _ = train(Run.of(method, ARGUMENTS.get(method, {}), **{**SAME, "epochs": 4}), epochs=range(4))
     assert not isinstance(trainer.take_step, CapturedSteps)
     assert metrics[-1]["test_accuracy"] > 0.8
 
@@ -374,7 +374,7 @@ def test_a_graph_draws_random_numbers_by_seed_epoch_and_step(tmp_path):
     assert len(set(masks)) == len(masks) == 19
     again, _, _ = train(run, epochs=[1], task=Dropping)
     assert again.task.masks[1:] == masks[10:]  # of the second epoch, independent of the steps before it
-    other, _, _ = train(Run(**{**run.settings(), "seed": 5}), task=Dropping)
+    other, _, _ = train(Run.of(**{**run.settings(), "seed": 5}), task=Dropping)
     assert not set(other.task.masks[1:]) & set(masks)
 
 

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from .python_api import compare as compare
     from .python_api import write_report as write_report
     from .quantization import quantize as quantize
+    from .tasks.classification_settings import ClassificationSettings as ClassificationSettings
+    from .tasks.pose import PoseSettings as PoseSettings
     from .training import Run as Run
     from .training import fit as fit
 
 # Imported on first use: `import bsam.lab.models` needs none of the rest.
 _MODULES = {"Run": "training", "fit": "training", "quantize": "quantization"}
+_MODULES |= {"ClassificationSettings": "tasks.classification_settings", "PoseSettings": "tasks.pose"}
 _MODULES |= dict.fromkeys(("compare", "write_report"), "python_api")
 _MODULES |= dict.fromkeys(("read_runs", "read_epochs"), "analysis.runs_table") | {
     "compare_rows": "analysis.significance"

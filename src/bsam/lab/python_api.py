@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from .recipes.comparison import (
     plan_comparison,
 )
 from .recipes.run_settings import check_start, complete_settings
-from .training.config import Run
+from .training.config import SETTINGS
 from .training.run_writer import CHECKPOINT_EVERY
 
 
@@ -87,7 +86,7 @@ def compare(
         [['SGD', 2, 1], ['SAM', 2, 2]]
     """
     require_packages(NEEDS)
-    known = [field.name for field in fields(Run) if field.name not in LEFT_OUT]
+    known = [name for name in SETTINGS if name not in LEFT_OUT]
     for name in settings:
         find_name("setting", name, known)
     refuse_torchrun(COMPARE)

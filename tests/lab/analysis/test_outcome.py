@@ -37,16 +37,16 @@ def test_classification(losses, accuracy, test_loss, words, tmp_path):
 
 
 def test_held_out_labels_that_are_flipped_do_not_count(tmp_path):
-    run = Run("sgd", label_noise=0.8, eval_split="holdout")
+    run = Run.of("sgd", label_noise=0.8, eval_split="holdout")
     numbers = {"holdout_accuracy": 0.08, "holdout_clean_accuracy": 0.5, "holdout_loss": 2.4}
     assert sentence(tmp_path, run, (2.4, 2.3), **numbers) is None
     assert sentence(tmp_path, run, (2.4, 2.3), **{**numbers, "holdout_clean_accuracy": 0.08}) is not None
 
 
 def test_pose_is_judged_by_its_loss_alone(tmp_path):
-    run = Run("bsam", base="adam", lr=0.1, **POSE)
+    run = Run.of("bsam", base="adam", lr=0.1, **POSE)
     assert sentence(tmp_path, run, (3.0, 2.9), test_pck=0.0, test_loss=9.0) is None
-    again = Run("bsam", base="adam", lr=0.1, init="runs/first", **POSE)
+    again = Run.of("bsam", base="adam", lr=0.1, init="runs/first", **POSE)
     assert sentence(tmp_path, again, (3.0, 3.5), test_pck=0.0, test_loss=9.0) is None
     found = sentence(tmp_path, run, (3.0, 3.5), test_pck=0.0, test_loss=9.0)
     assert found == (
@@ -58,7 +58,7 @@ def test_pose_is_judged_by_its_loss_alone(tmp_path):
 def test_pose_that_is_not_better_than_the_mean_pose(tmp_path):
     note = {"title": "mean pose, no network", "scores": {"pck": 0.39, "pck_head": 0.5}}
     (tmp_path / "baseline.json").write_text(json.dumps(note))
-    run = Run("sam", base="adam", **POSE)
+    run = Run.of("sam", base="adam", **POSE)
     found = sentence(tmp_path, run, (3.0,), test_pck=0.01, test_pck_head=0.0, test_loss=3.0)
     assert "no better than the baseline (mean pose, no network): pck 0.01 and 0.39" in found
     assert sentence(tmp_path, run, (3.0,), test_pck=0.4, test_pck_head=0.4, test_loss=3.0) is None

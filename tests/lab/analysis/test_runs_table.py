@@ -48,7 +48,7 @@ def test_rows_have_the_numbers_of_the_directories(name, out, tmp_path):
     for state in states:
         row, run = runs.loc[state.path], state.run
         lines = [json.loads(line) for line in (state.path / "metrics.jsonl").read_text().splitlines()]
-        measure = "pck" if run.task == "pose" else "accuracy"
+        measure = "pck" if run.task.name == "pose" else "accuracy"
         assert row["score"] == pytest.approx(100 * lines[-1][f"test_{measure}"], rel=1e-12)
         assert (row["state"], row["seed"], row["epochs_done"]) == ("finished", run.seed, run.epochs)
         assert row["settings"] == run.settings()

@@ -74,7 +74,7 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
     assert [run["about"]["trial"] for run in results["runs"] + results["tuning"]] == [False] * 3 + [True] * 6
     assert not any(name.startswith("test_") for trial in results["tuning"] for name in trial["last"])
     for run, row in zip(results["runs"], results["table"], strict=True):
-        settings = Run(**run["settings"])
+        settings = Run.of(**run["settings"])
         trials = [trial for trial in results["tuning"] if trial["settings"]["method"] == settings.method]
         if row["row"] == "SGD":
             assert settings.weight_decay == 5e-4

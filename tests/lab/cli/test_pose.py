@@ -41,7 +41,7 @@ def test_a_folder_of_persons_from_start_to_end(weights, tmp_path, capsys, error_
     assert "on 17 samples of LSP Extended at 32 x 32 pixels, 1 epoch" in printed
     assert "linear.bias 5, linear.weight 5x64" in printed  # left out
     run_dir = RunDir(out)
-    assert run_dir.run().task == "pose"
+    assert run_dir.run().task.name == "pose"
     assert run_dir.note("data")["images"] == {"train": 17, "test": 2}
     assert run_dir.note("data")["left_out"][0].startswith("images/im00003.jpg ")
     assert run_dir.note("pose")["side"] == 32

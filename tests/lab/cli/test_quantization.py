@@ -13,8 +13,8 @@ def test_network_data_and_settings_come_from_the_initial_run(digits_run, tmp_pat
     command = [*SMALL, "--method", "bsam", "--init", str(digits_run), "--batch", "64", "--limit-train", "64"]
     assert cli.main([*command, "--out", str(tmp_path / "w4")]) == 0
     run = RunDir(tmp_path / "w4").run()
-    assert (run.model, run.data, run.weight_bits, run.activation_bits) == ("resnet8", "digits", 4, None)
-    assert (run.lr, run.weight_decay, run.label_smoothing) == (0.01, 1e-4, 0.1)
+    assert (run.model, run.data, run.task.weight_bits, run.task.activation_bits) == ("resnet8", "digits", 4, None)
+    assert (run.lr, run.weight_decay, run.task.label_smoothing) == (0.01, 1e-4, 0.1)
     assert str(digits_run) in capsys.readouterr().out
     assert json.loads((tmp_path / "w4/weights.json").read_text())["head_left_out"] == {}
 

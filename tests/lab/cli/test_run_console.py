@@ -75,7 +75,7 @@ def test_the_estimate_of_the_time_left():
     assert eta.left(measured(sgd, 9.0, 1.0)) == 8 * 3.0
     assert eta.left(measured(sam)) == 2 * 10 * 3.0
     assert eta.left(measured(replace(sam, model="resnet18"))) is None
-    assert eta.left(measured(replace(sam, weight_bits=4))) is None
+    assert eta.left(measured(sam.changed(weight_bits=4))) is None
     assert eta.left(replace(measured(sgd), diverged="nan")) == 0
     states = [measured(sgd, *[1.0] * 8), measured(sam), measured(replace(sgd, model="resnet18"))]
     assert eta.total(states) == (2 * 3.0 + 2 * 10 * 3.0, 1)

@@ -1,7 +1,7 @@
 import argparse
 import re
 import types
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -14,11 +14,24 @@ from bsam.lab import cli
 from bsam.lab.cli.run_flags import add_run_flags, method_arguments, run_of
 from bsam.lab.recipes.run_settings import complete_settings
 from bsam.lab.recipes.variants import variants
+from bsam.lab.tasks.classification_settings import ClassificationSettings
+from bsam.lab.tasks.pose import PoseSettings
 from bsam.lab.training.config import Run
 
 QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}
 OF_QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # as the paper has them
+POSE = {"base": "adam", "lr": 1e-3, "weight_decay": 0.0, "batch": 64, "epochs": 140}
+DEFAULTS = {"data": {"model": "resnet18"}, "weights": FINE_TUNING, "weight_bits": QUANTIZED, "task": POSE}
+NEEDED = {  # settings without which a setting has no meaning
+    "method": {},
+    "noise_labels": {"method": "bsam", "label_noise": 0.2},
+    **{key: {"method": "bsam", "weight_bits": 4} for key in OF_QUANTIZATION},
+    **{key: {"method": "bsam", "task": "pose"} for key in ("simcc_k", "simcc_sigma", "flip_test")},
+}
+SETTINGS = (Run, ClassificationSettings, PoseSettings)
+FIELDS = {field.name: field for cls in SETTINGS for field in fields(cls)}
+HINTS = {name: hint for cls in SETTINGS for name, hint in get_type_hints(cls).items() if name in FIELDS}
 
 
 def run_from(*flags):
@@ -31,7 +44,7 @@ def run_from(*flags):
 def other(field, hint):
     """A value of the field's type that is not its default."""
     special = {"method": "sam", "data": "cifar10", "surface": 5, "weights": "pretrained"}  # values that are checked
-    special |= {"base": "rmsprop", "accumulate": 4}
+    special |= {"base": "rmsprop", "accumulate": 4, "task": "pose"}
     if field.name in special:
         return special[field.name]
     if hint is bool:
@@ -43,28 +56,16 @@ def other(field, hint):
     return {int: 3, float: 0.25, str: "something"}[hint]
 
 
-@pytest.mark.parametrize(
-    "field",
-    [field for field in fields(Run) if field.name not in ("arguments", "base_arguments", "init")],
-    ids=lambda field: field.name,
-)
-def test_every_setting_of_a_run_is_a_flag(field):
-    value = other(field, get_type_hints(Run)[field.name])
-    flag = field.name.replace("_", "-")
-    given = (f"--{flag}" if value else f"--no-{flag}",) if isinstance(value, bool) else (f"--{flag}", str(value))
-    if field.name in OF_QUANTIZATION:
-        run = run_from("--method", "bsam", "--weight-bits", "4", *given)
-        assert run == replace(Run("bsam", weight_bits=4, **QUANTIZED), **{field.name: value})
-        return
-    if field.name == "noise_labels":
-        assert run_from("--method", "bsam", "--label-noise", "0.2", *given) == Run(
-            "bsam", label_noise=0.2, noise_labels=value
-        )
-        return
-    run = run_from(*(() if field.name == "method" else ("--method", "bsam")), *given)
-    others = {"data": {"model": "resnet18"}, "weights": FINE_TUNING, "weight_bits": QUANTIZED}.get(field.name, {})
-    assert run.settings() == {**Run("bsam").settings(), **others, field.name: value}
-    assert type(getattr(run, field.name)) is type(value)
+@pytest.mark.parametrize("name", [name for name in HINTS if name not in ("arguments", "base_arguments", "init")])
+def test_every_setting_of_a_run_is_a_flag(name):
+    value, needed = other(FIELDS[name], HINTS[name]), NEEDED.get(name, {"method": "bsam"})
+    given = [f"--{other_name.replace('_', '-')}={entry}" for other_name, entry in needed.items()]
+    flag = name.replace("_", "-")
+    given += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    run, settings = run_from(*given), {**needed, name: value}
+    defaults = {key: entry for setting in settings for key, entry in DEFAULTS.get(setting, {}).items()}
+    assert run == Run.of(**{**defaults, **settings})
+    assert type(run.settings()[name]) is type(value)
 
 
 def test_a_flag_may_be_taken_back_and_a_default_is_the_runs():
@@ -91,7 +92,7 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
         ("--weights", named, "--model", "timm:test_resnet"): of_file,
         ("--weights", unnamed, "--model", "resnet8"): {"model": "resnet8", "weights": unnamed, **FINE_TUNING},
     }.items():
-        assert run_from("--method", "bsam", *flags) == Run("bsam", **expected)
+        assert run_from("--method", "bsam", *flags) == Run.of("bsam", **expected)
     run = run_from("--method", "sgd", "--weights", "test_resnet.safetensors", "--data-dir", str(tmp_path))
     assert (run.model, run.weights) == ("timm:test_resnet", "test_resnet.safetensors")
     for path in ("photos/", "./photos", "photos"):
@@ -100,9 +101,6 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
     for flags in (("--weights", unnamed, "--data", "cifar10"), ("--data", "oxford_pet")):
         with pytest.raises(BsamError, match="--model"):
             run_from("--method", "sgd", *flags)
-
-
-POSE = {"base": "adam", "lr": 1e-3, "weight_decay": 0.0, "batch": 64, "epochs": 140, "label_smoothing": 0.0}
 
 
 def test_data_of_persons_chooses_task_network_and_settings(tmp_path):
@@ -123,12 +121,12 @@ def test_data_of_persons_chooses_task_network_and_settings(tmp_path):
         given = dict(zip(flags[::2], flags[1::2], strict=False))
         initial = {} if given.get("--weights", "random") == "random" else {"weights": given["--weights"]}
         settings = {"task": "pose", "data": given["--data"], "model": model, **POSE, **initial, **expected}
-        assert run_from("--method", "bsam", *flags) == Run("bsam", **settings), flags
+        assert run_from("--method", "bsam", *flags) == Run.of("bsam", **settings), flags
     for flags, expected in (
         (("--data", "lspet", "--task", "classification"), {"data": "lspet", "model": "simcc_resnet50"}),
         (("--weights", weights["resnet50"]), {"model": "resnet50", "weights": weights["resnet50"], **FINE_TUNING}),
     ):
-        assert run_from("--method", "bsam", *flags) == Run("bsam", **expected), flags
+        assert run_from("--method", "bsam", *flags) == Run.of("bsam", **expected), flags
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,7 @@ def test_help_explains_every_flag(capsys):
         cli.main(["train", "--help"])
     assert end.value.code == 0
     shown = "".join(capsys.readouterr().out.split())
-    for field in fields(Run):
+    for field in FIELDS.values():
         assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
         assert "".join(field.metadata["help"].split()) in shown
     assert "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose)" in shown

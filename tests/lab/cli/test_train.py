@@ -32,7 +32,7 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, error_of):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bsam.lab.report.figures.class_report.find_spec", find_spec)  # with pictures
     settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True, "limit_train": 64, "limit_test": 50}
-    run = Run("bsam", {"rho_max": 0.02}, epochs=3, batch=32, **settings)
+    run = Run.of("bsam", {"rho_max": 0.02}, epochs=3, batch=32, **settings)
     folder = Path("runs") / run_dir_name(run)
     command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--radius", "0.05", "--curvature"]
     command += ["--limit-train", "64", "--limit-test", "50", "--batch", "32"]

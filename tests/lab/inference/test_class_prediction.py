@@ -48,7 +48,7 @@ def trained(request, tmp_path_factory):
         Image.open(path).transpose(Image.Transpose.ROTATE_90).save(path)
     model, (side, shorter, resample, mean, std) = request.param, NETWORKS[request.param]
     torch.save(build(model, classes=5, seed=9).state_dict(), folder / "weights.pt")
-    run = Run(
+    run = Run.of(
         "sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0
     )
     fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", on_message=lambda _: None)

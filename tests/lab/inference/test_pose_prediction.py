@@ -61,7 +61,7 @@ def by_hand(network, run, pixels):
 def test_joints_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
     """The stored crops are parts of larger images of noise, from which the boxes cut exactly them."""
     data, seen = stick_figures(16, seed=4, side=SIDE), []
-    settings = Run(**{**RunDir(run).run().settings(), "flip_test": flip_test})
+    settings = Run.of(**{**RunDir(run).run().settings(), "flip_test": flip_test})
     task = Pose(settings, torch.device("cpu"), data=data)
     monkeypatch.setattr(Pose, "_scores", lambda _, joints: seen.append(joints.numpy()) or {})
     task.evaluate(RunDir(run).load_into(task.network()).eval())

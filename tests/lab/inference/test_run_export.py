@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def task_of(images, **settings):
     data = (images, np.arange(len(images)) % 3)
     made = Dataset.from_arrays(train=data, test=data, class_names=("cat", "dog", "owl"))
-    return Classification(Run("sgd", model="resnet8", **settings), CPU, data=made)
+    return Classification(Run.of("sgd", model="resnet8", **settings), CPU, data=made)
 
 
 @pytest.fixture(scope="module")

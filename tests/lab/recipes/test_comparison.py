@@ -17,7 +17,7 @@ def test_runs_differ_in_the_method_alone():
     assert list(runs) == list(variants())
     for name, run in runs.items():
         assert variant_of(run).name == name
-        assert run == Run(variants()[name].method, run.arguments, **SETTINGS)
+        assert run == Run.of(variants()[name].method, run.arguments, **SETTINGS)
     assert runs["sam-sum"].arguments == {"rho": 0.2, "rho_floor": 0.2}
     assert runs["bsam-2"].arguments == {"rho_max": 0.1, "rho_min": 0.1, "passes": 2}
     assert list(compared_runs(["BSAM", "sgd", "base", "SAM", "bsam"], {})) == ["bsam", "sgd", "sam"]

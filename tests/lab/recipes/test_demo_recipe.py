@@ -46,7 +46,7 @@ def run_demo(recipe, out, **seeds):
 
 def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_none():
     for variant in variants().values():
-        run = Run(variant.method, arguments(variant, "digits"), **SHARED)
+        run = Run.of(variant.method, arguments(variant, "digits"), **SHARED)
         found = candidates(run)
         assert len({repr(tried) for tried in found}) == len(found) == (0 if variant.name == "sgd" else 3)
         assert all(list(tried) == ["arguments"] and variant_of(replace(run, **tried)) == variant for tried in found)
@@ -56,11 +56,11 @@ def test_every_setting_but_the_chosen_ones_is_shared(tmp_path):
     experiment = demo_recipe().experiment(seeds=1)
     tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
     assert [plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, tmp_path).trials] == [
-        *(Run("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
-        *(Run("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
-        *(Run("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),
+        *(Run.of("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
+        *(Run.of("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
+        *(Run.of("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),
     ]
-    finals = [Run(name, **SHARED, curvature=True, surface=13) for name in DEFAULT]
+    finals = [Run.of(name, **SHARED, curvature=True, surface=13) for name in DEFAULT]
     assert [plan.run for plan in experiment.planned[:3]] == finals
     assert [plan.about["row"] for plan in experiment.planned] == ROWS
     assert len({plan.about["experiment"] for plan in experiment.planned}) == 1

@@ -35,15 +35,15 @@ def test_a_description_has_these_keys_and_no_others():
         (replace(CIFAR, batch=64, precision="bf16"), "ResNet-18, CIFAR-10, 200 epochs, batch 64, bf16"),
         (replace(CIFAR, nesterov=True, lr=0.1), "ResNet-18, CIFAR-10, 200 epochs, lr 0.1, nesterov"),
         (replace(CIFAR, limit_train=1000, eval_split="holdout"), "1,000 training samples, scored on holdout"),
-        (replace(CIFAR, label_noise=0.4), "40 % of labels drawn from all classes: 36.0 % wrong"),
+        (CIFAR.changed(label_noise=0.4), "40 % of labels drawn from all classes: 36.0 % wrong"),
         (
-            Run("sam", model="resnet18", weight_bits=4, init="a", **QUANTIZED),
+            Run.of("sam", model="resnet18", weight_bits=4, init="a", **QUANTIZED),
             "4 bits, from a trained network, 60 epochs",
         ),
-        (Run("sam", model="timm:resnet50", weights="pretrained", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
-        (Run("sam", model="resnet50", weights="/a/resnet50.pt", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
-        (Run("sam", model="resnet50", weights="/a/mine.pt", **FINE_TUNING), "pretrained mine.pt"),
-        (Run("sam", task="pose", model="simcc_resnet50", data="mpii", **POSE), "MPII Human Pose, 140 epochs"),
+        (Run.of("sam", model="timm:resnet50", weights="pretrained", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
+        (Run.of("sam", model="resnet50", weights="/a/resnet50.pt", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
+        (Run.of("sam", model="resnet50", weights="/a/mine.pt", **FINE_TUNING), "pretrained mine.pt"),
+        (Run.of("sam", task="pose", model="simcc_resnet50", data="mpii", **POSE), "MPII Human Pose, 140 epochs"),
         (replace(CIFAR, base="adamw"), "base adamw"),
     ],
 )
@@ -61,7 +61,7 @@ def test_runs_that_cannot_be_compared_have_different_titles():
         {"augment": "none"},
         {"base_arguments": {"dampening": 0.1}},
     )
-    assert len({describe(replace(CIFAR, **change))["experiment"] for change in changes}) == len(changes)
+    assert len({describe(CIFAR.changed(**change))["experiment"] for change in changes}) == len(changes)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,11 @@ def test_how_the_radius_was_chosen():
 def test_seeds_keep_what_they_start_from():
     """The name of a run directory contains the seed; runs elsewhere stay as they are."""
     base = Run("sgd")
-    runs = [base, Run("sam", init=run_dir_name(base), weight_bits=4), Run("sam", init="/elsewhere", weight_bits=4)]
+    runs = [
+        base,
+        Run.of("sam", init=run_dir_name(base), weight_bits=4),
+        Run.of("sam", init="/elsewhere", weight_bits=4),
+    ]
     found = with_seed([Planned(run, describe(run)) for run in runs], 7, surface=5)
     assert [plan.run.init for plan in found] == [None, found[0].name, "/elsewhere"]
     assert {(plan.run.seed, plan.run.surface) for plan in found} == {(7, 5)}

@@ -112,7 +112,7 @@ def test_published_numbers_stand_where_they_belong(name, count):
     ],
 )
 def test_a_run_has_a_published_number_only_with_the_papers_protocol(change, published, claimed, word):
-    about = describe(replace(CIFAR, **change))
+    about = describe(Run.of(**{"method": "sam", "model": "resnet18", "data": "cifar10", **change}))
     assert (about["published"], about["claimed"]) == (published, claimed)
     assert word in about["note"]
     assert bool(about["note"]) == bool(word)

@@ -90,7 +90,12 @@ def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
     for run in runs:
         assert (run.lr, run.weight_decay) == ((0.1, 5e-4) if run.model == "pyramidnet110" else (0.05, 1e-3))
         assert (run.epochs, run.batch, run.momentum, run.nesterov, run.schedule) == (200, 128, 0.9, False, "cosine")
-        assert (run.eval_split, run.label_noise, run.limit_train, run.label_smoothing) == ("test", 0.0, None, 0.1)
+        assert (run.eval_split, run.task.label_noise, run.limit_train, run.task.label_smoothing) == (
+            "test",
+            0.0,
+            None,
+            0.1,
+        )
     assert runs[0] == Run("sgd", model="resnet18", data="cifar10", precision="bf16", compile=True)
 
 
@@ -99,7 +104,7 @@ def test_the_other_grids_on_cifar():
     places = [(run.data, run.arguments["rho_min"], variant_of(run).name) for run in study]
     assert places == [(data, rho, name) for data in BOTH for rho in (0.01, 0.025, 0.05, 0.1, 0.25) for name in BSAMS]
     assert {(run.data, run.arguments.get("rho_max", 0.05)) for run in study} == {("cifar10", 0.05), ("cifar100", 0.1)}
-    places = [(run.data, run.label_noise, variant_of(run).name) for run in noise]
+    places = [(run.data, run.task.label_noise, variant_of(run).name) for run in noise]
     assert places == [(data, rate, name) for data in BOTH for rate in (0.2, 0.4, 0.6, 0.8) for name in COMPARED]
     assert {run.model for run in (*study, *noise)} == {"resnet18"}
     curves, sharpness, conflict = map(runs_of, ("training-curves", "sharpness-curves", "gradient-conflict"))
@@ -116,12 +121,18 @@ def test_fine_tuning_and_poses_use_the_radii_of_cifar10():
     places = [(run.model, run.data, variant_of(run).name) for run in transfer]
     assert places == [(network, data, name) for network in FINE_TUNED for data in TRANSFER_DATA for name in COMPARED]
     for run in transfer:
-        assert (run.epochs, run.batch, run.lr, run.label_smoothing, run.weights) == (30, 128, 0.01, 0.0, "pretrained")
+        assert (run.epochs, run.batch, run.lr, run.task.label_smoothing, run.weights) == (
+            30,
+            128,
+            0.01,
+            0.0,
+            "pretrained",
+        )
         assert run.weight_decay == {"timm:efficientnet_b0": 1e-5, "timm:resnet50": 1e-4}[run.model]
     assert [variant_of(run).name for run in pose] == ["adam", *COMPARED[1:]]
     for run in pose:
         assert (run.model, run.data, run.epochs, run.weights) == ("simcc_resnet50", "mpii", 210, "pretrained")
-        assert (run.base, run.lr, run.batch, run.weight_decay, run.flip_test) == ("adam", 1e-3, 64, 0.0, True)
+        assert (run.base, run.lr, run.batch, run.weight_decay, run.task.flip_test) == ("adam", 1e-3, 64, 0.0, True)
     expected = {"sam": [0.05], "sam-sum": [0.1], "sam-follow": [0.1]}
     for run in (*transfer, *pose):
         if run.method != "base":
@@ -134,17 +145,23 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
     by_name = {run_dir_name(run): run for run in runs}
     assert len(by_name) == len(runs) == 3 * 2 * 8
     for run in runs:
-        if run.weight_bits is None:
+        if run.task.weight_bits is None:
             assert (run.method, run.lr, run.epochs, run.init) == ("base", 0.05, epochs[0], None)
             continue
         base = by_name[run.init]
-        assert (base.seed, base.model, base.weight_bits) == (run.seed, run.model, None)
-        assert (run.weight_bits, run.quantizer, run.epochs, run.lr, run.curvature) == (4, "lsq", epochs[1], 0.01, True)
+        assert (base.seed, base.model, base.task.weight_bits) == (run.seed, run.model, None)
+        assert (run.task.weight_bits, run.task.quantizer, run.epochs, run.lr, run.curvature) == (
+            4,
+            "lsq",
+            epochs[1],
+            0.01,
+            True,
+        )
     planned = RECIPES["quantization"].experiment(scale, 2).planned
     chosen = select(planned, ["bsam-2"], ["mobilenet_v1"])
-    assert [(plan.run.weight_bits, plan.run.seed) for plan in chosen] == [(4, 0), (4, 1)]
+    assert [(plan.run.task.weight_bits, plan.run.seed) for plan in chosen] == [(4, 0), (4, 1)]
     whole = with_initial_runs(chosen, planned)
-    assert [(plan.run.weight_bits, plan.run.seed) for plan in whole] == [(None, 0), (None, 1), (4, 0), (4, 1)]
+    assert [(plan.run.task.weight_bits, plan.run.seed) for plan in whole] == [(None, 0), (None, 1), (4, 0), (4, 1)]
     assert with_initial_runs(whole, planned) == whole
 
 
@@ -157,7 +174,7 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     found = []
     for plan in planned:
         run, total = plan.run, plan.about["radius"]
-        assert (run.data, run.label_noise, run.noise_labels, run.curvature) == (data, 0.4, "other", True)
+        assert (run.data, run.task.label_noise, run.task.noise_labels, run.curvature) == (data, 0.4, "other", True)
         radii = [sum(radii_of(run, lr)) for lr in (run.lr, run.lr / 2, 0.0)]
         name = variant_of(run).name
         assert radii == pytest.approx([total] * 3 if name == "sam" else [total, 0.75 * total, 0.5 * total])

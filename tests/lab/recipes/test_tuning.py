@@ -158,12 +158,12 @@ def test_the_candidates_are_multiples_of_the_radii():
 def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_out_images():
     experiment = RECIPES["quantization"].experiment("short", 2, tune=True)
     trials = {plan.name: plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, NOWHERE).trials}
-    quantized = [run for run in trials.values() if run.weight_bits is not None]
+    quantized = [run for run in trials.values() if run.task.weight_bits is not None]
     assert quantized
     for run in quantized:
         initial = trials[run.init]  # which is trained, too
         assert (initial.eval_split, initial.seed, initial.model) == ("holdout", run.seed, run.model)
-        assert initial.weight_bits is None
+        assert initial.task.weight_bits is None
 
 
 def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
@@ -197,7 +197,7 @@ def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):
     assert cli.main([*command, "--tune"]) == 0
     for seed in (0, 1):
         finals = [run for run in fit.asked if run.eval_split == "test" and run.seed == seed]
-        rows = [(variant_of(run).name, run.weight_bits, radii(run)) for run in finals]
+        rows = [(variant_of(run).name, run.task.weight_bits, radii(run)) for run in finals]
         assert rows == [("sgd", None, {}), ("sgd", 4, {}), ("sam", 4, {"rho": 0.2})]
     assert len(fit.asked) == 5 + 6  # a float network and four radii; three runs of each seed
     out = tmp_path / "runs" / "quantization-smoke-tuned"

@@ -40,8 +40,9 @@ def test_what_a_recipe_writes(name, out, tmp_path):
         assert (run["state"], run["machines"][0]["device"]) == ("done", "cpu")
         assert (run["top_eigenvalue"] is not None) == plan.run.curvature
         assert run["about"] == RunDir(tmp_path / plan.name).about() == {**plan.about, "shared": True}
-        wrong = {("all", True): 0.9, ("other", True): 1.0}.get((plan.run.noise_labels, bool(plan.run.label_noise)))
-        assert run["wrong_labels"] == (wrong and pytest.approx(wrong * plan.run.label_noise))
+        noise = plan.run.task.label_noise
+        wrong = noise * {"all": 0.9, "other": 1.0}[plan.run.task.noise_labels] if noise else None
+        assert run["wrong_labels"] == (wrong and pytest.approx(wrong))
     measures = 8 if name == "pose" else 1
     assert sum(cell["n"] for cell in stored["table"]) == len(tuned.finals) * measures
     text = (tmp_path / "table.md").read_text()

@@ -22,7 +22,7 @@ from bsam.lab.training.environment import devices_of
 from bsam.lab.training.run_dir import run_dir_name
 from processes import Process
 
-RUN = Run("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
+RUN = Run.of("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
 
 
 def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from helpers import draw_images
 
 # Image files, since for the digits each worker would import scikit-learn, which takes more than a second.
 ON_FILES = {"data": "folder:images", "image_size": 8, "batch": 12}
-RUN = Run("sgd", **ON_FILES, model="digits_net", lr=0.1, label_smoothing=0.0, epochs=1)
+RUN = Run.of("sgd", **ON_FILES, model="digits_net", lr=0.1, label_smoothing=0.0, epochs=1)
 LONG = replace(RUN, method="bsam", epochs=40)
 NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
 

@@ -53,7 +53,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
     """The order of the samples, their augmentation, smoothing, flipped labels, the cosine, momentum, batch norm, the
     last epoch: all from the outside.
     """
-    run = Run(
+    run = Run.of(
         "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=2, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
     )
     result = fit(run, data_dir=small_cifar, device="cpu")
@@ -99,7 +99,7 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
     """By the distribution written out; and, as log-likelihoods are linear in the targets, the targets can be read off
     the losses of one-hot logits.
     """
-    run = Run(method, model="resnet8", data=data, label_smoothing=0.1)
+    run = Run.of(method, model="resnet8", data=data, label_smoothing=0.1)
     task = Classification(run, CPU, small_cifar)
     network = task.network()
     step = build_run_step(run, task, network, 10)
@@ -129,7 +129,7 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     before = Classification(Run("sgd"), CPU).evaluate(network)
     for share, seed, count in ((0.0, 0, 0), (0.25, 0, 144), (0.25, 1, 144), (0.4, 0, 230)):  # nine of ten are wrong
-        task = Classification(Run("sgd", label_noise=share, seed=seed), CPU)
+        task = Classification(Run.of("sgd", label_noise=share, seed=seed), CPU)
         found[share, seed] = labels(task)
         wrong = (found[share, seed] != true).nonzero().flatten().tolist()
         assert len(wrong) == count
@@ -137,15 +137,15 @@ def test_label_noise_flips_exactly_its_share_by_seed_and_no_label_of_the_test_se
         assert task.notes() == (notes if share else {})
         assert torch.equal(task.batch(torch.arange(640))[1], found[share, seed])
         assert before.items() <= task.evaluate(network).items()
-    assert torch.equal(found[0.25, 0], labels(Classification(Run("sgd", label_noise=0.25, seed=0), CPU)))
+    assert torch.equal(found[0.25, 0], labels(Classification(Run.of("sgd", label_noise=0.25, seed=0), CPU)))
     assert not torch.equal(found[0.25, 0], found[0.25, 1])
-    other = labels(Classification(Run("sgd", label_noise=0.25, noise_labels="other"), CPU))
+    other = labels(Classification(Run.of("sgd", label_noise=0.25, noise_labels="other"), CPU))
     assert int((other != true).sum()) == 160
 
 
 def test_flipped_labels_are_noted_by_their_place_in_the_data_set(evenly):
     """Of which the run sees some."""
-    task, data = Classification(Run("sgd", label_noise=0.3, seed=4, limit_train=200), CPU), digits().train
+    task, data = Classification(Run.of("sgd", label_noise=0.3, seed=4, limit_train=200), CPU), digits().train
     chosen = evenly(data.y, 200)
     noisy, places = flip_labels(data.y[chosen], 0.3, 10, 4)
     assert torch.equal(labels(task), noisy)
@@ -181,7 +181,7 @@ def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(mo
 def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(tmp_path, monkeypatch):
     """By hand, image by image, not augmented; with many flipped labels, of every second, third ... one."""
     monkeypatch.setattr(classification, "MEMORISED_SAMPLES", 50)
-    run = Run("sgd", epochs=4, label_noise=0.4, limit_train=256, seed=3, augment="crop-flip", **ON_DIGITS)
+    run = Run.of("sgd", epochs=4, label_noise=0.4, limit_train=256, seed=3, augment="crop-flip", **ON_DIGITS)
     found = fit(run, tmp_path, device="cpu").last.metrics["memorised"]
     network = RunDir(tmp_path).load_into(build("digits_net")).eval()
     train = DATASETS["digits"].load().train.some(256)
@@ -193,13 +193,13 @@ def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(
     assert 0 < right < len(counted)
     assert found == right / len(counted)
     assert RunDir(tmp_path).metrics()[-1]["memorised"] == found
-    assert "memorised" not in Classification(replace(run, label_noise=0.0), CPU).evaluate(network)
+    assert "memorised" not in Classification(run.changed(label_noise=0.0), CPU).evaluate(network)
 
 
 def test_held_out_set_is_the_named_one():
     network = Classification(Run("sgd"), CPU).network().eval()
     for name, examples in (("validation", digits().validation), ("test", digits().test)):
-        found = Classification(Run("sgd", eval_split=name, label_noise=0.4), CPU).evaluate(network)
+        found = Classification(Run.of("sgd", eval_split=name, label_noise=0.4), CPU).evaluate(network)
         expected = F.cross_entropy(network(examples.x), examples.y).item()
         assert found[f"{name}_loss"] == pytest.approx(expected, rel=1e-5)
         assert list(found) == [f"{name}_loss", f"{name}_accuracy", "memorised"]
@@ -238,4 +238,4 @@ def test_the_fingerprint_is_of_every_pixel_label_and_their_order_and_not_of_the_
     }
     found = {name: Classification(Run("sgd"), CPU, data=own).fingerprint() for name, own in sets.items()}
     assert len(set(found.values())) == len(sets)
-    assert Classification(Run("sgd", label_noise=0.4, seed=3), CPU).fingerprint() == found["same"]
+    assert Classification(Run.of("sgd", label_noise=0.4, seed=3), CPU).fingerprint() == found["same"]

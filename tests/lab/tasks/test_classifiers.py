@@ -5,8 +5,8 @@ import torch
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.classification_settings import ClassificationSettings
 from bsam.lab.tasks.classifiers import MISTAKES, class_predictions, confusion_matrix
+from bsam.lab.training.config import Run
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def test_without_mistakes_there_are_no_pixels():
 
 
 def test_a_task_counts_its_evaluation_set_and_keeps_the_images_as_they_are_stored():
-    task = Classification(ClassificationSettings(limit_test=50), CPU)
+    task = Classification(Run("sgd", limit_test=50), CPU)
     network = task.network().eval()
     kept = task.predictions(network)
     assert kept["class_names"].tolist() == [*"0123456789"]

@@ -35,7 +35,7 @@ class Constant(nn.Module):
 
 @pytest.mark.parametrize("limit", [None, 200])
 def test_held_out_images_are_not_trained_on_and_keep_their_flipped_labels(limit):
-    run = Run("sgd", label_noise=0.4, seed=3, limit_train=limit, **SHARED)
+    run = Run.of("sgd", label_noise=0.4, seed=3, limit_train=limit, **SHARED)
     task, data = Classification(run, CPU), DATASETS["digits"].load().train
     data = data if limit is None else data.some(limit)
     noisy, _ = flip_labels(data.y, 0.4, 10, seed=3)
@@ -65,7 +65,7 @@ def test_how_many_samples_are_held_out():
 
 
 def test_a_limit_holds_for_both_scores():
-    run = Run("sgd", label_noise=0.4, limit_test=10, **SHARED)
+    run = Run.of("sgd", label_noise=0.4, limit_test=10, **SHARED)
     task, data = Classification(run, CPU), DATASETS["digits"].load().train
     noisy, _ = flip_labels(data.y, 0.4, 10, seed=0)
     found = task.evaluate(Constant(data.x, noisy))
@@ -85,20 +85,20 @@ def test_which_images_are_held_out_depends_on_the_seed_and_not_on_which_labels_a
 
 
 def test_without_flipped_labels_there_is_one_score():
-    found = fit(Run("sgd", epochs=1, **SHARED), device="cpu")
+    found = fit(Run.of("sgd", epochs=1, **SHARED), device="cpu")
     assert set(found.last.metrics) == {"epoch", "train_loss", "lr", "seconds", "holdout_loss", "holdout_accuracy"}
     assert found.score == found.last.metrics["holdout_accuracy"]
 
 
 def test_the_last_persons_are_held_out():
     data = stick_figures(40, side=32)
-    settings = {"task": "pose", "model": "simcc_resnet8", "data": "stick_figures", "label_smoothing": 0.0}
-    run = Run("base", base="adam", image_size=32, eval_split="holdout", **settings)
+    settings = {"task": "pose", "model": "simcc_resnet8", "data": "stick_figures"}
+    run = Run.of("base", base="adam", image_size=32, eval_split="holdout", **settings)
     task = Pose(run, CPU, data=data)
     n = len(data.train) // 2  # so few that half of them are held out
     assert (task.samples, task.eval_samples, len(task._test)) == (n, n, n)
     joints = torch.cat([y for _, y in task.examples()])
-    whole = Pose(Run("base", base="adam", image_size=32, **settings), CPU, data=data)
+    whole = Pose(Run.of("base", base="adam", image_size=32, **settings), CPU, data=data)
     assert torch.equal(joints, torch.cat([y for _, y in whole.examples()])[:n])
     assert torch.equal(task._test.y, data.train.y[n:])
     assert "holdout_pck" in task.evaluate(task.network().eval())

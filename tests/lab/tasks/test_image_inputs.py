@@ -12,8 +12,8 @@ from PIL import Image
 import bsam
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.classification_settings import ClassificationSettings
 from bsam.lab.tasks.image_inputs import Inputs, find_weights, inputs_of, load_data
+from bsam.lab.training.config import Run
 from helpers import draw_images
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ NETWORKS = {"timm:test_resnet": (hat, (0.5,) * 3, (0.5,) * 3), "timm:test_effici
 def test_arrays_are_augmented_then_resized_with_the_scale_of_the_pretraining(model):
     kernel, mean, std = NETWORKS[model]
     data = arrays()
-    task = Classification(ClassificationSettings(model=model, data="cifar10", image_size=40, seed=2), CPU, data=data)
+    task = Classification(Run("sgd", model=model, data="cifar10", image_size=40, seed=2), CPU, data=data)
     assert torch.equal(task._draws, task._augment.draws(6, seed=2, epoch=0, side=16))
     index = torch.tensor([4, 1, 5, 0])
     found, labels, _ = task.batch(index)
@@ -90,9 +90,7 @@ def test_arrays_are_augmented_then_resized_with_the_scale_of_the_pretraining(mod
 
 def test_a_batch_is_the_same_in_a_row_of_batches():
     for digest in (None, "known"):  # images of files go through stream
-        task = Classification(
-            ClassificationSettings(model="resnet8", data="cifar10"), CPU, data=replace(arrays(), digest=digest)
-        )
+        task = Classification(Run("sgd", model="resnet8", data="cifar10"), CPU, data=replace(arrays(), digest=digest))
         indices = torch.tensor([[3, 0], [5, 3], [1, 2]])
         for found, index in zip(task.batches(indices), indices, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(found, task.batch(index), strict=True))
@@ -112,7 +110,7 @@ SCALES = {
 @pytest.mark.parametrize(("of", "expected"), SCALES.items(), ids=map(str, SCALES))
 def test_sizes_and_scales(of, expected):
     model, size, channels = of
-    found = inputs_of(ClassificationSettings(model=model, image_size=size), arrays(channels))
+    found = inputs_of(Run("sgd", model=model, image_size=size), arrays(channels))
     assert (found.size, found.mean, found.std) == expected
     assert (found.side, found.channels) == (16, channels)
     assert Inputs.from_json(json.loads(json.dumps(asdict(found)))) == found
@@ -130,7 +128,7 @@ FILES = {
 def test_files_are_decoded_to_the_size_of_the_network(of, expected, tmp_path):
     side, shorter, name, mean, std = expected
     draw_images(tmp_path / "data/birds", {"train": 2, "test": 1})
-    run = ClassificationSettings(model=of[0], image_size=of[1], data="folder:birds")
+    run = Run("sgd", model=of[0], image_size=of[1], data="folder:birds")
     data, left_out = load_data(run, tmp_path / "data", tmp_path / "cache")
     assert (data.mean, data.std, data.class_names, left_out) == (mean, std, ("cat", "dog", "owl"), [])
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 1

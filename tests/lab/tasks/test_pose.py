@@ -23,8 +23,8 @@ from pose_reference import bilinear, came_from, decoded, moved, share_found, sim
 
 CPU = torch.device("cpu")
 SIDE, CROP, K, SIGMA = 32, 44, 2.0, 3.0
-SAME = {"task": "pose", "model": "simcc_resnet8", "data": "stick_figures", "label_smoothing": 0.0, "batch": 8}
-RUN = Run("base", base="adam", lr=5e-3, image_size=SIDE, simcc_sigma=SIGMA, **SAME)
+SAME = {"task": "pose", "model": "simcc_resnet8", "data": "stick_figures", "batch": 8}
+RUN = Run.of("base", base="adam", lr=5e-3, image_size=SIDE, simcc_sigma=SIGMA, **SAME)
 GROUPS = {  # of LSP
     "head": [12, 13],
     "shoulder": [8, 9],
@@ -59,7 +59,7 @@ def data() -> PoseData:
 
 
 def task_of(data: PoseData, **settings) -> Pose:
-    return Pose(replace(RUN, **settings), CPU, data=data)
+    return Pose(RUN.changed(**settings), CPU, data=data)
 
 
 @pytest.fixture(scope="module")

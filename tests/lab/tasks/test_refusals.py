@@ -15,7 +15,7 @@ from bsam.lab.training.loop import fit
 
 CPU = torch.device("cpu")
 CLASSES = Run("sgd")
-POSE = Run("sgd", task="pose", model="simcc_resnet8", data="stick_figures", label_smoothing=0.0, image_size=32)
+POSE = Run.of("sgd", task="pose", model="simcc_resnet8", data="stick_figures", image_size=32)
 
 SETTINGS = [
     (POSE, {"model": "resnet8"}, "pose network"),
@@ -51,7 +51,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("run", "changes", "word"), SETTINGS, ids=lambda value: str(value)[:30])
 def test_settings(run, changes, word):
     with pytest.raises(BsamError, match=word):
-        (Pose if run is POSE else Classification)(replace(run, **changes), CPU)
+        (Pose if run is POSE else Classification)(run.changed(**changes), CPU)
 
 
 def hidden(data):

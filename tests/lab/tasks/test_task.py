@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,14 +11,24 @@ import torch
 from torch import nn
 
 import bsam
+from bsam.lab.tasks.settings import TaskSettings
 from bsam.lab.tasks.task import Measure, Task
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
-from bsam.lab.training.run_dir import RunDir
+from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 CPU = torch.device("cpu")
-SETTINGS = {"task": "regression", "base": "adam", "lr": 0.02, "weight_decay": 0.0, "batch": 50, "seed": 3}
-RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, epochs=4, **SETTINGS)
+
+
+@dataclass(frozen=True)
+class RegressionSettings(TaskSettings):
+    name = "regression"
+    delta: float
+    widths: tuple[int, ...] = (32,)
+
+
+SETTINGS = {"base": "adam", "lr": 0.02, "weight_decay": 0.0, "batch": 50, "seed": 3}
+RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, epochs=4, task=RegressionSettings(1.0), **SETTINGS)
 
 
 class Regression(Task):
@@ -49,7 +59,7 @@ class Regression(Task):
         return self.x[index] + self.shift[index], self.y[index], index
 
     def losses(self, outputs, batch):
-        return nn.functional.huber_loss(outputs, batch[1], reduction="none").sum(1)
+        return nn.functional.huber_loss(outputs, batch[1], reduction="none", delta=self.run.task.delta).sum(1)
 
     @torch.no_grad()
     def evaluate(self, network):
@@ -61,7 +71,7 @@ class Regression(Task):
         return [(self.x[:limit], self.y[:limit])]
 
     def loss(self, outputs, y):
-        return nn.functional.huber_loss(outputs, y, reduction="none").sum(1).mean()
+        return nn.functional.huber_loss(outputs, y, reduction="none", delta=self.run.task.delta).sum(1).mean()
 
     def fingerprint(self):
         return "points of seed 0"
@@ -154,6 +164,36 @@ def test_a_run_goes_on_with_its_own_task_and_data_or_not_at_all(tmp_path, task, 
     with pytest.raises(bsam.BsamError, match=text):
         fit(RUN, tmp_path, device="cpu", task=task)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_its_settings_are_stored_and_a_run_goes_on_only_with_the_same(tmp_path):
+    with pytest.raises(InterruptedError):
+        train(tmp_path, stop=1)
+    stored = RunDir(tmp_path).note("config")
+    assert (stored["task"], stored["delta"], stored["widths"]) == ("regression", 1.0, [32])
+    assert not {"label_smoothing", "simcc_k"} & set(stored)
+    assert RunDir(tmp_path).run(RegressionSettings) == RUN == Run.of(**{**RUN.settings(), "task": RegressionSettings})
+    with pytest.raises(bsam.BsamError, match="regression"):  # its class is not known by its name
+        RunDir(tmp_path).run()
+    other = RUN.changed(delta=0.5)
+    assert (other.task, run_dir_name(other) == run_dir_name(RUN)) == (RegressionSettings(0.5), False)
+    with pytest.raises(bsam.BsamError, match=r"delta 1.0 there, 0.5 here"):
+        train(tmp_path, other)
+    with pytest.raises(bsam.BsamError, match="simcc_k"):
+        RUN.changed(simcc_k=3.0)
+
+
+def test_a_setting_of_a_task_needs_a_name_that_runs_do_not_use():
+    @dataclass(frozen=True)
+    class Twice(TaskSettings):
+        name = "twice"
+        lr: float = 0.1
+
+    with pytest.raises(bsam.BsamError, match="lr of Twice"):
+        Run("sgd", task=Twice())
+    for nameless in (TaskSettings(), "pose", None):
+        with pytest.raises(bsam.BsamError, match="task"):
+            Run("sgd", task=nameless)
 
 
 @pytest.mark.parametrize(

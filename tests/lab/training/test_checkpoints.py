@@ -18,7 +18,7 @@ from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
 
 SAME = {"lr": 0.1, "batch": 8, "label_smoothing": 0.0, "limit_train": 24, "limit_test": 20, "label_noise": 0.25}
-RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=5, seed=2, probe=2, **SAME)
+RUN = Run.of("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=5, seed=2, probe=2, **SAME)
 READINGS = [0, 2, 4, 6, 8, 10, 12, 14]  # the steps that the probe reads, of 3 per epoch
 
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_written_when_it_is_due_and_after_the_last_epoch(
         waits.clear()
 
     callbacks = {"at_start": lambda *_: waits.clear(), "on_epoch": on_epoch}
-    fit(Run("sgd", epochs=8, **SAME), tmp_path, device="cpu", **callbacks, **options)
+    fit(Run.of("sgd", epochs=8, **SAME), tmp_path, device="cpu", **callbacks, **options)
     assert [metrics for metrics, *_ in seen] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [epochs for _, epochs, _ in seen] == checkpoints
     # an epoch without a checkpoint does not wait for the disk
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_written_when_it_is_due_and_after_the_last_epoch(
 
 
 def test_the_time_since_a_resume_counts(slow, tmp_path, runs):
-    run = Run("sgd", epochs=8, **SAME)
+    run = Run.of("sgd", epochs=8, **SAME)
     runs.train(run, tmp_path, stop=4, checkpoint_every=60)
     assert saved(tmp_path, runs) == (4, 3)
     runs.train(run, tmp_path, stop=5, checkpoint_every=60)  # from 3, after 50 s

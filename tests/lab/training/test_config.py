@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 import bsam
+from bsam.lab.tasks.classification_settings import ClassificationSettings
+from bsam.lab.tasks.pose import PoseSettings
 from bsam.lab.training.config import Run, arguments_of, method_title
 from bsam.lab.training.loop import fit
 from bsam.methods import METHODS
 
 WRONG = [  # settings, and values that they refuse
     ("method", ["adam", None]),
-    ("arguments", [None, 5, "ab", [("rho", 0.1)]]),
+    ("arguments", [5, "ab", [("rho", 0.1)]]),
     ("task model data", [[], 5, "", b"x", None]),
     ("augment", [[], 5, "", b"x"]),
     ("base schedule precision eval_split", ["lbfgs", "linear", "fp8", "train"]),
@@ -60,18 +62,18 @@ REFUSED = [({name: value}, name) for names, values in WRONG for name in names.sp
 @pytest.mark.parametrize(("settings", "word"), [*REFUSED, *TOGETHER])
 def test_refusals(settings, word):
     with pytest.raises(bsam.BsamError, match=word):
-        Run(**{"method": "sam", **settings})
+        Run.of(**{"method": "sam", **settings})
 
 
 def test_an_unknown_task_is_refused():
     with pytest.raises(bsam.BsamError, match="task"):
-        fit(Run("sgd", task="juggling"), device="cpu")
+        fit(Run.of("sgd", task="juggling"), device="cpu")
 
 
 def test_the_base_optimizer_alone_is_one_run_with_two_names():
     run = Run("sgd", seed=3)
     assert run == Run("base", base="sgd", seed=3)
-    assert Run(**run.settings()) == run
+    assert Run.of(**run.settings()) == run
     assert {name: run.settings()[name] for name in ("method", "base")} == {"method": "base", "base": "sgd"}
     titles = [method_title(Run("base", base=base)) for base in ("sgd", "adam", "adamw", "RMSprop")]
     assert titles == ["SGD", "Adam", "AdamW", "RMSprop"]
@@ -96,16 +98,34 @@ def test_the_defaults_are_the_papers():
 
 def test_settings_are_all_fields_as_plain_values():
     run = Run("bsam", {"rho_max": 0.1, "passes": 2}, base="adamw", seed=3, probe=4, radius=0.1, augment="crop-flip")
-    assert Run(**json.loads(json.dumps(run.settings()))) == run
-    assert list(run.settings()) == [field.name for field in fields(Run)]
+    assert Run.of(**json.loads(json.dumps(run.settings()))) == run
+    names = [field.name for cls in (Run, ClassificationSettings) for field in fields(cls)]
+    assert sorted(run.settings()) == sorted(names)
+
+
+def test_settings_of_a_task_are_given_side_by_side_or_in_an_object():
+    run = Run("sam", {"rho": 0.1}, task=PoseSettings(simcc_k=3.0), base="adam")
+    assert run == Run.of("sam", {"rho": 0.1}, task="pose", simcc_k=3.0, base="adam") == Run.of(**run.settings())
+    assert run.changed(flip_test=True, lr=0.2) == Run(
+        "sam", {"rho": 0.1}, task=PoseSettings(simcc_k=3.0, flip_test=True), base="adam", lr=0.2
+    )
+    assert Run("sam", task=ClassificationSettings(label_noise=0.4)).changed(weight_bits=4) == Run.of(
+        "sam", label_noise=0.4, weight_bits=4
+    )
+    with pytest.raises(bsam.BsamError, match="label_noise is a setting of classification"):
+        run.changed(label_noise=0.4)
+    with pytest.raises(bsam.BsamError, match="flip_test is a setting of pose"):
+        Run.of("sam", flip_test=False)
+    with pytest.raises(bsam.BsamError, match="Did you mean 'label_noise'"):
+        Run.of("sam", label_nois=0.4)
 
 
 def test_numpy_numbers_and_tuples_become_plain_values():
     numbers = {"epochs": np.int64(2), "batch": np.uint8(64), "lr": np.float32(0.25), "momentum": np.float64(0.9)}
     settings = {**numbers, "nesterov": np.bool_(True), "seed": np.int32(3), "model": np.str_("resnet8")}
     plain = {"epochs": 2, "batch": 64, "lr": 0.25, "momentum": 0.9, "nesterov": True, "seed": 3, "model": "resnet8"}
-    run = Run("gam", {"beta": np.array([1, 2, 3]), "gamma": np.float32(0.5), "rho": np.int64(1)}, **settings)
-    expected = Run("gam", {"beta": [1, 2, 3], "gamma": 0.5, "rho": 1}, **plain)
+    run = Run.of("gam", {"beta": np.array([1, 2, 3]), "gamma": np.float32(0.5), "rho": np.int64(1)}, **settings)
+    expected = Run.of("gam", {"beta": [1, 2, 3], "gamma": 0.5, "rho": 1}, **plain)
     assert run == expected
     assert json.dumps(run.settings()) == json.dumps(expected.settings())
     assert Run("gam", {"beta": (np.float64(1.0), 2, 3)}).arguments == {"beta": [1.0, 2, 3]}
@@ -117,7 +137,7 @@ def test_a_run_is_hashable():
 
 
 def test_the_largest_seed_trains():
-    run = Run("rst", epochs=1, limit_train=128, limit_test=50, label_noise=0.1, augment="crop-flip", seed=2**63 - 1)
+    run = Run.of("rst", epochs=1, limit_train=128, limit_test=50, label_noise=0.1, augment="crop-flip", seed=2**63 - 1)
     assert fit(run, device="cpu").score >= 0
 
 

@@ -123,7 +123,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("method", "model", "settings", "scale"), PARTS, ids=["head", "layers", "layers and head"])
 def test_each_part_has_its_learning_rate(method, model, settings, scale, tmp_path):
-    run = Run(method, RADII if method == "bsam" else {}, model=model, weight_decay=0.01, **settings, **SAME)
+    run = Run.of(method, RADII if method == "bsam" else {}, model=model, weight_decay=0.01, **settings, **SAME)
     run = replace(run, weights=weights_file(model, tmp_path / "a.pt"))
     trainer, before, metrics = trained(run)
     network = build(model, classes=3).train()
@@ -148,7 +148,7 @@ def test_each_part_has_its_learning_rate(method, model, settings, scale, tmp_pat
 
 def test_rho_min_is_the_same_in_every_group():
     """It follows the run's learning rate, not that of the group."""
-    run = Run("bsam", RADII, model="timm:test_resnet", head_lr=0.2, layer_decay=0.5, warmup=1, **SAME)
+    run = Run.of("bsam", RADII, model="timm:test_resnet", head_lr=0.2, layer_decay=0.5, warmup=1, **SAME)
     trainer = trainer_of(run)
     for lr in (0.01, 0.02, 0.005):
         trainer._set_lr(lr)
@@ -161,7 +161,7 @@ def test_rho_min_is_the_same_in_every_group():
 
 @pytest.mark.parametrize("base", ["sgd", "adam", "adamw"])
 def test_every_base_optimizer_starts_with_the_learning_rates_of_the_parts(base):
-    run = Run("base", base=base, head_lr=0.3, model="resnet8", **{**SAME, "lr": 0.1})
+    run = Run.of("base", base=base, head_lr=0.3, model="resnet8", **{**SAME, "lr": 0.1})
     network = build("resnet8", classes=3)
     for capturable in (False, True):
         if capturable and base == "sgd":
@@ -176,7 +176,7 @@ def test_every_base_optimizer_starts_with_the_learning_rates_of_the_parts(base):
 @pytest.mark.parametrize(("method", "model"), [("bsam", "resnet8"), ("sgd", "timm:test_efficientnet")])
 def test_with_a_frozen_backbone_the_head_is_trained_on_fixed_features(method, model, tmp_path):
     """The features use the running statistics of batch norm, which no pass and no evaluation changes."""
-    run = Run(method, RADII if method == "bsam" else {}, model=model, freeze_backbone=True, head_lr=0.4, **SAME)
+    run = Run.of(method, RADII if method == "bsam" else {}, model=model, freeze_backbone=True, head_lr=0.4, **SAME)
     run = replace(run, weights=weights_file(model, tmp_path / "a.pt"))
     trainer, before, _ = trained(run)
     name = {"resnet8": "linear", "timm:test_efficientnet": "classifier"}[model]
@@ -204,7 +204,11 @@ def test_a_run_on_image_files_continues_bit_for_bit_unless_the_images_changed(tm
     pretrained = tmp_path / "pretrained.pt"
     settings = {"model": "timm:test_efficientnet", "image_size": 32, "lr": 1e-3, "head_lr": 0.01, "batch": 6}
     settings |= {"weights": weights_file("timm:test_efficientnet", pretrained), "augment": "crop-flip", "epochs": 2}
-    run, whole, stopped = Run("bsam", RADII, data=f"folder:{images}", **settings), tmp_path / "whole", tmp_path / "stop"
+    run, whole, stopped = (
+        Run.of("bsam", RADII, data=f"folder:{images}", **settings),
+        tmp_path / "whole",
+        tmp_path / "stop",
+    )
     runs.train(run, whole)
     runs.train(run, stopped, stop=1)
 

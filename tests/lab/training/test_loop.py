@@ -44,7 +44,7 @@ def data():
 
 @pytest.mark.parametrize(("method", "arguments"), [("sgd", {}), ("bsam", BSAM)])
 def test_equal_settings_give_equal_numbers_and_the_callers_generator_is_untouched(method, arguments):
-    run = Run(method, arguments, epochs=2, label_noise=0.4, seed=5, radius=0.05, **SMALL)
+    run = Run.of(method, arguments, epochs=2, label_noise=0.4, seed=5, radius=0.05, **SMALL)
     torch.manual_seed(1)
     first, state = fit(run, device="cpu"), torch.random.get_rng_state()
     torch.manual_seed(1)
@@ -55,7 +55,7 @@ def test_equal_settings_give_equal_numbers_and_the_callers_generator_is_untouche
 
 def test_every_setting_matters():
     """An unused setting would give the numbers of the first run."""
-    first = Run("bsam", BSAM, epochs=1, limit_train=48, limit_test=20, **{**SAME, "batch": 16})
+    first = Run.of("bsam", BSAM, epochs=1, limit_train=48, limit_test=20, **{**SAME, "batch": 16})
     optimization = {"lr": 0.11, "schedule": "constant", "warmup": 0.5, "momentum": 0.8, "nesterov": True}
     optimization |= {"head_lr": 0.2, "freeze_backbone": True, "accumulate": 2, "clip_norm": 0.1, "ema": 0.5}
     optimization |= {"base_arguments": {"dampening": 0.5}}
@@ -69,17 +69,16 @@ def test_every_setting_matters():
     changes += [{"weight_bits": 4, name: value} for name, value in bits.items()]
     changes += [{"label_noise": 0.1, "noise_labels": "other"}]
     changes = [{**change, "arguments": {}} if change.get("method") else change for change in changes]
-    results = [fit(replace(first, **change), device="cpu") for change in changes]
+    results = [fit(first.changed(**change), device="cpu") for change in changes]
     assert len({repr(numbers(result)) for result in results}) == len(changes)
     elsewhere = {"task", "data", "compile", "capture", "probe", "curvature", "surface"}  # in other tests
     elsewhere |= {"weights", "skip_corrupt", "layer_decay"}  # in those of image files
     elsewhere |= {"init"}  # in those of quantized runs
-    elsewhere |= {"simcc_k", "simcc_sigma", "flip_test"}  # in those of poses
     assert set(first.settings()) == {*others, *bits, "weight_bits", "noise_labels", *elsewhere}
 
 
 def test_sharpness_is_measured_after_each_epoch_on_the_labels_used_in_training(data):
-    result, trainer = trained(Run("sgd", epochs=2, label_noise=0.4, seed=7, radius=0.1, **SAME))
+    result, trainer = trained(Run.of("sgd", epochs=2, label_noise=0.4, seed=7, radius=0.1, **SAME))
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 7)
     model = trainer.network.eval()
     assert result.last.sharpness.loss == pytest.approx(F.cross_entropy(model(data.train.x), noisy).item(), rel=1e-5)
@@ -91,7 +90,7 @@ def test_sharpness_is_measured_after_each_epoch_on_the_labels_used_in_training(d
 def test_step_time_is_the_median_over_epochs_of_the_mean_over_steps(monkeypatch):
     ticks = iter([0.0, 3.0, 100.0, 159.0, 200.0, 203.6])
     monkeypatch.setattr("bsam.lab.training.trainer.time.perf_counter", lambda: next(ticks))
-    result = fit(Run("sgd", epochs=3, **SMALL), device="cpu")
+    result = fit(Run.of("sgd", epochs=3, **SMALL), device="cpu")
     assert result.seconds_per_step == pytest.approx(1.2)
     assert [epoch.sharpness for epoch in result.epochs] == [None] * 3
     assert result.last is result.epochs[-1]
@@ -102,7 +101,7 @@ def test_step_time_is_the_median_over_epochs_of_the_mean_over_steps(monkeypatch)
 def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network(data, evenly, monkeypatch):
     """On samples of all classes, with the labels used in training."""
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 30)
-    run = Run("sam", {"rho": 0.1}, epochs=1, label_noise=0.4, seed=3, curvature=True, surface=5, **SAME)
+    run = Run.of("sam", {"rho": 0.1}, epochs=1, label_noise=0.4, seed=3, curvature=True, surface=5, **SAME)
     result, trainer = trained(run)
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 3)
     chosen = evenly(noisy, 30)
@@ -127,7 +126,7 @@ def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network(data, evenly
 
 
 def test_without_a_folder_a_run_that_diverges_has_nan_metrics():
-    result = fit(Run("sgd", epochs=1, curvature=True, surface=3, **{**SMALL, "lr": 1e30}), device="cpu")
+    result = fit(Run.of("sgd", epochs=1, curvature=True, surface=3, **{**SMALL, "lr": 1e30}), device="cpu")
     assert math.isnan(result.top_eigenvalue)
     assert math.isnan(result.surface.loss[1][1])
     assert math.isnan(result.last.metrics["train_loss"])
@@ -142,7 +141,7 @@ def test_on_epoch_gets_the_metrics_and_can_end_the_run():
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        fit(Run("bsam", epochs=5, **{**SMALL, "limit_train": 64}), device="cpu", on_epoch=on_epoch)
+        fit(Run.of("bsam", epochs=5, **{**SMALL, "limit_train": 64}), device="cpu", on_epoch=on_epoch)
     keys = {"epoch", "train_loss", "test_loss", "test_accuracy", "lr", "rho_min", "seconds"}
     assert calls == [(1, 1, keys), (2, 2, keys)]
 
@@ -155,7 +154,7 @@ def test_on_epoch_gets_the_metrics_and_can_end_the_run():
     ],
 )
 def test_metrics_have_the_learning_rate_and_the_radius_of_the_last_step(method, arguments, radius):
-    epochs = fit(Run(method, arguments, epochs=3, **SMALL), device="cpu").epochs
+    epochs = fit(Run.of(method, arguments, epochs=3, **SMALL), device="cpu").epochs
     expected = [0.1 * math.cos(math.pi / 2 * t / 9) ** 2 for t in (2, 5, 8)]
     assert [epoch.metrics["lr"] for epoch in epochs] == pytest.approx(expected)
     radii = [{name: value for name, value in epoch.metrics.items() if "rho" in name} for epoch in epochs]
@@ -165,7 +164,7 @@ def test_metrics_have_the_learning_rate_and_the_radius_of_the_last_step(method, 
 def test_the_optimizer_gets_every_setting():
     model, task = DigitsNet(), Classification(Run("sgd"), CPU)
     settings = {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.01}
-    run = Run("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, nesterov=True, **settings)
+    run = Run.of("bsam", {"rho_max": 0.2, "rho_min": 0.1, "passes": 2}, nesterov=True, **settings)
     optimizer = build_run_step(run, task, model, 100).optimizer
     assert isinstance(optimizer, bsam.BSAM)
     assert isinstance(optimizer.base, torch.optim.SGD)
@@ -175,8 +174,8 @@ def test_the_optimizer_gets_every_setting():
     assert {**settings, "rho_max": 0.2, "rho_min": 0.1, "nesterov": True}.items() <= group.items()
     assert len(group["params"]) == len(list(model.parameters()))
     for base, cls in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        wrapped = build_run_step(Run("sam", base=base, **settings), task, model, 100).optimizer.base
-        alone = build_run_step(Run("base", base=base, **settings), task, model, 100).optimizer
+        wrapped = build_run_step(Run.of("sam", base=base, **settings), task, model, 100).optimizer.base
+        alone = build_run_step(Run.of("base", base=base, **settings), task, model, 100).optimizer
         for optimizer in (wrapped, alone):
             assert type(optimizer) is cls
             group = optimizer.param_groups[0]
@@ -185,15 +184,15 @@ def test_the_optimizer_gets_every_setting():
 
 def test_methods_get_the_settings_of_the_run():
     """RST's seed, AE-SAM's number of steps, SAF's table for all samples and its epochs."""
-    _, rst = trained(Run("rst", epochs=1, seed=9, **SMALL))
+    _, rst = trained(Run.of("rst", epochs=1, seed=9, **SMALL))
     assert rst.optimizer.seed == 9
-    _, aesam = trained(Run("aesam", epochs=2, **SMALL))
+    _, aesam = trained(Run.of("aesam", epochs=2, **SMALL))
     assert aesam.optimizer.total_steps == aesam.optimizer.t == 6
     back = {"start_epoch": 0, "epochs_back": 1, "lam": 3.0}
-    result, saf = trained(Run("saf", back, epochs=3, radius=0.05, **SMALL))
+    result, saf = trained(Run.of("saf", back, epochs=3, radius=0.05, **SMALL))
     assert saf.train_step.loss.stamp.shape == (2, 192)
     assert sorted(set(saf.train_step.loss.stamp.flatten().tolist())) == [1, 2]  # every sample, in the last two epochs
-    plain = numbers(fit(Run("sgd", epochs=3, radius=0.05, **SMALL), device="cpu"))
+    plain = numbers(fit(Run.of("sgd", epochs=3, radius=0.05, **SMALL), device="cpu"))
     assert numbers(result)[0] == plain[0]  # the second term starts after epoch 0
     assert numbers(result)[1] != plain[1]
 
@@ -201,7 +200,7 @@ def test_methods_get_the_settings_of_the_run():
 @pytest.mark.parametrize("method", ["base", *METHODS])
 def test_every_method_learns(method):
     small = {"batch": 32, "limit_train": 320, "limit_test": 200, "epochs": 4 if method == "mesa" else 2}
-    assert fit(Run(method, ON_DIGITS.get(method, {}), seed=3, **{**SAME, **small}), device="cpu").score > 0.8
+    assert fit(Run.of(method, ON_DIGITS.get(method, {}), seed=3, **{**SAME, **small}), device="cpu").score > 0.8
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on Arm CPUs without bf16
@@ -215,7 +214,7 @@ def test_bf16_runs_the_network_under_autocast():
             return losses
 
     size = {"batch": 16, "epochs": 1, "limit_train": 48, "limit_test": 20}  # slow on CPUs without bf16
-    run = Run("bsam", precision="bf16", **{**SAME, **size})
+    run = Run.of("bsam", precision="bf16", **{**SAME, **size})
     result = fit(run, device="cpu", task=Recorded)
     assert set(dtypes) == {(torch.bfloat16, torch.float32)}
     in_fp32 = fit(replace(run, precision="fp32"), device="cpu").last.metrics["train_loss"]
@@ -234,5 +233,5 @@ def test_the_network_trains_in_train_mode_and_is_evaluated_in_eval_mode():
         def network(self):
             return Recording(super().network())
 
-    fit(Run("sgd", epochs=2, **{**SMALL, "limit_test": 330}), device="cpu", task=Recorded)
+    fit(Run.of("sgd", epochs=2, **{**SMALL, "limit_test": 330}), device="cpu", task=Recorded)
     assert modes == ([(True, 64)] * 3 + [(False, 320), (False, 10)]) * 2

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 RADII = {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}
 SMALL = {**POSE, "task": "pose", "model": "simcc_resnet8", "image_size": 32, "simcc_sigma": 3.0}
 CHEAP = {"density_steps": 2, "density_probes": 1}
-RUN = Run("bsam", RADII, data="stick_figures", **{**SMALL, "batch": 8, "epochs": 2})
+RUN = Run.of("bsam", RADII, data="stick_figures", **{**SMALL, "batch": 8, "epochs": 2})
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def weights_before(run, data):
 
 def test_a_run_on_image_files_continues_bit_for_bit_unless_the_joints_changed(tmp_path, runs):
     table = draw_persons(tmp_path / "lspet")
-    run, whole, stopped = replace(RUN, data="lspet", limit_train=16, flip_test=True), tmp_path / "a", tmp_path / "b"
+    run, whole, stopped = RUN.changed(data="lspet", limit_train=16, flip_test=True), tmp_path / "a", tmp_path / "b"
     runs.train(run, whole, data_dir=tmp_path)
     runs.train(run, stopped, stop=1, data_dir=tmp_path)
     before = runs.contents(stopped)

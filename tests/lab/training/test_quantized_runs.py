@@ -35,8 +35,8 @@ def quiet(sentence):
 def runs(tmp_path_factory):
     """A folder with a finished run of a float network, ``float``, and a quantized one that starts from it, ``w4``."""
     out = tmp_path_factory.mktemp("runs")
-    fit(Run("sgd", **SMALL), out / "float", on_message=quiet)
-    fit(Run("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", init=out / "float", on_message=quiet)
+    fit(Run.of("sgd", **SMALL), out / "float", on_message=quiet)
+    fit(Run.of("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", init=out / "float", on_message=quiet)
     return out
 
 
@@ -54,7 +54,7 @@ def start_of(run, folder):
 
 
 def test_a_run_starts_with_all_weights_of_another(runs, tmp_path):
-    run = Run("sam", init=str(runs / "float"), **{**SMALL, "seed": 5})
+    run = Run.of("sam", init=str(runs / "float"), **{**SMALL, "seed": 5})
     start, _, messages = start_of(run, tmp_path / "next")
     expected = RunDir(runs / "float").weights()
     assert start.keys() == expected.keys()
@@ -68,7 +68,7 @@ def test_a_run_starts_with_all_weights_of_another(runs, tmp_path):
 
 
 def test_where_the_initial_run_is_looked_up(runs, tmp_path, monkeypatch):
-    run = Run("sgd", init="float", **SMALL)
+    run = Run.of("sgd", init="float", **SMALL)
     monkeypatch.chdir(runs)
     assert initial_network(run).resolve() == runs / "float" / NETWORK
     assert initial_network(replace(run, init=None)) is None
@@ -91,17 +91,17 @@ def test_what_a_run_cannot_start_from(runs, tmp_path):
         ({"init": str(tmp_path / "unfinished")}, "not finished"),
     ):
         with pytest.raises(BsamError, match=word):
-            initial_network(Run("sgd", **{**SMALL, "init": str(runs / "float"), **settings}))
+            initial_network(Run.of("sgd", **{**SMALL, "init": str(runs / "float"), **settings}))
     with pytest.raises(BsamError, match="weight_bits"):
-        fit(Run("sgd", task="pose", model="simcc_resnet8", data="stick_figures", weight_bits=4, label_smoothing=0.0))
+        fit(Run.of("sgd", task="pose", model="simcc_resnet8", data="stick_figures", weight_bits=4))
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantizer": "minmax", "activation_bits": 8, "first_last_bits": 4}], ids=str)
 def test_a_quantized_run_starts_from_the_float_network(runs, tmp_path, settings):
-    run = Run("sgd", init=str(runs / "float"), **W4, **settings)
+    run = Run.of("sgd", init=str(runs / "float"), **W4, **settings)
     start, trainer, _ = start_of(run, tmp_path / "w4")
     task = Classification(run, CPU)
-    network = RunDir(runs / "float").load_into(Classification(Run("sgd", **SMALL), CPU).network())
+    network = RunDir(runs / "float").load_into(Classification(Run.of("sgd", **SMALL), CPU).network())
     bits, ends = settings.get("activation_bits", 4), settings.get("first_last_bits", 8)
     expected = quantize(network, 4, bits, scheme=settings.get("quantizer", "lsq"), first_last_bits=ends)
     calibrate(expected, task.examples(256)[0][0])
@@ -116,10 +116,10 @@ def test_a_quantized_run_starts_from_the_float_network(runs, tmp_path, settings)
 
 
 def test_batch_norm_is_folded_with_the_statistics_of_the_float_network(runs, tmp_path):
-    run = Run("sgd", init=str(runs / "float"), **{**W4, "weight_bits": 8}, fold_batch_norm=True)
+    run = Run.of("sgd", init=str(runs / "float"), **{**W4, "weight_bits": 8}, fold_batch_norm=True)
     _, trainer, _ = start_of(run, tmp_path / "folded")
     x = trainer.task.examples(64)[0][0]
-    network = RunDir(runs / "float").load_into(Classification(Run("sgd", **SMALL), CPU).network()).eval()
+    network = RunDir(runs / "float").load_into(Classification(Run.of("sgd", **SMALL), CPU).network()).eval()
     assert not any("running_mean" in name for name in trainer.network.state_dict())
     with torch.no_grad():
         expected, folded = network(x), trainer.network.eval()(x)
@@ -128,7 +128,7 @@ def test_batch_norm_is_folded_with_the_statistics_of_the_float_network(runs, tmp
 
 @pytest.mark.parametrize("perturb", [False, True])
 def test_scales_are_a_separate_group(runs, tmp_path, perturb):
-    run = Run("bsam", init=str(runs / "float"), **W4, weight_decay=0.01, perturb_scales=perturb)
+    run = Run.of("bsam", init=str(runs / "float"), **W4, weight_decay=0.01, perturb_scales=perturb)
     _, trainer, _ = start_of(run, tmp_path / "w4")
     weights, scales = trainer.optimizer.param_groups
     expected = parameter_groups(trainer.network)
@@ -145,7 +145,7 @@ def test_a_quantized_run_learns_and_is_loaded(runs):
     accuracy = Classification(run, CPU).evaluate(network.eval())["test_accuracy"]
     assert accuracy == metrics[-1]["test_accuracy"] > 0.5
     assert isinstance(network[0], QuantConv2d)
-    start = quantize(RunDir(runs / "float").load_into(Classification(Run("sgd", **SMALL), CPU).network()))
+    start = quantize(RunDir(runs / "float").load_into(Classification(Run.of("sgd", **SMALL), CPU).network()))
     for name, initial in start.named_parameters():  # weights and scales are trained
         assert not torch.equal(network.get_parameter(name), initial), name
 
@@ -170,7 +170,7 @@ def test_flatness_in_training_is_measured_with_fixed_scales(runs, tmp_path, monk
     """The measurement does not change the training of the scales."""
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 20)
     settings = {**W4, "epochs": 2, "radius": 0.05, "curvature": True, "surface": 3}
-    result = fit(Run("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", on_message=quiet)
+    result = fit(Run.of("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", on_message=quiet)
     network, loss_fn, _ = load_run(tmp_path / "w4", 20, CPU)
     data = Classification(RunDir(tmp_path / "w4").run(), CPU)
     top = top_eigenvalues(HessianOperator(network, loss_fn, data.examples(20)), k=1, tol=1e-3)
@@ -179,7 +179,7 @@ def test_flatness_in_training_is_measured_with_fixed_scales(runs, tmp_path, monk
     assert result.last.sharpness.max_sharpness == pytest.approx(expected.max_sharpness, rel=1e-4)
     surface = landscape(network, loss_fn, data.examples(20), points=3)
     assert result.surface.loss[0] == pytest.approx(surface.loss[0].tolist(), rel=1e-4)
-    plain = fit(Run("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}), tmp_path / "plain", on_message=quiet)
+    plain = fit(Run.of("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}), tmp_path / "plain", on_message=quiet)
     measured, unmeasured = RunDir(tmp_path / "w4").weights(), RunDir(tmp_path / "plain").weights()
     assert all(torch.equal(measured[name], t) for name, t in unmeasured.items())
     assert plain.top_eigenvalue is None
@@ -191,7 +191,7 @@ def test_image_files_must_have_the_classes_of_the_initial_run(tmp_path):
     for split in ("train", "test"):
         (tmp_path / "two" / split / "cat").rename(tmp_path / "two" / split / "another")
     small = {"model": "resnet8", "image_size": 16, "batch": 6, "epochs": 1, "label_smoothing": 0.0}
-    run = Run("sgd", data=f"folder:{tmp_path / 'one'}", **small)
+    run = Run.of("sgd", data=f"folder:{tmp_path / 'one'}", **small)
     fit(run, tmp_path / "float", on_message=quiet)
     run, messages = replace(run, init=str(tmp_path / "float")), []
     fit(run, on_message=messages.append)

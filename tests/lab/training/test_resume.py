@@ -33,17 +33,17 @@ class Dropping(Classification):
 
 
 RUNS = {  # methods with different kinds of state, and settings that a checkpoint could forget
-    "base": Run("base", **SAME),
-    "bsam": Run("bsam", BSAM, **SAME, probe=2, radius=0.05, label_noise=0.2),
-    "looksam": Run("looksam", {"k": 2}, **SAME, probe=2),
-    "rst": Run("rst", **SAME),
-    "saf": Run("saf", {"start_epoch": 0, "epochs_back": 1}, **SAME),
-    "mesa": Run("mesa", {"start_epoch": 0, "decay": 0.9}, **SAME),
-    "adamw": Run("bsam", BSAM, **{**SAME, "lr": 1e-3}, base="adamw"),
-    "warm-up": Run("bsam", BSAM, **SAME, nesterov=True, warmup=1.5, augment="crop-flip"),
-    "dropout": Run("bsam", BSAM, **SAME),
-    "ema": Run("sam", **{**SAME, "lr": 1e-3}, base="rmsprop", clip_norm=0.3, accumulate=2, ema=0.9),
-    "fp16": Run("sam", **SAME, precision="fp16"),
+    "base": Run.of("base", **SAME),
+    "bsam": Run.of("bsam", BSAM, **SAME, probe=2, radius=0.05, label_noise=0.2),
+    "looksam": Run.of("looksam", {"k": 2}, **SAME, probe=2),
+    "rst": Run.of("rst", **SAME),
+    "saf": Run.of("saf", {"start_epoch": 0, "epochs_back": 1}, **SAME),
+    "mesa": Run.of("mesa", {"start_epoch": 0, "decay": 0.9}, **SAME),
+    "adamw": Run.of("bsam", BSAM, **{**SAME, "lr": 1e-3}, base="adamw"),
+    "warm-up": Run.of("bsam", BSAM, **SAME, nesterov=True, warmup=1.5, augment="crop-flip"),
+    "dropout": Run.of("bsam", BSAM, **SAME),
+    "ema": Run.of("sam", **{**SAME, "lr": 1e-3}, base="rmsprop", clip_norm=0.3, accumulate=2, ema=0.9),
+    "fp16": Run.of("sam", **SAME, precision="fp16"),
 }
 
 
@@ -78,7 +78,7 @@ def test_a_run_of_an_older_version_continues_bit_for_bit(tmp_path, runs):
 
 def test_the_probe_changes_nothing(tmp_path, runs):
     for probe in (None, 2):
-        runs.train(Run("bsam", BSAM, **SAME, probe=probe), tmp_path / str(probe))
+        runs.train(Run.of("bsam", BSAM, **SAME, probe=probe), tmp_path / str(probe))
     probed, plain = (runs.load(tmp_path / name) for name in ("2", "None"))
     assert all(runs.same(probed[name], plain[name]) for name in ("network", "optimizer"))
 
@@ -98,13 +98,13 @@ def test_dropout_differs_in_each_step_epoch_and_seed():
             return nn.Sequential(Recording(), super().network())
 
     for seed in (4, 5):
-        fit(Run("sgd", **{**SAME, "seed": seed}), device="cpu", task=Recorded)
+        fit(Run.of("sgd", **{**SAME, "seed": seed}), device="cpu", task=Recorded)
     assert len(set(masks)) == len(masks) == 2 * 2 * 3
 
 
 def test_settings_of_the_machine_are_not_loaded_from_a_checkpoint(tmp_path, runs):
     """On a GPU the learning rate is a tensor and steps are fused."""
-    run = Run("bsam", BSAM, **SAME)
+    run = Run.of("bsam", BSAM, **SAME)
     runs.train(run, tmp_path / "a")
     runs.train(run, tmp_path / "b", stop=1)
     state = runs.load(tmp_path / "b")

@@ -11,7 +11,7 @@ import pytest
 import bsam
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.training import loop, trainer
-from bsam.lab.training.config import Run
+from bsam.lab.training.config import POSE, Run
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 RUN = Run("sam", epochs=2, batch=32, limit_train=64, limit_test=50, probe=1, curvature=True, surface=3)
@@ -40,7 +40,7 @@ def folder(finished, tmp_path, monkeypatch):
 
 def test_a_name_describes_the_run_and_is_unique():
     others = [{"lr": 0.1}, {"epochs": 4}, {"seed": 1}, {"limit_train": None}, {"arguments": {"rho": 0.1}}]
-    names = [run_dir_name(Run(**{**RUN.settings(), **other})) for other in ({}, *others)]
+    names = [run_dir_name(Run.of(**{**RUN.settings(), **other})) for other in ({}, *others)]
     assert len(set(names)) == len(names)
     assert names[0].startswith("digits_net-digits-sam-seed0-")
     assert names[-1].startswith("digits_net-digits-sam-rho0.1-seed0-")
@@ -55,16 +55,16 @@ def test_names_of_runs_from_before_noise_labels_are_kept():
     """As an earlier version made them: labels were drawn from the other classes."""
     settings = {"data": "cifar10", "label_noise": 0.4, "seed": 1}
     name = "digits_net-cifar10-bsam-passes2-noise40-seed1-e2096c1b"
-    assert run_dir_name(Run("bsam", {"passes": 2}, **settings, noise_labels="other")) == name
+    assert run_dir_name(Run.of("bsam", {"passes": 2}, **settings, noise_labels="other")) == name
     assert run_dir_name(Run("sgd", model="resnet18")) == "resnet18-digits-sgd-seed0-6e921909"
-    assert run_dir_name(Run("bsam", {"passes": 2}, **settings)).startswith(
+    assert run_dir_name(Run.of("bsam", {"passes": 2}, **settings)).startswith(
         "digits_net-cifar10-bsam-passes2-noise40-all-seed1-"
     )
 
 
 @pytest.mark.parametrize("noise", [{}, {"label_noise": 0.4, "noise_labels": "other"}], ids=["clean", "noise"])
 def test_a_run_stored_before_noise_labels_continues_with_labels_of_the_other_classes(noise, tmp_path, runs):
-    run = Run("sgd", epochs=2, batch=32, limit_train=64, limit_test=50, **noise)
+    run = Run.of("sgd", epochs=2, batch=32, limit_train=64, limit_test=50, **noise)
     runs.train(run, tmp_path / "whole")
     runs.train(run, tmp_path / "stopped", stop=1)
     config = tmp_path / "stopped" / "config.json"
@@ -74,7 +74,36 @@ def test_a_run_stored_before_noise_labels_continues_with_labels_of_the_other_cla
     assert RunDir(tmp_path / "stopped").run() == run
     if noise:
         with pytest.raises(bsam.BsamError, match="noise_labels other there, all here"):
-            runs.train(Run(**{**run.settings(), "noise_labels": "all"}), tmp_path / "stopped")
+            runs.train(Run.of(**{**run.settings(), "noise_labels": "all"}), tmp_path / "stopped")
+    runs.train(run, tmp_path / "stopped")
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
+
+
+# config.json of the last version that stored the settings of all tasks with each run: one of pose
+OLDER = """{"model": "simcc_resnet8", "weights": null, "init": null, "freeze_backbone": false, "head_lr": null,
+"layer_decay": 1.0, "data": "stick_figures", "image_size": null, "skip_corrupt": false, "augment": null,
+"limit_train": null, "limit_test": null, "eval_split": "test", "seed": 0, "simcc_k": 2.0, "simcc_sigma": 6.0,
+"flip_test": true, "label_smoothing": 0.0, "label_noise": 0.0, "noise_labels": "all", "weight_bits": null,
+"activation_bits": null, "first_last_bits": 8, "quantizer": "lsq", "fold_batch_norm": false, "perturb_scales": false,
+"method": "sam", "arguments": {"rho": 0.1}, "task": "pose", "base": "adam", "base_arguments": {}, "lr": 0.001,
+"schedule": "cosine", "warmup": 0.0, "momentum": 0.9, "nesterov": false, "weight_decay": 0.0, "epochs": 140,
+"batch": 64, "accumulate": 1, "clip_norm": null, "ema": null, "precision": "fp32", "compile": false, "capture": true,
+"probe": null, "radius": null, "curvature": false, "surface": null}"""
+
+
+def test_a_run_of_a_version_that_stored_the_settings_of_all_tasks(tmp_path, runs):
+    persons = {"data": "stick_figures", "model": "simcc_resnet8", "flip_test": True}
+    pose = Run.of("sam", {"rho": 0.1}, task="pose", **POSE, **persons)
+    (tmp_path / "config.json").write_text(OLDER)
+    assert RunDir(tmp_path).run() == pose
+    assert run_dir_name(pose) == "simcc_resnet8-stick_figures-sam-rho0.1-seed0-7d4d13b7"
+    assert str(RunDir(tmp_path).state(pose)) == "missing"
+    with pytest.raises(bsam.BsamError, match="flip_test True there, False here"):
+        RunDir(tmp_path).state(pose.changed(flip_test=False))
+    run = Run.of("sgd", epochs=2, batch=32, limit_train=64, limit_test=50, label_noise=0.25)
+    runs.train(run, tmp_path / "whole")
+    runs.train(run, tmp_path / "stopped", stop=1)
+    (tmp_path / "stopped/config.json").write_text(json.dumps({**json.loads(OLDER), **run.settings(), "simcc_k": 4.0}))
     runs.train(run, tmp_path / "stopped")
     assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
 
@@ -94,7 +123,7 @@ def test_the_state_of_a_run(tmp_path, runs):
     (tmp_path / "run/diverged.json").write_text('{"reason": "on another machine"}')
     assert state() == ("done", 2, 0, True, True, None)
     with pytest.raises(bsam.BsamError, match="seed 0 there, 1 here"):
-        RunDir(tmp_path / "run").state(Run(**{**run.settings(), "seed": 1}))
+        RunDir(tmp_path / "run").state(Run.of(**{**run.settings(), "seed": 1}))
 
 
 def test_results_are_read(folder, runs):

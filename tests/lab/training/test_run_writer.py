@@ -26,7 +26,7 @@ from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 
 CPU = torch.device("cpu")
 SAME = {"lr": 0.1, "batch": 8, "label_smoothing": 0.0, "limit_train": 24, "limit_test": 20}
-RUN = Run("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=2, seed=2, probe=2, **SAME)
+RUN = Run.of("bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, epochs=2, seed=2, probe=2, **SAME)
 FILES = {"config.json", "environment.json", "metrics.jsonl", "probe.jsonl", "model.safetensors", "identity.json"}
 FILES |= {CHECKPOINT, LOCK, "predictions.npz", "tensorboard"}
 
@@ -87,7 +87,7 @@ def test_the_saved_network_gives_the_last_accuracy(whole):
     from safetensors import safe_open
 
     with safe_open(whole / "model.safetensors", "pt") as file:
-        assert Run(**json.loads(file.metadata()["run"])) == RUN
+        assert Run.of(**json.loads(file.metadata()["run"])) == RUN
 
 
 def test_a_run_without_a_directory_gives_the_same_numbers(whole):

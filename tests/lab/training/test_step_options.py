@@ -138,7 +138,7 @@ OPTIONS = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_that_of_a_hand_written_loop(method, options):
-    run = Run(method, METHODS[method], **SAME, **options)
+    run = Run.of(method, METHODS[method], **SAME, **options)
     trainer, result = trained(run)
     model, steps, _ = hand_written(run)
     assert len(steps) == 4
@@ -155,7 +155,7 @@ def test_a_step_is_that_of_a_hand_written_loop(method, options):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_batches_of_accumulation_give_the_step_of_the_whole_batch(method):
     """Without batch norm, which has statistics for each micro-batch."""
-    whole, parts = (trained(Run(method, METHODS[method], **SAME, accumulate=n), task=Linear) for n in (1, 4))
+    whole, parts = (trained(Run.of(method, METHODS[method], **SAME, accumulate=n), task=Linear) for n in (1, 4))
     assert distance(whole[0].network.state_dict(), parts[0].network.state_dict()) < 1e-6
     losses = [[epoch.metrics["train_loss"] for epoch in result.epochs] for _, result in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -169,7 +169,7 @@ def test_selected_samples_are_split_into_micro_batches_of_the_same_size():
             sizes.append(len(outputs))
             return super().losses(outputs, batch)
 
-    fit(Run("ksam", {"k": 10}, **{**SAME, "epochs": 1, "limit_train": 16}, accumulate=2), device="cpu", task=Sized)
+    fit(Run.of("ksam", {"k": 10}, **{**SAME, "epochs": 1, "limit_train": 16}, accumulate=2), device="cpu", task=Sized)
     assert sizes == [8, 8, 8, 2, 8, 2]
 
 
@@ -178,7 +178,7 @@ def test_selected_samples_are_split_into_micro_batches_of_the_same_size():
 @pytest.mark.parametrize(("factor", "options"), [(1.0, {"accumulate": 2}), (20.0, {"clip_norm": 0.3})])
 def test_fp16_scales_the_loss_and_skips_steps_that_overflow(method, factor, options, monkeypatch):
     monkeypatch.setattr(Linear, "factor", factor)
-    run = Run(method, METHODS[method], **SAME, **options, precision="fp16")
+    run = Run.of(method, METHODS[method], **SAME, **options, precision="fp16")
     trainer, _ = trained(run, task=Linear)
     model, steps, scale = hand_written(run, factor=factor)
     assert trainer.train_step.scaler.get_scale() == scale
@@ -194,7 +194,7 @@ def test_fp16_scales_the_loss_and_skips_steps_that_overflow(method, factor, opti
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_average_of_the_weights_is_evaluated_measured_and_saved(method, tmp_path):
-    run = Run(method, METHODS[method], **SAME, ema=0.8, radius=0.05)
+    run = Run.of(method, METHODS[method], **SAME, ema=0.8, radius=0.05)
     trainer, result = trained(run, tmp_path)
     _, steps, _ = hand_written(run)
     weights = [0.8 ** (len(steps) - i) for i in range(1, len(steps) + 1)]
@@ -258,7 +258,7 @@ def test_a_base_optimizer_by_name_is_the_class_of_torch(base):
     momentum = {"momentum": 0.7} if {"betas", "momentum"} & set(named) else {}
     method = "base" if base == "adadelta" else "sam"  # its rho would be taken for SAM's
     small = {**SAME, "lr": 3e-3, "limit_train": 48}
-    run = Run(method, METHODS[method], base=base, base_arguments=given, **momentum, **small)
+    run = Run.of(method, METHODS[method], base=base, base_arguments=given, **momentum, **small)
     trainer, _ = trained(run)
     (cls,) = (cls for name, cls in vars(torch.optim).items() if name.lower() == base and isinstance(cls, type))
     model, _, _ = hand_written(run, lambda params: cls(params, lr=3e-3, **named))

@@ -25,24 +25,24 @@ from bsam.lab.training.run_dir import RunDir
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 192, "limit_test": 50, "seed": 4}
 RUNS = {
-    "bsam": Run(
+    "bsam": Run.of(
         "bsam", {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}, probe=2, accumulate=2, ema=0.9, **SAME
     ),
-    "mesa": Run("mesa", {"start_epoch": 0, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
+    "mesa": Run.of("mesa", {"start_epoch": 0, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
 }
 SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {
-    "ksam": Run("ksam", {"k": 16}, **SHORT),
-    "default k": Run("ksam", **{**SHORT, "batch": 128}),
-    "m_sharpness": Run("sam", {"m_sharpness": True}, **SHORT),
+    "ksam": Run.of("ksam", {"k": 16}, **SHORT),
+    "default k": Run.of("ksam", **{**SHORT, "batch": 128}),
+    "m_sharpness": Run.of("sam", {"m_sharpness": True}, **SHORT),
 }
 REFUSED = {
-    "saf": Run("saf", **SAME),
-    "batch": Run("sgd", **{**SAME, "batch": 63}),
-    "accumulate": Run("sgd", **{**SAME, "batch": 62}, accumulate=2),
-    "k": Run("ksam", {"k": 33}, **SAME),
-    **{name: Run(name, {"m_sharpness": True}, **SAME) for name in ("friendly_sam", "looksam", "aesam")},
-    "diverged": Run("sgd", **{**SAME, "lr": 1e30, "batch": 192}),
+    "saf": Run.of("saf", **SAME),
+    "batch": Run.of("sgd", **{**SAME, "batch": 63}),
+    "accumulate": Run.of("sgd", **{**SAME, "batch": 62}, accumulate=2),
+    "k": Run.of("ksam", {"k": 33}, **SAME),
+    **{name: Run.of(name, {"m_sharpness": True}, **SAME) for name in ("friendly_sam", "looksam", "aesam")},
+    "diverged": Run.of("sgd", **{**SAME, "lr": 1e30, "batch": 192}),
 }
 
 

@@ -105,4 +105,4 @@ def _advice(run: Run, diverged: bool) -> str:
 
 def score_title(run: Run) -> str:
     """Return the split and the measure that a table shows."""
-    return f"{run.eval_split} {TASKS[run.task].measure.title}"
+    return f"{run.eval_split} {TASKS[run.task.name].measure.title}"

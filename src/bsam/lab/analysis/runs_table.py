@@ -63,7 +63,7 @@ def _number(value: Any, name: str) -> float:
 def _score(source: _Source) -> float | None:
     if source.last is None:
         return None
-    measure = task_class(source.run.task).measure
+    measure = task_class(source.run.task.name).measure
     metric = measure.metric(source.run.eval_split)
     _number(source.last.get(metric), f"{metric} of its last epoch")
     return measure.shown(source.last, source.run.eval_split)

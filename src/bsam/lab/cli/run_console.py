@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..report.recipe_table import TableSection
 
 # the settings that determine how long a pass over the data takes
-COST = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe", "weight_bits")
+COST = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe")
 
 
 class EtaEstimator:
@@ -55,7 +55,7 @@ class EtaEstimator:
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
-    return tuple(getattr(run, name) for name in COST)
+    return (*(getattr(run, name) for name in COST), run.task.weight_bits)
 
 
 def time_left(left: tuple[float, int]) -> str:
@@ -79,10 +79,10 @@ def name_of(run: Run) -> str:
     settings = [f"{name} {run.arguments[name]}" for name in shown]
     settings += [f"lr {run.lr:g}"] if is_tuning else []
     settings += [f"weight decay {run.weight_decay:g}"] if is_tuning or run.method == BASE else []
-    settings += [] if run.weight_bits is None else [f"{run.weight_bits} bits"]
-    if run.label_noise:
-        wrong = run.wrong_labels()
-        settings.append(f"{run.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
+    settings += [] if run.task.weight_bits is None else [f"{run.task.weight_bits} bits"]
+    if run.task.label_noise:
+        wrong = run.task.wrong_labels(run.data)
+        settings.append(f"{run.task.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
     return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -15,7 +15,8 @@ from ..common.names import find_name
 from ..data import DATASETS
 from ..recipes.run_settings import complete_settings
 from ..recipes.variants import variants
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, grouped_settings
+from ..tasks import TASKS
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, SETTINGS, Run, grouped_settings
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -43,7 +44,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     Returns:
         the headings, for further flags.
     """
-    hints, groups = get_type_hints(Run), flag_groups(command)
+    classes, groups = (Run, *(task.settings_type for task in TASKS.values())), flag_groups(command)
+    hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()} | {"task": str}
     of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
     defaults = {
         "model": f"the network of --init or of the --weights file; otherwise {of_data}",
@@ -95,12 +97,12 @@ def add_checkpoint_flag(group: argparse._ArgumentGroup) -> None:
 def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags, with the settings of :func:`settings_of`."""
     method, method_settings = _method(arguments.method)
-    return Run(method, {**method_settings, **method_arguments(arguments.set)}, **settings_of(arguments))
+    return Run.of(method, {**method_settings, **method_arguments(arguments.set)}, **settings_of(arguments))
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
-    names = [field.name for field in fields(Run) if field.name not in ("method", "arguments")]
+    names = [name for name in SETTINGS if name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
     if "base_arguments" in given:
         given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")

@@ -99,10 +99,12 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
         finished = run_dir.finished_run()
     except BsamError:
         return  # empty, or unfinished
-    if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.weight_bits is None:
+    if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.task.weight_bits is None:
         flags = ""
         if run.weights is not None:  # with --init, these defaults differ
-            flags = f" --lr {run.lr:g} --weight-decay {run.weight_decay:g} --label-smoothing {run.label_smoothing:g}"
+            settings = run.settings()
+            names = [name for name in ("lr", "weight_decay", "label_smoothing") if name in settings]
+            flags = "".join(f" --{name.replace('_', '-')} {settings[name]:g}" for name in names)
         raise BsamValueError(
             f"the run in {run_dir.path} is finished (epochs: {finished.epochs}). To continue from its weights with a "
             f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{flags} and another --out"
@@ -163,15 +165,17 @@ def plan_text(trainer: Trainer) -> str:
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
-    noise = f" ({run.noise_text(task.notes().get('labels', {}).get('wrong'))})" if run.label_noise else ""
+    noise = run.task.noise_text(run.data, task.notes().get("labels", {}).get("wrong"))
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
-    bits = "" if run.weight_bits is None else f", W{run.weight_bits}A{run.activation_bits or run.weight_bits}"
+    bits = ""
+    if run.task.weight_bits is not None:
+        bits = f", W{run.task.weight_bits}A{run.settings()['activation_bits'] or run.task.weight_bits}"
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
-        f"{data}{size}{noise}, {length}, batch {run.batch}.\n"
+        f"{data}{size}{f' ({noise})' if noise else ''}, {length}, batch {run.batch}.\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 
@@ -197,8 +201,8 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     rates = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)
     shown = dict(metrics)
-    if run.task in TASKS:  # leave out the parts of the task's measure, such as the PCK of each group of joints
-        parts = f"{run.eval_split}_{TASKS[run.task].measure.name}_"
+    if run.task.name in TASKS:  # leave out the parts of the task's measure, such as the PCK of each group of joints
+        parts = f"{run.eval_split}_{TASKS[run.task.name].measure.name}_"
         shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
     return "  ".join([number, *epoch_numbers(run, shown), *rates, f"{metrics['seconds']:.1f} s"])
 

@@ -136,8 +136,8 @@ def predict(
     inputs = Inputs.from_json(note) if note else None
     if inputs is None or not inputs.takes_files:
         raise BsamValueError(
-            f"the network of the run in {folder} (task {run.task}, data {run.data}) does not take image files: give a "
-            "classification run on image files, or on your own uint8 images with 1 or 3 channels"
+            f"the network of the run in {folder} (task {run.task.name}, data {run.data}) does not take image files: "
+            "give a classification run on image files, or on your own uint8 images with 1 or 3 channels"
         )
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))

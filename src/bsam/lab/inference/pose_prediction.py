@@ -16,7 +16,7 @@ from ..data.images.decoding import Box, BoxError, check_box, decode, decode_byte
 from ..data.pose.affine import apply, inverse
 from ..data.pose.joints import Skeleton
 from ..data.pose.persons import person_crops
-from ..tasks.pose import EVALUATION_BATCH
+from ..tasks.pose import EVALUATION_BATCH, PoseSettings
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device
 from ..training.run_dir import RunDir
@@ -74,13 +74,13 @@ def find_joints(
     run, note = run_dir.finished_run(), run_dir.note("pose")
     if not note:
         raise BsamValueError(
-            f"the run in {folder}, of the task {run.task}, finds no joints (it has no pose.json): give a run of the "
-            "task pose"
+            f"the run in {folder}, of the task {run.task.name}, finds no joints (it has no pose.json): give a run of "
+            "the task pose"
         )
     inputs = PoseInputs.from_json(note)
     torch_device = pick_device(device)
     network = run_dir.load_into(inputs.network(run)).eval().to(torch_device)
-    augment, flip = inputs.augment(), run.flip_test if flip_test is None else flip_test
+    augment, flip = inputs.augment(), run.task_settings(PoseSettings).flip_test if flip_test is None else flip_test
     poses = []
     with torch.no_grad():
         for batch in decoded_batches(

@@ -96,9 +96,11 @@ def export_run(
     check_place(out)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
-    if run.task != "classification":
-        raise BsamValueError(f"the run in {folder} is of the task {run.task}: only classification runs can be exported")
-    if suffix == ".safetensors" and run.weight_bits is None:
+    if run.task.name != "classification":
+        raise BsamValueError(
+            f"the run in {folder} is of the task {run.task.name}: only classification runs can be exported"
+        )
+    if suffix == ".safetensors" and run.task.weight_bits is None:
         raise BsamValueError(
             f"the run in {folder} has no quantized network, and its weights are in {run_dir.path / NETWORK}: export it "
             "to .onnx, or give a run trained with --weight-bits"

@@ -18,7 +18,7 @@ from ..common.names import find_function
 from ..quantization import freeze_scales
 from ..tasks import TASKS
 from ..training.config import Run, method_title
-from ..training.run_dir import NETWORK, RunDir, run_dir_name
+from ..training.run_dir import NETWORK, OTHER_FOLDER, RunDir, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
@@ -89,12 +89,13 @@ def find_models(
     samples = check_count("images", IMAGES if images is None else images)
     names = []
     for path in paths:
-        run = RunDir(path).finished_run()
-        if run.task not in TASKS:
+        task = RunDir(path).note("config", OTHER_FOLDER).get("task", Run.task.name)
+        if task not in list(TASKS):
             raise BsamValueError(
-                f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {run.task!r}. Give its "
-                f"{NETWORK} and --loader instead"
+                f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
+                "and --loader instead"
             )
+        run = RunDir(path).finished_run()
         has_default_name = path.name == run_dir_name(run)  # which is too long for a title
         names.append(f"{title_of(run)}, seed {run.seed}" if has_default_name else path.name)
     options = {"data_dir": data_dir, "cache_dir": cache_dir}
@@ -121,9 +122,9 @@ def load_run(folder: Path, images: int, device: torch.device, **data_folders: Pa
     pose, evenly spaced in the training data. The scales of a quantized network are fixed.
     """
     run = RunDir(folder).run()
-    task = TASKS[run.task](run, device, **data_folders)
+    task = TASKS[run.task.name](run, device, **data_folders)
     network = RunDir(folder).load_into(task.network())
-    if run.weight_bits is not None:
+    if run.task.weight_bits is not None:
         freeze_scales(network)
     return network, task.loss, task.examples(images)
 

@@ -34,6 +34,6 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
         >>> measured_on({"task": "classification"}), measured_on({"task": "pose"}, 1000)
         ('cross-entropy, at most 256 training samples', 'SimCC loss, 1,000 training samples')
     """
-    task = TASKS.get(settings.get("task", Run.task))
+    task = TASKS.get(settings.get("task", Run.task.name))
     count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
     return f"{'loss' if task is None else task.loss_title}, {count} training samples"

@@ -44,10 +44,10 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
     for method in methods:
         name = find_name("method", method, (BASE, *variants()))
         if name in (BASE, "sgd"):
-            run = Run(name, **settings)  # raises if sgd is combined with another base
+            run = Run.of(name, **settings)  # raises if sgd is combined with another base
         else:
             variant = variants()[name]
-            run = Run(variant.method, arguments(variant, settings.get("data", Run.data)), **settings)
+            run = Run.of(variant.method, arguments(variant, settings.get("data", Run.data)), **settings)
         if run not in runs.values():  # sgd and base may be the same
             runs[name] = run
     if len(runs) < 2:

@@ -75,10 +75,10 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         if epochs is not None:
             settings |= {"epochs": epochs, "warmup": max(0, min(settings["warmup"], epochs))}
         chosen = [variants()[name] for name in names]
-        runs = [Run(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
+        runs = [Run.of(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
         planned = [_planned(run, variant_of(run).title, candidates(run)) for run in runs]
         if "sgd" in names:
-            tuned = Run("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})
+            tuned = Run.of("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})
             planned.append(_planned(tuned, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
         return planned
 
@@ -86,9 +86,11 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
 
 
 def _planned(run: Run, row: str, tried: tuple[Mapping[str, Any], ...]) -> Planned:
-    parts = [*titles_of(run), run.noise_text(), count_text(run.epochs, "epoch")]
+    parts = [*titles_of(run), run.task.noise_text(run.data), count_text(run.epochs, "epoch")]
     title, column = f"Demo: {', '.join(parts)}", "test accuracy, %"
-    return Planned(run, describe(run, experiment=title, section=run.noise_text(), row=row, column=column), tried)
+    return Planned(
+        run, describe(run, experiment=title, section=run.task.noise_text(run.data), row=row, column=column), tried
+    )
 
 
 RECIPES["demo"] = demo_recipe()

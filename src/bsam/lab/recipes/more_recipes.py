@@ -70,7 +70,7 @@ def transfer(scale: Scale) -> list[Run]:
     if scale.stand_ins:
         shared, data = {**scale.settings, "image_size": 32}, scale.data
     runs = [
-        Run(
+        Run.of(
             variant.method,
             arguments(variant, "cifar10"),  # the paper uses the radius of CIFAR-10 on all of them
             model=SMALL_TIMM[network] if scale.stand_ins else network,
@@ -104,7 +104,7 @@ def pose(scale: Scale) -> list[Planned]:
     """
     settings = {**POSE, **POSE_SETTINGS[scale.name], "task": "pose"}
     # the paper does not state its radii for poses; we use those of CIFAR-10
-    runs = [Run(variants()[name].method, arguments(variants()[name], "cifar10"), **settings) for name in COMPARED]
+    runs = [Run.of(variants()[name].method, arguments(variants()[name], "cifar10"), **settings) for name in COMPARED]
     section = f"{' on '.join(titles_of(runs[0]))}, {_score_title(runs[0].data)} in %"
     return [place(run, section=section, column="") for run in with_weights(runs, scale.weights)]
 
@@ -130,7 +130,7 @@ def quantization(scale: Scale) -> list[Planned]:
         runs = [base, *(scale.run(variants()[name], network, data, init=init, **quantized) for name in COMPARED)]
         column, title = titles_of(base)
         for run in runs:
-            row = FULL_PRECISION if run.weight_bits is None else variant_of(run).title
+            row = FULL_PRECISION if run.task.weight_bits is None else variant_of(run).title
             planned.append(place(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
     return planned
 
@@ -152,7 +152,7 @@ def radius(scale: Scale) -> list[Planned]:
     data, network = scale.data[0], MAIN if MAIN in scale.networks else scale.networks[0]
     settings: dict[str, Any] = {"label_noise": NOISE, "noise_labels": "other", "curvature": True}
     sgd = scale.run(variants()["sgd"], network, data, **settings)
-    section = f"{', '.join(titles_of(sgd))}, {sgd.noise_text()}"
+    section = f"{', '.join(titles_of(sgd))}, {sgd.task.noise_text(sgd.data)}"
     planned = [place(sgd, section=section)]
     for total in TOTALS.get(data, DEFAULT_TOTALS):
         for name in ("sam", "sam-follow", "bsam", "bsam-2"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..common.grouping import count_text
 from ..data import dataset_entry
 from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, default_settings
 from ..training.run_dir import run_dir_name
 from .published_numbers import (
     all_arguments,
@@ -70,7 +69,7 @@ def place(run: Run, **known: Any) -> Planned:
 
 def with_seed(planned: Sequence[Planned], seed: int, **more: Any) -> list[Planned]:
     """Return the runs with another seed and other settings; those that start from another of them still do."""
-    new = [replace(plan, run=replace(plan.run, seed=seed, **more)) for plan in planned]
+    new = [replace(plan, run=plan.run.changed(seed=seed, **more)) for plan in planned]
     names = {old.name: plan.name for old, plan in zip(planned, new, strict=True)}
     return [
         replace(plan, run=replace(plan.run, init=names[plan.run.init])) if plan.run.init in names else plan
@@ -121,9 +120,9 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
 
 def experiment_title(run: Run, wrong: float | None = None) -> str:
     """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
-    parts = [*titles_of(run), run.noise_text(wrong)]
-    if run.weight_bits is not None:
-        parts.append(f"{run.weight_bits} bits")
+    parts = [*titles_of(run), run.task.noise_text(run.data, wrong)]
+    if run.task.weight_bits is not None:
+        parts.append(f"{run.task.weight_bits} bits")
     if run.weights is not None:
         file = Path(run.weights)
         parts.append("pretrained" if run.weights == PRETRAINED or file.stem == run.model else f"pretrained {file.name}")
@@ -134,16 +133,11 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
     if run.eval_split != "test":
         parts.append(f"scored on {run.eval_split}")
     defaults: Mapping[str, Any] = FINE_TUNING if run.weights is not None else {}
-    defaults = POSE if run.task == "pose" else QUANTIZED if run.weight_bits is not None else defaults
-    usual = {**_default_settings(), **defaults}
+    defaults = POSE if run.task.name == "pose" else QUANTIZED if run.task.weight_bits is not None else defaults
+    usual = {**default_settings(run.task), **defaults}
     changed = {name: value for name, value in run.settings().items() if value != usual[name]}
     further = [setting_text(changed[name], name) for name in changed if name not in NOT_COMPARED | TITLED]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
-
-
-@cache
-def _default_settings() -> dict[str, Any]:
-    return Run(BASE).settings()
 
 
 def titles_of(run: Run) -> tuple[str, str]:

@@ -127,7 +127,7 @@ def paper_arguments(run: Run) -> Mapping[str, Mapping[str, Any]]:
 
     For poses and for fine-tuning, these are the radii of CIFAR-10.
     """
-    return _arguments_on(run.method, "cifar10" if run.task == "pose" or run.weights is not None else run.data)
+    return _arguments_on(run.method, "cifar10" if run.task.name == "pose" or run.weights is not None else run.data)
 
 
 @cache
@@ -158,17 +158,17 @@ def paper_table(run: Run) -> str | None:
     unset = (run.limit_train, run.limit_test, run.clip_norm, run.ema)
     if any(value is not None for value in unset) or run.base_arguments:
         return None
-    if run.task == "pose":
+    if run.task.name == "pose":
         return "pose" if run.base == "adam" else None
     if run.base != "sgd":
         return None
-    if run.weight_bits is not None:
+    if run.task.weight_bits is not None:
         return "quantization"
     if run.weights is not None:
-        return "transfer" if run.epochs == EPOCHS["fine-tuning"] and not run.label_noise else None
+        return "transfer" if run.epochs == EPOCHS["fine-tuning"] and not run.task.label_noise else None
     if run.epochs != EPOCHS["classification"] or run.init is not None:
         return None
-    if run.label_noise:
+    if run.task.label_noise:
         return "label-noise" if run.model == "resnet18" else None
     return "classification"
 
@@ -203,8 +203,8 @@ def claimed_numbers(run: Run) -> tuple[dict[str, Published], str]:
     if table == "pose" and run.data in PHOTOGRAPHS:
         similar = published_numbers(replace(run, data="mpii", eval_split="test"))
         return similar, "The paper uses MPII and does not state its radii."
-    if table == "label-noise" and run.noise_labels == "other":
-        similar = published_numbers(replace(run, noise_labels="all"))
+    if table == "label-noise" and run.settings().get("noise_labels") == "other":
+        similar = published_numbers(run.changed(noise_labels="all"))
         return similar, "The published tables draw labels from all classes, so that fewer are wrong."
     return {}, ""
 
@@ -234,6 +234,6 @@ def radius_choice(run: Run) -> str:
     if not radii:
         return ""
     name = paper_variant(run)
-    if name is not None and claimed_numbers(run)[0] and run.task != "pose":  # the paper states no radii for poses
+    if name is not None and claimed_numbers(run)[0] and run.task.name != "pose":  # the paper states no radii for poses
         return "BSAM's total radius" if name in MATCHED else "the paper's"
     return "default" if radii.items() <= _defaults(run.method).items() else "set by hand"

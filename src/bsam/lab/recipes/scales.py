@@ -55,7 +55,9 @@ class Scale:
         """
         method_arguments = {**arguments(variant, data), **more.pop("arguments", {})}
         settings = {**NETWORKS.get(network, {}), **self.settings, **more}
-        return Run(variant.method, method_arguments, model=self.stand_ins.get(network, network), data=data, **settings)
+        return Run.of(
+            variant.method, method_arguments, model=self.stand_ins.get(network, network), data=data, **settings
+        )
 
 
 FAST = {"precision": "bf16", "compile": True}  # the paper does not state its precision

@@ -47,7 +47,7 @@ class Tuning:
     def trial(self, run: Run, number: int = 0, **candidate: Any) -> Run:
         """Return a tuning run, which measures nothing but its score, with the tuning seed of this number."""
         unset: dict[str, Any] = {"radius": None, "curvature": False, "surface": None, "probe": None, "limit_test": None}
-        return replace(run, seed=run.seed + TUNING_SEED + number, eval_split=self.split, **unset, **candidate)
+        return run.changed(seed=run.seed + TUNING_SEED + number, eval_split=self.split, **unset, **candidate)
 
 
 def base_candidates(run: Run) -> list[dict[str, Any]]:
@@ -202,7 +202,7 @@ class Choice:
         best = self.best()
         if best is None or (score := self.scores()[best]) is None:
             return None
-        errors, factor = [], TASKS[self.plan.run.task].measure.factor
+        errors, factor = [], TASKS[self.plan.run.task.name].measure.factor
         if self.samples is not None and 0 <= score <= factor:
             n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
             share = (score / factor * (n - 4) + 2) / n
@@ -241,7 +241,7 @@ class Choice:
 def _score(state: RunState, clean: bool = False) -> float:
     last, split = state.epochs[-1], state.run.eval_split
     score = last.get(f"{split}_clean_accuracy") if clean else None
-    return TASKS[state.run.task].measure.shown(last, split) if score is None else 100 * score
+    return TASKS[state.run.task.name].measure.shown(last, split) if score is None else 100 * score
 
 
 class TunedRuns:
@@ -345,7 +345,7 @@ def _trial(run: Run) -> Planned:
 
 def _with_settings(plan: Planned, settings: Mapping[str, Any]) -> Planned:
     """Return a planned run with other settings; its radius changes, and the title that names its settings."""
-    run = replace(plan.run, **settings)
+    run = plan.run.changed(**settings)
     about = {**plan.about, "radius": total_radius(run)}
     if about["experiment"] == experiment_title(plan.run):
         about["experiment"] = experiment_title(run)

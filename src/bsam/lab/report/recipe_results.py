@@ -123,9 +123,9 @@ def _noise_texts(runs: pd.DataFrame) -> list[str]:
     """Return the label noise of the runs in words, with the share of wrong labels if it is known."""
     texts: dict[tuple[str, float], str] = {}
     for settings, path in zip(runs["settings"], runs["path"], strict=True):
-        run = Run(**settings)
-        text = run.noise_text(RunDir(path).note("labels").get("wrong")) if run.label_noise else ""
-        texts[run.data, run.label_noise] = max(texts.get((run.data, run.label_noise), ""), text, key=len)
+        run = Run.of(**settings)
+        text = run.task.noise_text(run.data, RunDir(path).note("labels").get("wrong"))
+        texts[run.data, run.task.label_noise] = max(texts.get((run.data, run.task.label_noise), ""), text, key=len)
     return [text for text in dict.fromkeys(texts.values()) if text]
 
 
@@ -156,7 +156,7 @@ def _entries(planned: Sequence[Planned], out: Path) -> list[dict[str, Any]]:
 
 def _entry(plan: Planned, state: RunState) -> dict[str, Any]:
     files = RunDir(state.path)
-    noise = plan.run.label_noise
+    noise = plan.run.task.label_noise
     return {
         "folder": state.path.name,
         "about": files.about() or dict(plan.about),
@@ -167,7 +167,7 @@ def _entry(plan: Planned, state: RunState) -> dict[str, Any]:
         "top_eigenvalue": files.top_eigenvalue() if state.finished else None,
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
         "settings": plan.run.settings(),
-        "wrong_labels": files.note("labels").get("wrong", plan.run.wrong_labels()) if noise else None,
+        "wrong_labels": files.note("labels").get("wrong", plan.run.task.wrong_labels(plan.run.data)) if noise else None,
         "machines": files.machines(),
         **{name: note for name in NOTES if (note := files.note(name))},
     }

@@ -56,7 +56,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     groups = getattr(task, "groups", ())
     cells, baselines = [], {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
-        run, finished = Run(**group["settings"].iloc[0]), group[group["state"] == "finished"]
+        run, finished = Run.of(**group["settings"].iloc[0]), group[group["state"] == "finished"]
         number, counts = group["published"].iloc[0], group["state"].value_counts()
         for measure in (*groups, replace(task.measure, title="Mean") if groups else task.measure):
             paper = published_number(published, run, measure.name) if published else None
@@ -140,7 +140,7 @@ def footnotes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: str = "") -> list[str]:
     """Return the lines below a table: what the numbers are, their sources and footnotes, and what rows mean."""
-    run = Run(**runs["settings"].iloc[0])
+    run = Run.of(**runs["settings"].iloc[0])
     title, epochs = score_title(run), count_text(run.epochs, "epoch")
     lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
     if published and any(cell["paper"] for cell in cells):

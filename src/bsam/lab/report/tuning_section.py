@@ -71,7 +71,7 @@ def _has_begun(choice: Choice) -> bool:
 
 
 def _is_noisy(choice: Choice) -> bool:
-    return bool(choice.plan.run.label_noise) and choice.tuning.split == "holdout"
+    return bool(choice.plan.run.task.label_noise) and choice.tuning.split == "holdout"
 
 
 def _scores(choice: Choice, with_values: bool = False) -> list[str]:

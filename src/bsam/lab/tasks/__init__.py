@@ -7,7 +7,7 @@ from .classification import Classification
 from .pose import Pose
 from .task import Task as Task
 
-TASKS: dict[str, type[Task]] = {"classification": Classification, "pose": Pose}
+TASKS: dict[str, type[Task]] = {task.settings_type.name: task for task in (Classification, Pose)}
 
 
 def task_class(name: str) -> type[Task]:
@@ -17,8 +17,9 @@ def task_class(name: str) -> type[Task]:
         >>> task_class("classification").measure.name
         'accuracy'
     """
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise BsamValueError(
-            f"task must be one of {', '.join(TASKS)}; got {name!r}. Pass the class of your own task to fit, as task=..."
+            f"task must be one of {', '.join(TASKS)}; got {name!r}. For a task of your own, pass its settings to Run "
+            "as task=..., and its class to fit"
         )
     return TASKS[name]

@@ -27,7 +27,7 @@ from .classification_settings import ClassificationSettings
 from .classifiers import build_float_network, build_network, class_predictions, quantize_network
 from .image_inputs import Inputs, inputs_of, load_data
 from .image_task import ImageTask, limit_samples
-from .settings import refuse_settings
+from .settings import SubjectSettings
 from .task import Measure, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
@@ -49,7 +49,9 @@ class Classification(ImageTask):
 
     Example:
         >>> task = Classification(
-        ...     ClassificationSettings(label_noise=0.25, eval_split="validation"),
+        ...     SubjectSettings(
+        ...         task=ClassificationSettings(label_noise=0.25), eval_split="validation"
+        ...     ),
         ...     torch.device("cpu"),
         ... )
         >>> task.samples, task.classes, len(task.notes()["flipped"])
@@ -59,12 +61,12 @@ class Classification(ImageTask):
     measure = Measure("accuracy", "accuracy in %", 100)
     loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
-    run: ClassificationSettings
+    settings_type = ClassificationSettings
     eval_samples: int
 
     def __init__(
         self,
-        run: ClassificationSettings,
+        run: SubjectSettings,
         device: torch.device,
         data_dir: Path | None = None,
         data: Dataset | None = None,
@@ -75,20 +77,22 @@ class Classification(ImageTask):
             raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
         if (backbone := model_entry(run.model).backbone) is not None:
             raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
-        refuse_settings("classification", run, {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False})
+        self.settings = run.task_settings(ClassificationSettings)
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
         self.image_size = self.inputs.size
         self._split, self._digest = data.split, data.digest
         train = limit_samples(data.train, "limit_train", run.limit_train)
-        noisy, flipped = flip_labels(train.y, run.label_noise, data.classes, run.seed, run.noise_labels)
+        noisy, flipped = flip_labels(
+            train.y, self.settings.label_noise, data.classes, run.seed, self.settings.noise_labels
+        )
         self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
         labelled, self._true_holdout = Examples(train.x, noisy), None
         if run.eval_split == "holdout":
             held_out = holdout_mask(len(train), run.seed)
             eval_split = labelled.at(held_out)
-            if run.label_noise:
+            if self.settings.label_noise:
                 self._true_holdout = train.at(held_out).to(self._host)
             labelled, flipped = labelled.at(~held_out), (noisy != train.y)[~held_out].nonzero().flatten()
         elif (split := getattr(data, run.eval_split)) is not None:
@@ -109,7 +113,8 @@ class Classification(ImageTask):
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         self._augment = augmentation(run.augment or entry.augmentation, self.inputs.mean, self.inputs.std)
-        self.smoothing = run.label_smoothing * data.classes / (data.classes - 1)  # torch spreads it over all classes
+        # torch spreads it over all classes
+        self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
         self._eval_batch_size = LARGE_IMAGE_BATCH if large else EVALUATION_BATCH[device.type]
         self.begin_epoch(0)
@@ -132,11 +137,11 @@ class Classification(ImageTask):
                     f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): "
                     "start from another run, or use --weights"
                 )
-        if self.run.weight_bits is None:
+        if self.settings.weight_bits is None:
             return super().initialise(network, init)
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
         messages = super().initialise(latent, init)
-        network.load_state_dict(quantize_network(latent, self.run).state_dict())
+        network.load_state_dict(quantize_network(latent, self.settings).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
         return messages
 
@@ -246,7 +251,7 @@ class Classification(ImageTask):
         images become inputs (only if the classes have names); and ``weights``, where the initial weights came from.
         """
         notes: dict[str, Any] = {}
-        if self.run.label_noise:
+        if self.settings.label_noise:
             notes["flipped"] = self._flipped.tolist()
             notes["labels"] = {"wrong": len(self._flipped) / len(self._original_splits[0])}
         if self._digest is not None:

@@ -23,6 +23,8 @@ BITS = partial(check_count, low=2, high=8)
 class ClassificationSettings(TaskSettings):
     """The settings of classification."""
 
+    name = "classification"
+
     label_smoothing: float = setting(
         0.1, "label smoothing: the total probability of the other classes", "Optimization", SHARE
     )
@@ -64,37 +66,32 @@ class ClassificationSettings(TaskSettings):
         changed = [name for name in QUANTIZATION if getattr(self, name) != getattr(ClassificationSettings, name)]
         if self.weight_bits is None and changed:
             raise BsamValueError(f"{changed[0]} has no effect on a network that is not quantized: set weight_bits")
-        if self.weight_bits is not None and self.freeze_backbone:
-            raise BsamValueError(
-                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
-            )
-        if self.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
-            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
         if self.perturb_scales and self.quantizer != "lsq":
             raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")
 
-    def wrong_labels(self) -> float | None:
+    def wrong_labels(self, data: str) -> float | None:
         """Return the fraction of the training labels that are wrong; None for a user's own data, whose number of
         classes is not known before the data is read.
         """
         try:
-            classes = dataset_entry(self.data).classes
+            classes = dataset_entry(data).classes
         except BsamValueError:  # a data set that this version does not have
             return None
         return None if classes is None else round(wrong_share(self.label_noise, self.noise_labels, classes), 6)
 
-    def noise_text(self, wrong: float | None = None) -> str:
+    def noise_text(self, data: str, wrong: float | None = None) -> str:
         """Describe the label noise; empty if there is none.
 
         Args:
+            data: the name of the data set.
             wrong: the fraction of the training labels that are wrong, if it is known; None computes it.
 
         Example:
-            >>> ClassificationSettings(data="cifar10", label_noise=0.4).noise_text()
+            >>> ClassificationSettings(label_noise=0.4).noise_text("cifar10")
             '40 % of labels drawn from all classes: 36.0 % wrong'
         """
         if not self.label_noise:
             return ""
-        wrong = self.wrong_labels() if wrong is None else wrong
+        wrong = self.wrong_labels(data) if wrong is None else wrong
         text = f"{100 * self.label_noise:g} % of labels drawn from {self.noise_labels} classes"
         return text if wrong is None else f"{text}: {100 * wrong:.1f} % wrong"

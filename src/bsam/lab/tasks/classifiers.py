@@ -13,17 +13,19 @@ from ..quantization import quantize
 from .classification_settings import ClassificationSettings
 from .image_inputs import Inputs
 from .image_task import freeze_backbone
+from .settings import SubjectSettings
 
 MISTAKES = 16  # mistakes that are kept
 
 
-def build_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
+def build_network(run: SubjectSettings, inputs: Inputs, classes: int) -> nn.Module:
     """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
     network = build_float_network(run, inputs, classes)
-    return network if run.weight_bits is None else quantize_network(network, run)
+    settings = run.task_settings(ClassificationSettings)
+    return network if settings.weight_bits is None else quantize_network(network, settings)
 
 
-def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: int) -> nn.Module:
+def build_float_network(run: SubjectSettings, inputs: Inputs, classes: int) -> nn.Module:
     """Return the network of :func:`build_network` before quantization."""
     shape = inputs.channels, inputs.size, inputs.size
     network = build(run.model, classes, inputs.channels, run.seed).eval()
@@ -40,22 +42,25 @@ def build_float_network(run: ClassificationSettings, inputs: Inputs, classes: in
     return network
 
 
-def quantize_network(network: nn.Module, run: ClassificationSettings) -> nn.Module:
-    """Return a quantized copy of a network, with the settings of a run.
+def quantize_network(network: nn.Module, settings: ClassificationSettings) -> nn.Module:
+    """Return a quantized copy of a network, with the settings of classification.
 
     Example:
-        >>> run = ClassificationSettings(weight_bits=4)
-        >>> [type(layer).__name__ for layer in quantize_network(build("digits_net"), run)][::3]
+        >>> settings = ClassificationSettings(weight_bits=4)
+        >>> [
+        ...     type(layer).__name__
+        ...     for layer in quantize_network(build("digits_net"), settings)
+        ... ][::3]
         ['QuantConv2d', 'QuantConv2d', 'Flatten']
     """
-    assert run.weight_bits is not None
+    assert settings.weight_bits is not None
     return quantize(
         network,
-        run.weight_bits,
-        run.activation_bits or run.weight_bits,
-        scheme=run.quantizer,
-        first_last_bits=run.first_last_bits,
-        fold_batch_norm=run.fold_batch_norm,
+        settings.weight_bits,
+        settings.activation_bits or settings.weight_bits,
+        scheme=settings.quantizer,
+        first_last_bits=settings.first_last_bits,
+        fold_batch_norm=settings.fold_batch_norm,
     )
 
 

@@ -20,7 +20,7 @@ from ..data.pose.persons import Persons
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
 from .image_inputs import find_weights
-from .settings import TaskSettings
+from .settings import SubjectSettings
 from .task import Task, TaskBatch
 
 SamplesT = TypeVar("SamplesT", Examples, Persons)
@@ -43,7 +43,7 @@ class ImageTask(Task):
     @abstractmethod
     def __init__(
         self,
-        run: TaskSettings,
+        run: SubjectSettings,
         device: torch.device,
         data_dir: Path | None = None,
         left_out: Sequence[str] = (),

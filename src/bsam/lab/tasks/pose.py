@@ -25,7 +25,7 @@ from . import pose_metrics
 from .image_inputs import IMAGENET
 from .image_task import ImageTask, limit_samples
 from .pose_inputs import PoseInputs
-from .settings import TaskSettings, check_positive, refuse_settings, setting
+from .settings import SubjectSettings, TaskSettings, check_positive, setting
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
@@ -37,7 +37,6 @@ POSE = {  # as SimCC's authors use for MPII, except for the schedule and the epo
     "weight_decay": 0.0,
     "batch": 64,
     "epochs": 140,
-    "label_smoothing": 0.0,
 }
 MAX_BINS = 16  # per pixel; the last layers grow with this number
 SHOWN = 8  # persons of the evaluation set in the report
@@ -46,6 +45,8 @@ SHOWN = 8  # persons of the evaluation set in the report
 @dataclass(frozen=True, kw_only=True)
 class PoseSettings(TaskSettings):
     """The settings of pose estimation."""
+
+    name = "pose"
 
     simcc_k: float = setting(
         2.0, f"number of SimCC bins per pixel, at most {MAX_BINS}", "Pose", partial(check_positive, high=MAX_BINS)
@@ -66,12 +67,12 @@ class Pose(ImageTask):
 
     measure = Measure("pck", "PCK in %", 100)
     loss_title: ClassVar[str] = "SimCC loss"
-    run: PoseSettings
+    settings_type = PoseSettings
     groups: ClassVar[tuple[Measure, ...]] = tuple(Measure(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
 
     def __init__(
         self,
-        run: PoseSettings,
+        run: SubjectSettings,
         device: torch.device,
         data_dir: Path | None = None,
         data: PoseData | None = None,
@@ -82,15 +83,16 @@ class Pose(ImageTask):
             names = ", ".join(known.name for known in DATASETS.values() if known.task == "pose")
             raise BsamValueError(f"{run.data} has no joints: use --task {entry.task}, or --data with one of {names}")
         _check_settings(run)
+        self.settings = run.task_settings(PoseSettings)
         config = input_config(run.model) or IMAGENET
         side = run.image_size or (model_entry(run.model).images if data is None else data.side)
         with torch.device("meta"):
-            build(run.model, classes=1, side=side, k=run.simcc_k)  # raises before images are decoded
+            build(run.model, classes=1, side=side, k=self.settings.simcc_k)  # raises before images are decoded
         data, left_out = _load(run, entry, side, data_dir, cache_dir) if data is None else (data, [])
         if data.side != side:
             raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size={side} out")
         super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
-        self.inputs = PoseInputs(data.side, run.simcc_k, config.mean, config.std, data.skeleton)
+        self.inputs = PoseInputs(data.side, self.settings.simcc_k, config.mean, config.std, data.skeleton)
         self.classes, self.image_size = len(data.skeleton.joints), data.side
         self._split, self._digest = data.split, data.digest
         self._train, test = limit_samples(data.train, "limit_train", run.limit_train), data.test
@@ -125,11 +127,11 @@ class Pose(ImageTask):
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Return the loss of each sample: the mean divergence over its labelled joints."""
-        return simcc_losses(outputs, batch[1], self.run.simcc_k, self.run.simcc_sigma)
+        return simcc_losses(outputs, batch[1], self.settings.simcc_k, self.settings.simcc_sigma)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean of :meth:`losses`."""
-        return simcc_losses(outputs, y, self.run.simcc_k, self.run.simcc_sigma).mean()
+        return simcc_losses(outputs, y, self.settings.simcc_k, self.settings.simcc_sigma).mean()
 
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:
@@ -138,8 +140,8 @@ class Pose(ImageTask):
         joints = []
         for x, y, to_image in self._plain_batches(self._stored_test):
             logits = network(x)
-            total += simcc_losses(logits, y, self.run.simcc_k, self.run.simcc_sigma).sum()
-            joints.append(apply(to_image, self.inputs.joints(network, x, self.run.flip_test, logits).double()))
+            total += simcc_losses(logits, y, self.settings.simcc_k, self.settings.simcc_sigma).sum()
+            joints.append(apply(to_image, self.inputs.joints(network, x, self.settings.flip_test, logits).double()))
         scores = self._scores(torch.cat(joints).cpu())
         return {f"{split}_loss": float(total) / len(self._test), **{f"{split}_{n}": v for n, v in scores.items()}}
 
@@ -192,7 +194,7 @@ class Pose(ImageTask):
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
         pixels = (255 * (x * std + mean)).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
-        arrays = {"pixels": pixels, "found": self.inputs.joints(network, x, self.run.flip_test), "truth": y}
+        arrays = {"pixels": pixels, "found": self.inputs.joints(network, x, self.settings.flip_test), "truth": y}
         return {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
 
     def _plain_batches(self, persons: Persons, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -206,8 +208,8 @@ class Pose(ImageTask):
             yield self._augment(images, persons.y[where], persons.to_image[where])
 
 
-def _check_settings(run: PoseSettings) -> None:
-    """Raise if the network is not a pose network, or a setting has no meaning for pose."""
+def _check_settings(run: SubjectSettings) -> None:
+    """Raise if the network is not a pose network, or a setting has a value that pose does not take."""
     if model_entry(run.model).backbone is None:
         names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
         raise BsamValueError(f"{run.model} is not a pose network: set --model to one of {names}")
@@ -215,7 +217,6 @@ def _check_settings(run: PoseSettings) -> None:
         raise BsamValueError(f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout")
     if run.augment is not None and run.augment not in POSE_AUGMENTATIONS:
         raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
-    refuse_settings("pose", run, {"label_smoothing": 0.0, "label_noise": 0.0, "weight_bits": None})
 
 
 def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:
@@ -233,7 +234,7 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
 
 
 def _load(
-    run: PoseSettings, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
+    run: SubjectSettings, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
 ) -> tuple[PoseData, list[str]]:
     if isinstance(entry, DrawnPersonData):
         return entry.draw(side), []

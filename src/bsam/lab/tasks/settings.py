@@ -1,4 +1,4 @@
-"""The settings that all tasks share, and how to declare a setting."""
+"""The settings of what is learned, and how to declare a setting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ...common.checks import check_count, check_flag, check_number, is_number
 from ...common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose.pose_augment import POSE_AUGMENTATIONS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
@@ -74,24 +77,49 @@ def to_json_value(value: Any) -> Any:
     return [to_json_value(entry) for entry in value] if type(value) in (list, tuple) else value
 
 
-def refuse_settings(task: str, settings: TaskSettings, allowed: Mapping[str, Any]) -> None:
-    """Raise if settings that have no meaning for a task were changed.
+def check_values(settings: DataclassInstance) -> None:
+    """Check the value of each field, and replace it by a copy in plain Python values."""
+    for item in fields(settings):
+        value = to_json_value(getattr(settings, item.name))  # a copy: the caller's values may change later
+        object.__setattr__(settings, item.name, value)
+        if "check" in item.metadata and (value is not None or item.default is not None):
+            item.metadata["check"](item.name, value)
 
-    Args:
-        task: name of the task.
-        settings: settings of the run.
-        allowed: the settings that have no meaning for the task, each with its only allowed value.
-    """
-    for name, value in allowed.items():
-        if (actual := getattr(settings, name, value)) != value:
-            raise BsamValueError(
-                f"{name} has no meaning for {task}: leave it out (its value must be {value}; got {actual})"
-            )
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """The settings of a task. Tasks add theirs in subclasses, and override the properties and methods that apply."""
+
+    name: ClassVar[str]  #: the name of the task
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    @property
+    def weight_bits(self) -> int | None:
+        """The number of bits of the weights; None without quantization."""
+        return None
+
+    @property
+    def label_noise(self) -> float:
+        """The fraction of the training labels that are drawn at random."""
+        return 0.0
+
+    def wrong_labels(self, data: str) -> float | None:
+        """Return the fraction of the training labels that are wrong, if it is known."""
+        return None
+
+    def noise_text(self, data: str, wrong: float | None = None) -> str:
+        """Describe the label noise; empty if there is none."""
+        return ""
+
+
+TaskSettingsT = TypeVar("TaskSettingsT", bound=TaskSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """Settings for what is learned: network, data and evaluation. Tasks add their settings in subclasses, and
+class SubjectSettings:
+    """Settings for what is learned: the task, the network, data and evaluation.
     :class:`bsam.lab.training.config.Run` adds settings for how it is learned.
 
     Each field's metadata holds its help text. Values are checked, and copied as plain Python values.
@@ -181,12 +209,10 @@ class TaskSettings:
         partial(check_count, low=0, high=MAX_SEED),
     )
 
+    task: TaskSettings
+
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = to_json_value(getattr(self, item.name))  # a copy: the caller's values may change later
-            object.__setattr__(self, item.name, value)
-            if "check" in item.metadata and (value is not None or item.default is not None):
-                item.metadata["check"](item.name, value)
+        check_values(self)
         if self.init is not None and self.weights is not None:
             raise BsamValueError("init and weights both set the initial weights: leave one of them out")
         only_last = "to train only the last layers, set freeze_backbone"
@@ -198,3 +224,15 @@ class TaskSettings:
                 f"freeze_backbone trains only the last layers, where layer_decay ({self.layer_decay}) has no effect: "
                 "leave one of them out"
             )
+        if self.task.weight_bits is not None and self.freeze_backbone:
+            raise BsamValueError(
+                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
+            )
+        if self.task.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
+            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
+
+    def task_settings(self, kind: type[TaskSettingsT]) -> TaskSettingsT:
+        """Return the settings of the task; raise if they are those of another task."""
+        if not isinstance(self.task, kind):
+            raise BsamValueError(f"the run has settings of {self.task.name}: set its task to {kind.__name__}(...)")
+        return self.task

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...flatness.dataset_loss import Batches
-from .settings import TaskSettings
+from .settings import SubjectSettings, TaskSettings
 
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
 # The split "holdout" takes a fifth of the training samples and at least 200, but never more than half of them. An
@@ -85,6 +85,7 @@ class Task(ABC):
     """
 
     measure: ClassVar[Measure]
+    settings_type: ClassVar[type[TaskSettings]] = TaskSettings  #: the class of ``run.task`` in its runs
     loss_title: ClassVar[str] = "loss"  #: what :meth:`loss` computes, for labels of flatness measurements
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
     samples: int  #: number of training samples
@@ -94,7 +95,7 @@ class Task(ABC):
     smoothing: float = 0.0  #: torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
 
     @abstractmethod
-    def __init__(self, run: TaskSettings, device: torch.device, data_dir: Path | None = None) -> None: ...
+    def __init__(self, run: SubjectSettings, device: torch.device, data_dir: Path | None = None) -> None: ...
 
     @abstractmethod
     def network(self) -> nn.Module:

@@ -13,19 +13,20 @@ from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..common.names import find_name
-from ..tasks import TASKS
+from ..tasks import TASKS, task_class
 from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
 from ..tasks.classification_settings import QUANTIZED as QUANTIZED
 from ..tasks.classification_settings import ClassificationSettings
 from ..tasks.pose import POSE as POSE
-from ..tasks.pose import PoseSettings
-from ..tasks.settings import GROUPS, NOT_NEGATIVE, check_positive, one_of, setting
+from ..tasks.settings import GROUPS, NOT_NEGATIVE, SubjectSettings, TaskSettings, check_positive, one_of, setting
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
 BASE = "base"  # the method name for the base optimizer alone
+# the task that each setting of a task belongs to
+OWNERS = {item.name: name for name, task in TASKS.items() for item in fields(task.settings_type)}
 
 
 def arguments_of(method: str) -> tuple[str, ...]:
@@ -45,9 +46,19 @@ def _check_surface(name: str, value: object) -> None:
         raise BsamValueError(f"{name} must be at least 3, and odd so that the network is at the centre; got {count}")
 
 
+def _check_task(name: str, value: object) -> None:
+    if not isinstance(value, TaskSettings) or not hasattr(value, "name"):
+        raise BsamValueError(
+            f"{name} must be the settings of a task with a name, such as ClassificationSettings(), got {value!r}: to "
+            "give the name alone, use Run.of"
+        )
+    if both := {item.name for item in fields(value)} & {item.name for item in fields(Run)}:
+        raise BsamValueError(f"{min(both)} of {type(value).__name__} is also a setting of Run: choose another name")
+
+
 @dataclass(frozen=True)
-class Run(ClassificationSettings, PoseSettings):
-    """Settings of one training run, including those of the tasks.
+class Run(SubjectSettings):
+    """Settings of one training run. Those of the task are in ``task``; :meth:`of` takes all of them side by side.
 
     The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits). On the same CPU,
     equal settings give equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name for
@@ -57,6 +68,9 @@ class Run(ClassificationSettings, PoseSettings):
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
         'sam'
         >>> Run("sgd") == Run("base", base="sgd")
+        True
+        >>> run = Run("sam", task=ClassificationSettings(label_noise=0.4), lr=0.1)
+        >>> run == Run.of("sam", label_noise=0.4, lr=0.1)
         True
         >>> Run("sma")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -80,7 +94,7 @@ class Run(ClassificationSettings, PoseSettings):
         },
     )
     _: KW_ONLY
-    task: str = setting("classification", f"the task, one of {', '.join(TASKS)}", "Model")
+    task: TaskSettings = setting(ClassificationSettings(), f"the task, one of {', '.join(TASKS)}", "Model", _check_task)
     base: str = setting(
         "sgd", f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}", "Optimization"
     )
@@ -217,9 +231,52 @@ class Run(ClassificationSettings, PoseSettings):
                 "the base optimizer alone, use sam with rho=0"
             )
 
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        task: str | type[TaskSettings] = ClassificationSettings,
+        **settings: Any,
+    ) -> Run:
+        """Return the run with these settings, those of the task included; ``task`` is its name, or the class of its
+        settings.
+
+        Example:
+            >>> Run.of("base", task="pose", base="adam", flip_test=True).task
+            PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
+        """
+        kind = task if isinstance(task, type) else task_class(task).settings_type
+        own = [item.name for item in fields(kind)]
+        known = [*(item.name for item in fields(cls)), *own]
+        for name in [name for name in settings if name not in known]:
+            if name in OWNERS:
+                raise BsamValueError(
+                    f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out, or set task to "
+                    f"{OWNERS[name]}"
+                )
+            settings[find_name("setting", name, known)] = settings.pop(name)
+        of_task = kind(**{name: settings.pop(name) for name in own if name in settings})
+        return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
+
     def settings(self) -> dict[str, Any]:
-        """Return all settings as JSON-serializable values; ``Run(**settings)`` gives an equal run."""
-        return asdict(self)
+        """Return all settings as JSON-serializable values, ``task`` by name; ``Run.of(**settings)`` gives an equal run,
+        unless the task is your own.
+        """
+        settings: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            settings |= {**value, "task": self.task.name} if name == "task" else {name: value}
+        return settings
+
+    def changed(self, **settings: Any) -> Run:
+        """Return a copy with other settings, those of the task included. For another task, use ``dataclasses.replace``.
+
+        Example:
+            >>> Run("sam").changed(label_noise=0.4, lr=0.1).task.label_noise
+            0.4
+        """
+        return Run.of(**{**self.settings(), "task": type(self.task), **settings})
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -231,10 +288,20 @@ class Run(ClassificationSettings, PoseSettings):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
+SETTINGS = [*(item.name for item in fields(Run)), *OWNERS]  # the names of all settings
+_DEFAULTS = Run(BASE).settings()
+
+
 def grouped_settings() -> dict[str, list[Field[Any]]]:
-    """Return the fields of ``Run`` by the heading of their flags; in each group, those of the tasks come last."""
+    """Return the settings by the heading of their flags; in each group, those of the tasks come last."""
     listed = sorted(fields(Run), key=lambda item: item.name not in Run.__annotations__)
+    listed += [item for task in TASKS.values() for item in fields(task.settings_type)]
     return {group: [item for item in listed if item.metadata["group"] == group] for group in GROUPS}
+
+
+def default_settings(task: TaskSettings) -> dict[str, Any]:
+    """Return the defaults by name: of the settings of all runs, and of those of a task."""
+    return {**_DEFAULTS, **{item.name: item.default for item in fields(task)}}
 
 
 def method_title(run: Run) -> str:
@@ -242,10 +309,20 @@ def method_title(run: Run) -> str:
     return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
 
 
-def stored_run(settings: Mapping[str, Any]) -> Run:
-    """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes."""
+def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:
+    """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes;
+    older versions stored the settings of all tasks with each run.
+
+    Args:
+        settings: from :meth:`Run.settings`.
+        kind: the settings of a task of the user; other tasks are known by name.
+    """
+    name = settings.get("task", Run.task.name)
+    if kind is None or kind.name != name:
+        kind = task_class(name).settings_type
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
-    return Run(**{**before, **settings})
+    others = OWNERS.keys() - {item.name for item in fields(kind)}
+    return Run.of(**{key: value for key, value in {**before, **settings, "task": kind}.items() if key not in others})
 
 
 def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

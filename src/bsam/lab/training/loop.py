@@ -101,7 +101,7 @@ def fit(
         data_dir: the folder with the data, if it is read from files.
         cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
-        task: the task; None looks up ``run.task`` in :data:`bsam.lab.tasks.TASKS`.
+        task: the task; None looks up ``run.task.name`` in :data:`bsam.lab.tasks.TASKS`.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
         about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
@@ -122,7 +122,7 @@ def fit(
         >>> result.score > 0.5
         True
     """
-    task_cls = task_class(run.task) if task is None else task
+    task_cls = task_class(run.task.name) if task is None else task
     with (
         distributed_context(device) as context,
         side_stream(context.device),

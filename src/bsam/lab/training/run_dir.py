@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
-from .config import BASE, Run, check_settings, stored_run
+from ..tasks.settings import TaskSettings
+from .config import BASE, Run, check_settings, default_settings, stored_run
 from .files import read_json, read_json_lines, reading
 
 CONFIG = "config.json"
@@ -33,6 +33,7 @@ DIVERGED = "diverged.json"
 PREDICTIONS = "predictions.npz"
 LOG = "log.txt"
 RERUN = "run the training command again, which restores it from the checkpoint"
+OTHER_FOLDER = "choose another folder, or remove that one"
 REPAIR = f"remove it and {NETWORK} (if there is one), then {RERUN}"
 
 
@@ -40,18 +41,22 @@ def run_dir_name(run: Run) -> str:
     """Return a unique name that describes the run; it ends in a digest of all settings that are not defaults.
 
     Example:
-        >>> run_dir_name(Run("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1))
+        >>> run_dir_name(
+        ...     Run.of("bsam", {"passes": 2}, data="cifar10", label_noise=0.4, seed=1)
+        ... )
         'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
     """
-    # Defaults are left out, so that a new setting does not rename runs; "other" is older than noise_labels.
-    default = {**_default_settings(run.method), **({"noise_labels": "other"} if run.label_noise else {})}
-    chosen = {name: value for name, value in run.settings().items() if name == "method" or value != default[name]}
+    # Defaults are left out, so that a new setting does not rename runs; "other" is older than noise_labels, and runs of
+    # pose used to have a label smoothing.
+    noise = run.task.label_noise
+    default = {**default_settings(run.task), **({"noise_labels": "other"} if noise else {})}
+    settings = {**run.settings(), **({"label_smoothing": 0.0} if run.task.name == "pose" else {})}
+    chosen = {name: value for name, value in settings.items() if name == "method" or value != default[name]}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    suffix = "-all" if run.noise_labels == "all" else ""
-    noise = [f"noise{100 * run.label_noise:g}{suffix}"] if run.label_noise else []
+    labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
     method = run.base if run.method == BASE else run.method
-    return "-".join([subject_name(run), method, *arguments, *noise, f"seed{run.seed}", digest])
+    return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", digest])
 
 
 def subject_name(run: Run) -> str:
@@ -63,11 +68,6 @@ def subject_name(run: Run) -> str:
     """
     titles = run.model, dataset_entry(run.data).title if run.data.startswith(FOLDER) else run.data
     return "-".join(re.sub(r"[^\w.]+", "_", title) for title in titles)
-
-
-@cache
-def _default_settings(method: str) -> Mapping[str, Any]:
-    return Run(method).settings()
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class RunDir:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def run(self) -> Run:
-        """Return the settings."""
-        settings = read_json(self.path / CONFIG, dict, "choose another folder, or remove that one")
+    def run(self, kind: type[TaskSettings] | None = None) -> Run:
+        """Return the settings; ``kind`` is the class of the settings of your own task."""
+        settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
         try:
-            return stored_run(settings)
+            return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
             raise BsamRuntimeError(
                 f"{self.path / CONFIG} is not a run of this version of bsam ({error}): choose another folder"
@@ -169,7 +169,7 @@ class RunDir:
         """Return the state of the run; raise if the directory holds a run with other settings."""
         if not (self.path / CONFIG).exists():
             return RunState(run, self.path)
-        check_settings(self.path, self.run().settings(), run.settings())
+        check_settings(self.path, self.run(type(run.task)).settings(), run.settings())
         epochs, diverged = self.metrics(), None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
@@ -189,10 +189,10 @@ class RunDir:
         """Return the probe's readings; non-finite numbers are None."""
         return read_json_lines(self.path / PROBE, REPAIR)
 
-    def note(self, name: str) -> dict[str, Any]:
+    def note(self, name: str, hint: str = REPAIR) -> dict[str, Any]:
         """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
         file = self.path / f"{name}.json"
-        return read_json(file, dict, REPAIR) if file.exists() else {}
+        return read_json(file, dict, hint) if file.exists() else {}
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
@@ -265,6 +265,6 @@ def initial_network(run: Run, directory: Path | None = None) -> Path | None:
             f"the run in {directory} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from "
             "a run with the same number of classes, or use --weights"
         )
-    if initial.weight_bits is not None:
+    if initial.task.weight_bits is not None:
         raise BsamValueError(f"the run in {directory} trained a quantized network: start from a run of a float network")
     return directory / NETWORK

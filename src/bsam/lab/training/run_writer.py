@@ -58,6 +58,7 @@ class RunWriter(RunDir):
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
         self.settings, self._context = run.settings(), context
+        self._kind = type(run.task)
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
 
@@ -66,7 +67,7 @@ class RunWriter(RunDir):
             require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
                 if (self.path / run_dir.CONFIG).exists():
-                    check_settings(self.path, self.run().settings(), self.settings)
+                    check_settings(self.path, self.run(self._kind).settings(), self.settings)
                 elif self.path.exists():
                     refuse_other_files(self.path, (run_dir.LOG,))
             self._stack.enter_context(locked(self.path, "training"))

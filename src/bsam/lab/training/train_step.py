@@ -20,6 +20,7 @@ from ...methods import METHODS
 from ...methods.distillation import Distillation
 from .. import quantization
 from ..models.parts import head_name, layer_ids
+from ..tasks.classification_settings import ClassificationSettings
 from ..tasks.task import Task, TaskBatch
 from .bases import BASES, as_tuples, parameters_of
 from .config import BASE, Run
@@ -200,7 +201,7 @@ def check_method(run: Run, task: Task, processes: int) -> None:
     if run.method == BASE:
         return
     if METHODS[run.method].is_loss and not task.logits:
-        raise BsamValueError(f"{run.method} compares logits, but {run.task} has none: choose another method")
+        raise BsamValueError(f"{run.method} compares logits, but {run.task.name} has none: choose another method")
     if processes > 1 and (reason := METHODS[run.method].single_process):
         raise BsamValueError(f"{run.method} {reason}")
 
@@ -249,8 +250,9 @@ def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
 
     With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm.
     """
-    if run.weight_bits is not None:
-        return quantization.parameter_groups(network, perturb_scales=run.perturb_scales, weight_decay=0.0)
+    if run.task.weight_bits is not None:
+        perturb_scales = run.task_settings(ClassificationSettings).perturb_scales
+        return quantization.parameter_groups(network, perturb_scales=perturb_scales, weight_decay=0.0)
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     if run.head_lr is None and run.layer_decay == 1:
         return [{"params": [p for _, p in trained]}]

@@ -184,7 +184,7 @@ class Trainer:
 
     def measured_network(self) -> nn.Module:
         """Return the network for flatness measurements; for a quantized network, a copy with fixed scales."""
-        if self.run.weight_bits is None:
+        if self.run.task.weight_bits is None:
             return self.result_network
         network = copy.deepcopy(self.result_network)
         freeze_scales(network)

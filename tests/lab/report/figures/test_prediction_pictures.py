@@ -183,7 +183,7 @@ def test_a_row_of_labels_and_a_row_per_finished_run_of_the_first_seed(tmp_path):
     def state(name, method="base", seed=3, persons=3, finished=True, data="stick_figures"):
         (tmp_path / name).mkdir()
         write_predictions(tmp_path / name, persons)
-        run = Run(method, **{**SETTINGS, "seed": seed, "data": data})
+        run = Run.of(method, **{**SETTINGS, "seed": seed, "data": data})
         return RunState(run, tmp_path / name, ({"epoch": 1, "test_pck": 0.5},), finished)
 
     def rows(*states):
