@@ -95,7 +95,7 @@ class Recipe:
                 )
         numbers = [published_number(self.published, plan.run) if self.published else None for plan in planned]
         return [
-            plan if number is None else replace(plan, about={**plan.about, "published": number.mean})
+            plan if number is None else replace(plan, about={**plan.about, "published": number["mean"]})
             for plan, number in zip(planned, numbers, strict=True)
         ]
 

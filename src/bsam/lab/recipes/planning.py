@@ -15,15 +15,7 @@ from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.run_dir import run_dir_name
-from .published_numbers import (
-    all_arguments,
-    claimed_numbers,
-    number_for,
-    paper_arguments,
-    published_for,
-    radius_choice,
-    total_radius,
-)
+from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
 from .variants import passes_of, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
@@ -94,8 +86,6 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
     """
     variant, tuned = variant_of(run), bool(known.get("tuned", False))
-    claims, note = claimed_numbers(run)
-    claimed = number_for(run, claims, tuned)
     order = list(variants())
     about: dict[str, Any] = {
         "experiment": experiment_title(run, wrong),
@@ -106,11 +96,8 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         "variant": variant.name,
         "radius": total_radius(run),
         "passes": passes_of(run),
-        "chosen": "" if tuned else radius_choice(run),
         "tuned": tuned,
-        "published": published_for(run, tuned),
-        "claimed": None if claimed is None else claimed.mean,
-        "note": note,
+        **describe_paper(run, tuned),
         "trial": run.seed >= TUNING_SEED and run.eval_split != "test",
         "shared": False,
     }

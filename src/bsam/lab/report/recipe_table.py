@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ import pandas as pd
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
 from ..recipes.columns import measured_on
-from ..recipes.published_numbers import Published, published_number, published_tables
+from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.tuning import chosen_text
 from ..recipes.variants import variants
 from ..tasks import task_class
@@ -59,9 +59,9 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
         run, finished = Run(**group["settings"].iloc[0]), group[group["state"] == "finished"]
         number, counts = group["published"].iloc[0], group["state"].value_counts()
         for measure in (*groups, replace(task.measure, title="Mean") if groups else task.measure):
-            paper = published_number(published, run, measure.name) if published else None
+            paper = published_number(published, run, measure=measure.name) if published else None
             if paper is None and not groups and pd.notna(number):
-                paper = Published(float(number))
+                paper = {"mean": float(number), "std": None, "note": ""}
             scores = [last.get(measure.metric(run.eval_split)) for last in finished["last"]]
             place = {"section": section, "row": row, "column": measure.title if groups else column}
             cell = {
@@ -69,7 +69,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 **_statistics(measure.factor * pd.Series(scores, dtype=float).dropna()),
                 "diverged": int(counts.get("diverged", 0)),
                 "missing": int((~group["state"].isin(ENDED)).sum()),
-                "paper": None if paper is None else asdict(paper),
+                "paper": paper,
                 **{name: _statistics(finished[name].dropna()) for name in EXTRAS if finished[name].notna().any()},
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
@@ -93,7 +93,7 @@ def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list
     Published numbers are next to ours or, for poses, in rows below them.
     """
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
-    notes, decimals = footnotes(cells), published_tables()[published].decimals if published else 2
+    notes, decimals = footnotes(cells), published_tables()[published]["decimals"] if published else 2
     wide, sections = published == "pose", []
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
         ours: dict[str, dict[tuple[str, str], str]] = {}
@@ -144,7 +144,7 @@ def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: s
     title, epochs = score_title(run), count_text(run.epochs, "epoch")
     lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
     if published and any(cell["paper"] for cell in cells):
-        lines.append(f"paper: {published_tables()[published].about}")
+        lines.append(f"paper: {' '.join(published_tables()[published]['about'])}")
     lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, footnotes(cells), strict=False)]
     names = set(runs.loc[runs["state"].isin(ENDED), "variant"])
     lines += [variant.note for name, variant in variants().items() if variant.note and name in names]
