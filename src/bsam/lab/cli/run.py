@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..experiment_run import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
+from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Experiment
 from ..recipes.run_settings import check_weights_given, select, weights_by_network, with_initial_runs
@@ -19,6 +19,9 @@ from ..running.runner import Callbacks
 from ..training.run_dir import RunState
 from .run_console import plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
+
+if TYPE_CHECKING:  # `bsam list` works without pandas
+    from ..report.recipe_results import ExperimentResult
 
 HELP = "run an experiment: train all its runs, write a table with the published numbers and a page"
 DESCRIPTION = """\

@@ -37,11 +37,13 @@ class Planned:
         run: the settings.
         about: from :func:`describe`; written to ``run.json`` in the run directory.
         candidates: settings to choose from before it is trained, as fields of ``Run`` by name.
+        chosen: the settings that tuning chose.
     """
 
     run: Run
     about: Mapping[str, Any]
     candidates: Sequence[Mapping[str, Any]] = ()
+    chosen: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:

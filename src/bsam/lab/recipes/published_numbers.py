@@ -178,7 +178,9 @@ def describe_paper(run: Run, tuned: bool) -> dict[str, Any]:
     Example:
         >>> describe_paper(Run("sam", model="resnet18", data="cifar10"), tuned=False)
         {'chosen': "the paper's", 'published': 96.74, 'claimed': 96.74, 'note': ''}
-        >>> describe_paper(Run("sam", model="resnet18", data="cifar10", epochs=60), tuned=False)
+        >>> describe_paper(
+        ...     Run("sam", model="resnet18", data="cifar10", epochs=60), tuned=False
+        ... )
         {'chosen': 'default', 'published': None, 'claimed': None, 'note': ''}
     """
     exact = paper_variant(run)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -54,37 +55,39 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     """
     task = task_class(runs["settings"].iloc[0]["task"])
     groups = getattr(task, "groups", ())
+    measures = [*((measure.title, measure) for measure in groups), ("Mean" if groups else "", task.measure)]
     cells, baselines = [], {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
         run, finished = Run(**group["settings"].iloc[0]), group[group["state"] == "finished"]
-        number, counts = group["published"].iloc[0], group["state"].value_counts()
-        for measure in (*groups, replace(task.measure, title="Mean") if groups else task.measure):
+        number = float(group["published"].iloc[0])
+        planned = None if groups or math.isnan(number) else {"mean": number, "std": None, "note": ""}
+        notes = [RunDir(path).note("baseline") for path in finished["path"][:1]]
+        for title, measure in measures:
+            scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
             paper = published_number(published, run, measure=measure.name) if published else None
-            if paper is None and not groups and pd.notna(number):
-                paper = {"mean": float(number), "std": None, "note": ""}
-            scores = [last.get(measure.metric(run.eval_split)) for last in finished["last"]]
-            place = {"section": section, "row": row, "column": measure.title if groups else column}
             cell = {
-                **place,
-                **_statistics(measure.factor * pd.Series(scores, dtype=float).dropna()),
-                "diverged": int(counts.get("diverged", 0)),
+                "section": section,
+                "row": row,
+                "column": title or column,
+                **_statistics(measure.factor * scores),
+                "diverged": int((group["state"] == "diverged").sum()),
                 "missing": int((~group["state"].isin(ENDED)).sum()),
-                "paper": paper,
-                **{name: _statistics(finished[name].dropna()) for name in EXTRAS if finished[name].notna().any()},
+                "paper": paper or planned,
+                **{name: _statistics(finished[name]) for name in EXTRAS if finished[name].notna().any()},
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
             cells.append(cell)
-            for note in (RunDir(path).note("baseline") for path in finished["path"][:1]):
+            for note in notes:
                 if measure.name in note.get("scores", ()):  # a score without training
-                    title, mean = note["title"], measure.factor * note["scores"][measure.name]
-                    empty = {"mean": mean, "std": None, "n": 0, "paper": None, "chosen": None}
-                    baselines[title, place["column"]] = {**cell, **empty, "row": title, "diverged": 0, "missing": 0}
+                    empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
+                    mean = measure.factor * note["scores"][measure.name]
+                    baselines[note["title"], title] = {**cell, **empty, "row": note["title"], "mean": mean}
     return [*cells, *baselines.values()]
 
 
 def _statistics(values: pd.Series) -> dict[str, Any]:
-    mean, std = (float(number) if pd.notna(number) else None for number in (values.mean(), values.std()))
-    return {"mean": mean, "std": std, "n": len(values)}
+    mean, std = (None if math.isnan(number) else float(number) for number in (values.mean(), values.std()))
+    return {"mean": mean, "std": std, "n": int(values.count())}
 
 
 def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list[TableSection]:
