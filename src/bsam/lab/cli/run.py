@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Experiment
-from ..recipes.run_settings import check_weights_given, select, weights_by_network, with_initial_runs
+from ..recipes.run_settings import check_weights_given, select, weights_by_network
 from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import Callbacks
@@ -105,7 +105,7 @@ def _run(arguments: argparse.Namespace) -> None:
     planned = experiment.planned
     if not arguments.weights and not arguments.dry_run:
         check_weights_given(planned)
-    selected = with_initial_runs(select(planned, arguments.only, arguments.models, arguments.data), planned)
+    selected = select(planned, arguments.only, arguments.models, arguments.data)
     folder = f"{recipe.name}-{scale.name}" + ("-tuned" if arguments.tune else "")
     arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale.name else folder)
     run_command(arguments, replace(experiment, selected=selected))

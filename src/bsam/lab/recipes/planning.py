@@ -159,16 +159,16 @@ def row_title(run: Run) -> str:
     return ", ".join([variant.title, *different])
 
 
-def setting_text(value: Any, name: str) -> str:
-    """Return a setting in words.
+def setting_text(value: Any, name: str = "") -> str:
+    """Return a setting in words; a mapping has several.
 
     Example:
         >>> (
         ...     setting_text(5e-4, "weight_decay"),
         ...     setting_text(True, "nesterov"),
-        ...     setting_text(0.1, "rho_min"),
+        ...     setting_text({"rho_max": 0.1, "k": 2}),
         ... )
-        ('weight decay 0.0005', 'nesterov', 'rho_min 0.1')
+        ('weight decay 0.0005', 'nesterov', 'rho_max 0.1, k 2')
     """
     words = name if name.startswith("rho") else name.replace("_", " ")
     if name == "precision":

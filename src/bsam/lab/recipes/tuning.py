@@ -15,7 +15,7 @@ from ..tasks.settings import Split
 from ..training.config import BASE, Run
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .columns import states_of
-from .planning import TUNING_SEED, Planned, describe, experiment_title
+from .planning import TUNING_SEED, Planned, describe, experiment_title, setting_text
 from .published_numbers import all_arguments, total_radius
 from .variants import variant_of
 
@@ -58,17 +58,10 @@ def base_candidates(run: Run) -> list[dict[str, Any]]:
         >>> [(c["lr"], c["weight_decay"]) for c in base_candidates(Run("sgd", lr=0.1))][:5]
         [(0.03, 0.0001), (0.03, 0.001), (0.03, 0.01), (0.03, 0.1), (0.1, 0.0001)]
     """
-    rates = [_product(run.lr, factor) for factor in LR_FACTORS]
-    decays = [_product(run.weight_decay, factor) for factor in WEIGHT_DECAY_FACTORS]
-    return [
-        {"lr": lr, "weight_decay": decay}
-        for lr in dict.fromkeys(rates)
-        for decay in (decays if run.weight_decay else WITHOUT_WEIGHT_DECAY)
-    ]
-
-
-def _product(value: float, factor: float) -> float:
-    return float(f"{value * factor:.6g}")  # 0.03 instead of 0.030000000000000002
+    rates = dict.fromkeys(float(f"{run.lr * factor:.6g}") for factor in LR_FACTORS)  # 0.03, not 0.030000000000000002
+    decays = [float(f"{run.weight_decay * factor:.6g}") for factor in WEIGHT_DECAY_FACTORS]
+    tried = decays if run.weight_decay else WITHOUT_WEIGHT_DECAY
+    return [{"lr": lr, "weight_decay": decay} for lr in rates for decay in tried]
 
 
 def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
@@ -85,20 +78,6 @@ def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
 def with_tuned_radii(planned: Iterable[Planned]) -> list[Planned]:
     """Return planned runs whose radii are chosen from multiples of theirs."""
     return [replace(plan, candidates=radius_candidates(plan.run)) for plan in planned]
-
-
-def chosen_text(chosen: Mapping[str, Any]) -> str:
-    """Return settings as text.
-
-    Example:
-        >>> (
-        ...     chosen_text({"rho_max": 0.1, "rho_min": 0.1}),
-        ...     chosen_text({"weight_decay": 0.1}),
-        ...     chosen_text({}),
-        ... )
-        ('rho_max 0.1, rho_min 0.1', 'weight decay 0.1', '-')
-    """
-    return ", ".join(f"{settings_text([name])} {value:g}" for name, value in chosen.items()) or "-"
 
 
 def settings_text(names: Sequence[str]) -> str:
@@ -145,7 +124,7 @@ class Choice:
         ranks = values.rank(method="dense")
         places = 2 * (ranks - 1) / (ranks.max() - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
         at_edge = (places == 1) | ((places == -1) & (values != 0))
-        edges = [list(values.columns[flags]) for flags in at_edge.to_numpy()]
+        edges = [list(values.columns[flags]) for flags in at_edge.to_numpy(dtype=bool)]
         return scores.assign(centre=(places**2).sum(axis=1), edges=edges)
 
     def best(self, score: str = "score") -> int | None:
@@ -320,7 +299,7 @@ def base_sentence(base: Choice | None) -> str:
     """Return a sentence on the settings that were chosen for the base optimizer; empty if there are none."""
     if base is None or (best := base.best()) is None:
         return ""
-    settings = chosen_text(base.values[best]).replace(", ", " and ")
+    settings = setting_text(base.values[best]).replace(", ", " and ")
     return (
         f"All methods use {settings}, which were chosen for {variant_of(base.plan.run).title} alone from "
         f"{len(base.values)} candidates ({base.tuned_on})."

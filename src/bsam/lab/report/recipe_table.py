@@ -12,8 +12,8 @@ import pandas as pd
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
 from ..recipes.columns import measured_on
+from ..recipes.planning import setting_text
 from ..recipes.published_numbers import published_number, published_tables
-from ..recipes.tuning import chosen_text
 from ..recipes.variants import variants
 from ..tasks import task_class
 from ..training.config import Run
@@ -59,8 +59,8 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     cells, baselines = [], {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
         run, finished = Run(**group["settings"].iloc[0]), group[group["state"] == "finished"]
-        number = float(group["published"].iloc[0])
-        planned = None if groups or math.isnan(number) else {"mean": number, "std": None, "note": ""}
+        number = group["published"].iloc[0]
+        planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
         notes = [RunDir(path).note("baseline") for path in finished["path"][:1]]
         for title, measure in measures:
             scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
@@ -109,7 +109,7 @@ def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list
                 of_method[column, "" if wide else "paper"] = paper_text(cell["paper"], notes, decimals)
             row |= {(column, header): _text(cell[name], 1) for name, header in EXTRAS.items() if name in cell}
             if cell["chosen"] and (not wide or column == "Mean"):
-                row[column, "chosen"] = chosen_text(cell["chosen"])
+                row[column, "chosen"] = setting_text(cell["chosen"])
         rows = {**ours, **theirs}
         columns = dict.fromkeys(cell["column"] for cell in group)
         keys = [(name, part) for name in columns for part in PARTS if any((name, part) in row for row in rows.values())]

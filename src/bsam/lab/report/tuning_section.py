@@ -6,7 +6,8 @@ import math
 
 from ..common.grouping import group_by
 from ..common.progress import duration
-from ..recipes.tuning import TUNING_FACTORS, Choice, Tuned, chosen_text
+from ..recipes.planning import setting_text
+from ..recipes.tuning import TUNING_FACTORS, Choice, Tuned
 from ..recipes.variants import passes_of, variant_of
 from .recipe_table import TableSection
 
@@ -86,9 +87,9 @@ def _last(choice: Choice) -> tuple[str, str, str]:
     chosen, best, clean_best = "-", choice.best(), choice.best("clean")
     if best is not None and clean_best is not None:
         marks = (NOISE if choice.is_noisy else "") + (EDGE if choice.table["edges"][best] else "")
-        chosen = chosen_text(choice.values[best]) + marks
+        chosen = (setting_text(choice.values[best]) or "-") + marks
         if _has_wrong_labels(choice) and clean_best != best:
-            chosen += f" ({chosen_text(choice.values[clean_best])})"
+            chosen += f" ({setting_text(choice.values[clean_best])})"
     passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.states)
     seconds = sum(metrics["seconds"] for state in choice.states for metrics in state.epochs)
     return _number(choice.noise), chosen, f"{passes:g} passes, {duration(seconds)}"
