@@ -16,9 +16,8 @@ from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .data import check_data, download_all
-from .recipes.columns import states_of
 from .recipes.experiments import Experiment
-from .recipes.planning import Planned
+from .recipes.planning import Planned, states_of
 from .recipes.scales import Scale
 from .recipes.tuning import tune
 from .running.executors import Executor, default_slots, local_processes, ray_tasks

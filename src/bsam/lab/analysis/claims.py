@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from ..recipes.columns import measured_on
+from ..recipes.planning import measured_on
 from ..recipes.variants import variants
 from .significance import BETTER, MIN_SEEDS, TOO_FEW, WORSE, compare_rows
 

@@ -13,8 +13,10 @@ from ..common.grouping import count_text
 from ..data import dataset_entry
 from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
+from ..tasks import TASKS
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run
-from ..training.run_dir import run_dir_name
+from ..training.loop import CURVATURE_SAMPLES
+from ..training.run_dir import RunDir, RunState, run_dir_name
 from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
 from .variants import passes_of, variant_of, variants
 
@@ -180,3 +182,30 @@ def setting_text(value: Any, name: str = "") -> str:
     if isinstance(value, Mapping):
         return ", ".join(setting_text(entry, key) for key, entry in value.items())
     return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
+
+
+def state_of(run: Run, out: Path) -> RunState:
+    """Return the state of a run, read from its directory below ``out``."""
+    return RunDir(out / run_dir_name(run)).state(run)
+
+
+def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
+    """Return the state of each run."""
+    return [state_of(run, out) for run in runs]
+
+
+def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
+    """Return which loss of a run is measured, and on which samples: the label of a number such as λmax.
+
+    Args:
+        settings: the run's.
+        samples: the number of training samples; None for measurements at the end of training, which use fewer than
+            :data:`CURVATURE_SAMPLES` only if there are fewer.
+
+    Example:
+        >>> measured_on({"task": "classification"}), measured_on({"task": "pose"}, 1000)
+        ('cross-entropy, at most 256 training samples', 'SimCC loss, 1,000 training samples')
+    """
+    task = TASKS.get(settings.get("task", Run.task))
+    count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
+    return f"{'loss' if task is None else task.loss_title}, {count} training samples"

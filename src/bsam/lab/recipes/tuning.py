@@ -14,8 +14,7 @@ from ..tasks import TASKS
 from ..tasks.settings import Split
 from ..training.config import BASE, Run
 from ..training.run_dir import RunDir, RunState, run_dir_name
-from .columns import states_of
-from .planning import TUNING_SEED, Planned, describe, experiment_title, setting_text
+from .planning import TUNING_SEED, Planned, describe, experiment_title, setting_text, states_of
 from .published_numbers import all_arguments, total_radius
 from .variants import variant_of
 

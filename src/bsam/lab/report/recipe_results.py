@@ -16,9 +16,8 @@ from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
 from ..data import dataset_entry
 from ..models import model_entry
-from ..recipes.columns import states_of
 from ..recipes.experiments import Experiment
-from ..recipes.planning import Planned
+from ..recipes.planning import Planned, states_of
 from ..recipes.tuning import base_sentence, tune
 from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json

@@ -11,8 +11,7 @@ import pandas as pd
 
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
-from ..recipes.columns import measured_on
-from ..recipes.planning import setting_text
+from ..recipes.planning import measured_on, setting_text
 from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.variants import variants
 from ..tasks import task_class

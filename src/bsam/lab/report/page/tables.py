@@ -15,7 +15,7 @@ from ...analysis.claims import CONFIRMED, CONTRADICTED, OPEN, paper_claims
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
 from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 from ...common.grouping import group_by
-from ...recipes.columns import measured_on
+from ...recipes.planning import measured_on
 from ...recipes.variants import variants
 
 STATES = ("finished", "diverged", "unfinished", "not started")
