@@ -84,12 +84,12 @@ def _scores(choice: Choice, with_values: bool = False) -> list[str]:
 
 def _last(choice: Choice) -> tuple[str, str, str]:
     """Return noise, choice and cost as text."""
-    chosen, best, clean_best = "-", choice.best(), choice.best("clean")
-    if best is not None and clean_best is not None:
+    chosen, best = "-", choice.best()
+    if best is not None:
         marks = (NOISE if choice.is_noisy else "") + (EDGE if choice.table["edges"][best] else "")
         chosen = (setting_text(choice.values[best]) or "-") + marks
-        if _has_wrong_labels(choice) and clean_best != best:
-            chosen += f" ({setting_text(choice.values[clean_best])})"
+        if _has_wrong_labels(choice) and (true_best := choice.best("clean") or 0) != best:
+            chosen += f" ({setting_text(choice.values[true_best])})"
     passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.states)
     seconds = sum(metrics["seconds"] for state in choice.states for metrics in state.epochs)
     return _number(choice.noise), chosen, f"{passes:g} passes, {duration(seconds)}"
