@@ -129,12 +129,11 @@ def paper_variant(run: Run) -> str | None:
 def paper_table(run: Run) -> str | None:
     """Return the name of the paper's table for the experiment of a run; None if the run has another protocol."""
     unset = (run.limit_train, run.limit_test, run.clip_norm, run.ema)
-    if any(value is not None for value in unset) or run.base_arguments:
+    base = "adam" if run.task == "pose" else "sgd"
+    if any(value is not None for value in unset) or run.base_arguments or run.base != base:
         return None
     if run.task == "pose":
-        return "pose" if run.base == "adam" else None
-    if run.base != "sgd":
-        return None
+        return "pose"
     if run.weight_bits is not None:
         return "quantization"
     if run.weights is not None:

@@ -60,7 +60,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
         run, finished = Run(**group["settings"].iloc[0]), group[group["state"] == "finished"]
         number = group["published"].iloc[0]
         planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
-        notes = [RunDir(path).note("baseline") for path in finished["path"][:1]]
+        note = RunDir(finished["path"].iloc[0]).note("baseline") if len(finished) else {}
         for title, measure in measures:
             scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
             paper = published_number(published, run, measure=measure.name) if published else None
@@ -76,11 +76,10 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
             cells.append(cell)
-            for note in notes:
-                if measure.name in note.get("scores", ()):  # a score without training
-                    empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
-                    mean = measure.factor * note["scores"][measure.name]
-                    baselines[note["title"], title] = {**cell, **empty, "row": note["title"], "mean": mean}
+            if measure.name in note.get("scores", ()):  # a score without training
+                empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
+                mean = measure.factor * note["scores"][measure.name]
+                baselines[note["title"], title] = {**cell, **empty, "row": note["title"], "mean": mean}
     return [*cells, *baselines.values()]
 
 
