@@ -16,11 +16,10 @@ from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .data import check_data, download_all
-from .recipes.columns import states_of
 from .recipes.experiments import Experiment
-from .recipes.planning import Planned
+from .recipes.planning import Planned, states_of
 from .recipes.scales import Scale
-from .recipes.tuning import TunedRuns
+from .recipes.tuning import tune
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
 from .training.environment import devices_of, pick_device
@@ -28,10 +27,7 @@ from .training.run_dir import RunState
 from .training.run_writer import CHECKPOINT_EVERY
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
-    import pandas as pd
-
-    from .analysis.sentences import ComparisonResult
-    from .report.recipe_table import TableSection
+    from .report.recipe_results import ExperimentResult
 
 NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
 
@@ -60,29 +56,6 @@ class ExperimentOptions:
     checkpoint_every: float = CHECKPOINT_EVERY
 
 
-@dataclass(frozen=True)
-class ExperimentResult:
-    """The results of an experiment.
-
-    Args:
-        states: the states of the final runs.
-        sections: the tables.
-        notes: the lines below the tables.
-        files: the files written.
-        page: the page; None if no run has started.
-        comparison: the methods compared with the baseline; None without a baseline.
-        failure: the error that says which runs failed or diverged; None if there are none.
-    """
-
-    states: Sequence[RunState]
-    sections: Sequence[TableSection]
-    notes: Sequence[str]
-    files: Sequence[Path]
-    page: Path | None
-    comparison: ComparisonResult | None
-    failure: RunsFailed | None
-
-
 def refuse_torchrun(command: str) -> None:
     """Raise if torchrun started this process."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -100,7 +73,7 @@ def planned_states(experiment: Experiment, out: Path) -> list[RunState]:
     from .report.recipe_results import check_folder
 
     check_folder(out, experiment)
-    tuned = TunedRuns(experiment.selected, experiment.tuning, out)
+    tuned = tune(experiment.selected, experiment.tuning, out)
     return states_of([plan.run for plan in (*tuned.base_trials, *tuned.trials, *tuned.finals)], out)
 
 
@@ -127,12 +100,15 @@ def run_experiment(
         ['done', 'done']
     """
     require_packages(NEEDS)
+    from .report.recipe_results import write_results
+
     callbacks = callbacks or Callbacks()
     states = planned_states(experiment, options.out)
     failed: Mapping[str, str] = {}
     if train:
         failed = _train(experiment, options, sum(not state.ended for state in states), callbacks)
-    return _write(experiment, options.out, RunsFailed(failed, len(states)) if failed else None)
+    result = write_results(experiment, options.out)
+    return replace(result, failure=RunsFailed(failed, len(states)) if failed else None)
 
 
 def _train(
@@ -162,17 +138,14 @@ def _train(
         except RunsFailed as error:
             failed.update(error.failed)
 
-    def tune() -> TunedRuns:
-        return TunedRuns(selected, experiment.tuning, out)
-
     with make_executor as executor:
-        tuned = tune()
+        tuned = tune(selected, experiment.tuning, out)
         if tuned.base_trials:
             train(tuned.base_trials, "tuning the base optimizer")
-            tuned = tune()
-        if tuned.trials and (tuned.base is None or tuned.base.settings is not None):
+            tuned = tune(selected, experiment.tuning, out)
+        if tuned.trials and (tuned.base is None or tuned.base.best() is not None):
             train(tuned.trials, "tuning")
-            tuned = tune()
+            tuned = tune(selected, experiment.tuning, out)
         failed |= {name: "its tuning failed" for name, names in tuned.waiting.items() if failed.keys() & set(names)}
         train([plan for plan in tuned.finals if plan.name not in tuned.waiting], "runs")
     states = states_of([plan.run for plan in tuned.finals], out)
@@ -208,44 +181,3 @@ def _executor(
         pick_device(options.device)  # raises before the first run, as the other executors do
         return contextlib.nullcontext()
     return local_processes(jobs, options.device, scale.threads, callbacks.on_message, is_default)
-
-
-def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
-    """Return a sentence on each row, compared with the first row of the same total radius."""
-    from .analysis.sentences import sentence
-    from .analysis.significance import compare_rows
-
-    with_radius = runs.dropna(subset="radius")
-    table = compare_rows(with_radius.assign(experiment=with_radius["radius"].round(9).astype(str)))
-    rows = table.to_dict("records")
-    return [
-        f"Against {row['against']}: {sentence(row)}" for row in rows if row["row"] != row["against"] and row["shared"]
-    ]
-
-
-def _write(experiment: Experiment, out: Path, failure: RunsFailed | None) -> ExperimentResult:
-    """Write the results of all runs."""
-    from .analysis.sentences import comparison
-    from .analysis.significance import compare_rows
-    from .report.recipe_results import results_of, runs_of, write_recipe_page, write_results
-
-    tuned = TunedRuns(experiment.planned, experiment.tuning, out)
-    selected = {plan.name for plan in TunedRuns(experiment.selected, experiment.tuning, out).finals}
-    runs = runs_of(tuned, out)
-    compared = None
-    if experiment.recipe.baseline is not None and (runs["state"] == "finished").any():
-        compared = comparison(runs, compare_rows(runs, experiment.recipe.baseline), tuned.base_sentence)
-    findings = [] if compared is None else compared.sentences
-    findings += _at_equal_radii(runs) if experiment.recipe.at_equal_radii else []
-    results = results_of(experiment, tuned, runs, selected, findings)
-    files = write_results(out, experiment, tuned, results)
-    page = write_recipe_page(out, experiment, results)
-    return ExperimentResult(
-        states_of([plan.run for plan in tuned.finals], out),
-        results.sections,
-        results.lines,
-        [*files, *([] if page is None else [page])],
-        page,
-        None if compared is None else replace(compared, page=page),
-        failure,
-    )

@@ -12,7 +12,7 @@ from bsam.lab import cli, experiment_run
 from bsam.lab.cli.run_console import name_of
 from bsam.lab.experiment_run import ExperimentOptions
 from bsam.lab.recipes import RECIPES, experiments
-from bsam.lab.recipes.tuning import TunedRuns
+from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import variants
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
@@ -141,7 +141,7 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
 def test_labels_of_runs_are_distinct(name, tmp_path):
     for scale in RECIPES[name].scales:
         experiment = RECIPES[name].experiment(scale, seeds=2)
-        trials = TunedRuns(experiment.planned, experiment.tuning, tmp_path).trials
+        trials = tune(experiment.planned, experiment.tuning, tmp_path).trials
         labels = [name_of(plan.run) for plan in (*trials, *experiment.planned)]
         assert len(set(labels)) == len(labels)
 

@@ -4,7 +4,7 @@ import pytest
 
 from bsam.common.errors import BsamValueError
 from bsam.lab.recipes.comparison import compared_runs, comparison_folder, plan_comparison, tuning_split
-from bsam.lab.recipes.tuning import TunedRuns
+from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import variant_of, variants
 from bsam.lab.training.config import Run
 
@@ -51,7 +51,7 @@ def test_one_experiment_with_rows_in_the_order_of_the_methods(tmp_path):
     assert [p.about["place"] for p in plan.planned] == [0, 1, 2] * 2
     assert {p.about["experiment"] for p in plan.planned} == {"ResNet-8, CIFAR-100, 3 epochs, lr 0.1"}
     assert plan.recipe.baseline == "SAM"
-    assert TunedRuns(plan.planned, plan.tuning, tmp_path).trials == []
+    assert tune(plan.planned, plan.tuning, tmp_path).trials == []
     assert comparison_folder(plan).name == "compare-resnet8-cifar100"
     for seeds in (0, 101):
         with pytest.raises(BsamValueError, match="seeds"):
@@ -62,7 +62,7 @@ def test_every_method_has_the_same_number_of_tuning_runs(tmp_path):
     """Including SAM at the sum of the radii, which recipes leave out: here the user asks for it."""
     settings = {**SETTINGS, "init": "/elsewhere/float", "weight_bits": 4}
     plan = plan_comparison(["sgd", "sam", "sam-sum", "bsam"], settings, seeds=3, tune=True)
-    trials = [trial.run for trial in TunedRuns(plan.planned, plan.tuning, tmp_path).trials]
+    trials = [trial.run for trial in tune(plan.planned, plan.tuning, tmp_path).trials]
     factors = (0.5, 1, 2, 4)
     sums = [{"rho": 0.2 * factor, "rho_floor": 0.2 * factor} for factor in factors]
     both = [{"rho_max": 0.1 * factor, "rho_min": 0.1 * factor} for factor in factors]
@@ -96,7 +96,7 @@ def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
 def test_the_base_optimizer_is_tuned_alone_and_first(tmp_path):
     settings = {**SETTINGS, "data": "digits"}
     plan = plan_comparison(["sam", "bsam"], settings, seeds=3, tune=True, tune_base=True, tune_seeds=2)
-    tuned = TunedRuns(plan.planned, plan.tuning, tmp_path)
+    tuned = tune(plan.planned, plan.tuning, tmp_path)
     trials = [trial.run for trial in tuned.base_trials]
     assert {(run.method, run.eval_split) for run in trials} == {("base", "validation")}
     grid = [(lr, decay) for lr in (0.03, 0.1, 0.3) for decay in (1e-4, 1e-3, 1e-2, 1e-1)]

@@ -6,7 +6,7 @@ import pytest
 
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates, demo_recipe
-from bsam.lab.recipes.tuning import TunedRuns
+from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import arguments, variant_of, variants
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
@@ -38,8 +38,8 @@ def asked(monkeypatch):
 def run_demo(recipe, out, **seeds):
     """Do what ``bsam demo`` does, in this process; return the final runs."""
     experiment = recipe.experiment(**seeds)
-    run_all([plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, out).trials], out)
-    finals = TunedRuns(experiment.planned, experiment.tuning, out).finals
+    run_all([plan.run for plan in tune(experiment.planned, experiment.tuning, out).trials], out)
+    finals = tune(experiment.planned, experiment.tuning, out).finals
     run_all([plan.run for plan in finals], out)
     return finals
 
@@ -55,7 +55,7 @@ def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_
 def test_every_setting_but_the_chosen_ones_is_shared(tmp_path):
     experiment = demo_recipe().experiment(seeds=1)
     tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
-    assert [plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, tmp_path).trials] == [
+    assert [plan.run for plan in tune(experiment.planned, experiment.tuning, tmp_path).trials] == [
         *(Run.of("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
         *(Run.of("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
         *(Run.of("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),

@@ -11,7 +11,7 @@ import pytest
 from bsam.lab import cli
 from bsam.lab.recipes import RECIPES, Planned, describe
 from bsam.lab.recipes.run_settings import select
-from bsam.lab.recipes.tuning import Choice, TunedRuns, Tuning, base_candidates, radius_candidates
+from bsam.lab.recipes.tuning import Choice, Tuning, base_candidates, radius_candidates, tune
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
@@ -35,9 +35,9 @@ def choice(scores, folder=None, split="holdout", samples=None, candidates=None):
             return RunState(run, folder, diverged="the loss is nan")
         return RunState(run, folder, ({f"{split}_accuracy": score / 100},), finished=True)
 
-    trials = [[state(score) for score in (seeds if isinstance(seeds, tuple) else (seeds,))] for seeds in scores]
+    seeds = [of if isinstance(of, tuple) else (of,) for of in scores]
     plan = Planned(RUN, describe(RUN), radius_candidates(RUN) if candidates is None else candidates)
-    return Choice(plan, Tuning(split, len(trials[0])), trials)
+    return Choice(plan, Tuning(split, len(seeds[0])), [state(score) for of in seeds for score in of])
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,8 @@ def test_the_best_candidate(scores, best, tmp_path):
 
 def test_nothing_is_chosen_before_all_runs_have_ended(tmp_path):
     waiting = choice((80, 81, 82, 83), tmp_path)
-    waiting = replace(waiting, trials=[*waiting.trials[:3], [RunState(RUN, tmp_path)]])
-    assert (waiting.best(), waiting.settings, waiting.noise, waiting.rivals, waiting.tuned_on) == (
-        None,
-        None,
-        None,
-        0,
-        "",
-    )
+    waiting = replace(waiting, states=[*waiting.states[:3], RunState(RUN, tmp_path)])
+    assert (waiting.best(), waiting.noise, waiting.is_noisy, waiting.tuned_on) == (None, None, False, "")
 
 
 def test_the_noise_of_one_seed_is_the_error_of_a_share(tmp_path):
@@ -76,12 +70,12 @@ def test_the_noise_of_one_seed_is_the_error_of_a_share(tmp_path):
     found = choice((86.5, 90, 88.5, 80), tmp_path, samples=64)
     share = (0.9 * 64 + 2) / 68
     assert found.noise == pytest.approx(100 * math.sqrt(share * (1 - share) / 68)) == pytest.approx(3.99, abs=0.01)
-    assert (found.rivals, "noise" in found.tuned_on, "edge" in found.tuned_on) == (2, True, False)
+    assert (found.is_noisy, "noise" in found.tuned_on, "edge" in found.tuned_on) == (True, True, False)
     many = choice((86.5, 90, 88.5, 80), tmp_path, samples=10_000)
-    assert (many.noise, many.rivals) == (pytest.approx(0.3, abs=0.01), 0)
+    assert (many.noise, many.is_noisy) == (pytest.approx(0.3, abs=0.01), False)
     assert "10,000 held-out samples, 1 seed" in many.tuned_on
     perfect = choice((99.75, 99.5, 99, 100), tmp_path, samples=400)  # one wrong sample of 400 is no difference
-    assert (perfect.rivals, "noise" in perfect.tuned_on, "edge" in perfect.tuned_on) == (1, True, True)
+    assert (perfect.is_noisy, "noise" in perfect.tuned_on, "edge" in perfect.tuned_on) == (True, True, True)
 
 
 def test_the_noise_of_several_seeds(tmp_path):
@@ -94,12 +88,13 @@ def test_the_noise_of_several_seeds(tmp_path):
     wild = ((80, 90), (85, 97), (70, 84), (75, 89))
     spread = statistics.stdev((85, 97)) / math.sqrt(2)
     assert choice(wild, tmp_path, samples=1000).noise == pytest.approx(spread)
-    assert choice(wild, tmp_path, samples=1000).rivals == 1
+    assert choice(wild, tmp_path, samples=1000).is_noisy
     one_wild = ((90, 89.75), (80, 80.5), (63.5, 87.5), (10, 10))  # one that hardly trains is no noise of the best
-    assert choice(one_wild, tmp_path, samples=1000).rivals == 0
+    assert not choice(one_wild, tmp_path, samples=1000).is_noisy
     (tmp_path / "identity.json").unlink()  # a run of an older version
     assert choice(wild, tmp_path).noise == pytest.approx(spread)
-    assert (choice((-1, -2, -1, -3), tmp_path).rivals, choice((-1, -2, -1.5, -3), tmp_path).rivals) == (1, 0)
+    assert choice((-1, -2, -1, -3), tmp_path).is_noisy
+    assert not choice((-1, -2, -1.5, -3), tmp_path).is_noisy
 
 
 def test_the_grid_of_the_base_optimizer(tmp_path):
@@ -108,16 +103,16 @@ def test_the_grid_of_the_base_optimizer(tmp_path):
     assert pairs == [(lr, decay) for lr in (0.03, 0.1, 0.3) for decay in (1e-4, 1e-3, 1e-2, 1e-1)]
     tied = choice([90] * 12, tmp_path, candidates=candidates)
     assert pairs[tied.best()] == (0.1, 1e-3)  # the settings without tuning
-    edges = {pair: tied.edges(number) for number, pair in enumerate(pairs)}
+    edges = {pair: tied.table["edges"][number] for number, pair in enumerate(pairs)}
     assert (edges[0.1, 1e-3], edges[0.1, 1e-2]) == ([], [])
     assert (edges[0.3, 1e-2], edges[0.1, 1e-4], edges[0.03, 0.1]) == (["lr"], ["weight_decay"], ["lr", "weight_decay"])
     without = base_candidates(Run("base", base="adam", weight_decay=0.0))
     adam = choice([0] * 9, tmp_path, candidates=without)
     assert [candidate["weight_decay"] for candidate in without[:3]] == [0, 1e-3, 1e-2]
-    assert (adam.edges(3), adam.edges(5)) == ([], ["weight_decay"])  # nothing lies below 0
+    assert (adam.table["edges"][3], adam.table["edges"][5]) == ([], ["weight_decay"])  # nothing lies below 0
     schedules = [{"schedule": "cosine", "warmup": 0}, {"schedule": "constant", "warmup": 0}]
     unordered = choice((80, 90), tmp_path, candidates=schedules)
-    assert (unordered.names, unordered.best(), unordered.edges(1)) == (["schedule"], 1, [])
+    assert (list(unordered.values[0]), unordered.best(), unordered.table["edges"][1]) == (["schedule"], 1, [])
 
 
 def radii(run):
@@ -127,7 +122,7 @@ def radii(run):
 @pytest.mark.parametrize("name", ["classification", "label-noise", "transfer", "pose", "quantization"])
 def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
     experiment = RECIPES[name].experiment("short", 2, tune=True)
-    trials = TunedRuns(experiment.planned, experiment.tuning, NOWHERE).trials
+    trials = tune(experiment.planned, experiment.tuning, NOWHERE).trials
     assert all(plan.about["trial"] for plan in trials)
     assert {(plan.run.eval_split, plan.run.seed) for plan in trials} == {("holdout", 10_000)}
     methods = [plan.run for plan in experiment.planned if plan.run.seed == 0 and plan.run.method != "base"]
@@ -157,7 +152,7 @@ def test_the_candidates_are_multiples_of_the_radii():
 
 def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_out_images():
     experiment = RECIPES["quantization"].experiment("short", 2, tune=True)
-    trials = {plan.name: plan.run for plan in TunedRuns(experiment.planned, experiment.tuning, NOWHERE).trials}
+    trials = {plan.name: plan.run for plan in tune(experiment.planned, experiment.tuning, NOWHERE).trials}
     quantized = [run for run in trials.values() if run.task.weight_bits is not None]
     assert quantized
     for run in quantized:
@@ -172,12 +167,12 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     monkeypatch.setattr(job, "fit", fit)
     experiment = RECIPES["classification"].experiment("smoke", 2, tune=True)
     planned = select(experiment.planned, ["sgd", "sam", "bsam"], ["resnet8"])
-    before = TunedRuns(planned, experiment.tuning, tmp_path)
+    before = tune(planned, experiment.tuning, tmp_path)
     assert [plan.run for plan in before.finals] == [plan.run for plan in planned]
     assert len(before.waiting) == 4
     fit.trouble = {run_dir_name(before.trials[1].run): "nan"}  # of SAM, rho 0.05
     run_all([plan.run for plan in before.trials], tmp_path)
-    tuned = TunedRuns(planned, experiment.tuning, tmp_path)
+    tuned = tune(planned, experiment.tuning, tmp_path)
     assert not tuned.waiting
     assert [radii(plan.run) for plan in tuned.finals] == [{}, {"rho": 0.1}, {"rho_max": 0.1, "rho_min": 0.1}] * 2
     assert {plan.run.eval_split for plan in tuned.finals} == {"test"}
@@ -185,7 +180,7 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     assert (sgd["tuned"], sam["tuned"], sam["radius"], bsam["radius"]) == (False, True, 0.1, 0.2)
     assert (sgd["row"], sam["row"]) == ("SGD", "SAM, tuned")
     assert "held-out samples, 1 seed" in sam["chosen"]
-    assert next(iter(tuned.chosen.values())) == {"rho": 0.1}
+    assert [plan.chosen for plan in tuned.finals[:2]] == [None, {"rho": 0.1}]
 
 
 def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):

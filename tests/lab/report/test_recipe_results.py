@@ -8,33 +8,21 @@ import pytest
 
 import bsam
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.tuning import TunedRuns
-from bsam.lab.report.recipe_results import (
-    _entries,
-    check_folder,
-    origin_info,
-    results_of,
-    runs_of,
-    write_recipe_page,
-    write_results,
-)
+from bsam.lab.report.recipe_results import _entry, check_folder, origin_info, runs_of, write_results
 from bsam.lab.training.run_dir import RunDir
 
 
-def written(experiment, tuned, out, selected=()):
-    results = results_of(experiment, tuned, runs_of(tuned, out), selected, ["A finding."])
-    return results, write_results(out, experiment, tuned, results)
-
-
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_a_recipe_writes(name, out, tmp_path):
+def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
+    pages = []
+    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: pages.append(options))
     experiment, _ = out(name)
-    tuned = TunedRuns(experiment.planned, None, tmp_path)
-    results, files = written(experiment, tuned, tmp_path)
-    assert [path.name for path in files] == ["table.md", "results.json"]
+    experiment = replace(experiment, tuning=None)
+    result = write_results(experiment, tmp_path)
+    assert result.files == [tmp_path / file for file in ("table.md", "results.json", "report.html")]
     stored = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
     assert (stored["recipe"], stored["scale"], stored["seeds"]) == (name, experiment.scale.name, [0, 1])
-    for plan, run in zip(tuned.finals, stored["runs"], strict=True):
+    for plan, run in zip(experiment.planned, stored["runs"], strict=True):
         assert run["settings"] == json.loads(json.dumps(plan.run.settings()))
         assert run["last"] == RunDir(tmp_path / plan.name).last_metrics()
         assert (run["state"], run["machines"][0]["device"]) == ("done", "cpu")
@@ -44,32 +32,32 @@ def test_what_a_recipe_writes(name, out, tmp_path):
         wrong = noise * {"all": 0.9, "other": 1.0}[plan.run.task.noise_labels] if noise else None
         assert run["wrong_labels"] == (wrong and pytest.approx(wrong))
     measures = 8 if name == "pose" else 1
-    assert sum(cell["n"] for cell in stored["table"]) == len(tuned.finals) * measures
+    assert sum(cell["n"] for cell in stored["table"]) == len(experiment.planned) * measures
     text = (tmp_path / "table.md").read_text()
     assert "Run on cpu, torch 2, bsam 1, 2026-11-10 to 2026-11-11." in text
-    assert text.count("## ") == len(results.sections) > 0
-    assert all(line in text for line in (*results.notes, "A finding."))
+    assert text.count("## ") == len(result.sections) > 0
+    assert all(line in text for line in result.notes)
+    context = pages[0]["context"]
+    assert [*context.notes, *context.findings] == result.notes
+    assert bool(context.findings) == (name in ("demo", "radius"))
 
 
 def test_nothing_finished_has_no_table_and_no_page(tmp_path):
     experiment = RECIPES["training-curves"].experiment("smoke")
-    tuned = TunedRuns(experiment.planned, None, tmp_path)
-    results, _ = written(experiment, tuned, tmp_path, {plan.name for plan in tuned.finals})
-    assert results.sections == []
+    result = write_results(experiment, tmp_path)
+    assert (result.sections, result.page, len(result.files)) == ([], None, 2)
     assert "5 runs are not finished." in (tmp_path / "table.md").read_text()
-    assert origin_info(_entries(tuned.finals, tmp_path)) == []
-    assert write_recipe_page(tmp_path, experiment, results) is None
+    assert origin_info([_entry(plan, tmp_path) for plan in experiment.planned]) == []
 
 
 def test_what_is_known_of_a_run_is_kept_and_renewed(out, tmp_path):
     """A run that trained alone stays so; a row that the plan names otherwise now gets the new name."""
     experiment, _ = out("training-curves", seeds=1)
-    tuned = TunedRuns(experiment.planned, None, tmp_path)
-    first = tmp_path / tuned.finals[0].name / "run.json"
-    first.write_text(json.dumps({**tuned.finals[0].about, "row": "old", "shared": False}))
-    table = runs_of(tuned, tmp_path)
-    assert table["row"].tolist() == [plan.about["row"] for plan in tuned.finals]
-    assert json.loads(first.read_text()) == {**tuned.finals[0].about, "shared": False}
+    first = tmp_path / experiment.planned[0].name / "run.json"
+    first.write_text(json.dumps({**experiment.planned[0].about, "row": "old", "shared": False}))
+    table = runs_of(experiment.planned, tmp_path)
+    assert table["row"].tolist() == [plan.about["row"] for plan in experiment.planned]
+    assert json.loads(first.read_text()) == {**experiment.planned[0].about, "shared": False}
     assert table["seconds"].notna().tolist() == [True, False, False, False, False]
 
 
@@ -79,10 +67,9 @@ WEIGHTS = {"source": "a.safetensors", "sha256": "0123abcd" * 8, "loaded": 3, "he
 
 def test_split_and_weights_are_read_from_the_run_directories(out, tmp_path):
     experiment, _ = out("transfer", seeds=1)
-    tuned = TunedRuns(experiment.planned, None, tmp_path)
-    (tmp_path / tuned.finals[0].name / "data.json").write_text(json.dumps(SPLIT))
-    (tmp_path / tuned.finals[0].name / "weights.json").write_text(json.dumps(WEIGHTS))
-    first, second, *_ = _entries(tuned.finals, tmp_path)
+    (tmp_path / experiment.planned[0].name / "data.json").write_text(json.dumps(SPLIT))
+    (tmp_path / experiment.planned[0].name / "weights.json").write_text(json.dumps(WEIGHTS))
+    first, second = (_entry(plan, tmp_path) for plan in experiment.planned[:2])
     assert (first["data"], first["weights"]) == (SPLIT, WEIGHTS)
     assert not {"data", "weights"} & second.keys()
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bsam
-from bsam.lab.recipes.columns import state_of
+from bsam.lab.recipes.planning import state_of
 from bsam.lab.running import executors, job, runner
 from bsam.lab.running.executors import default_slots, local_processes
 from bsam.lab.running.job import Outcome, train_in_worker, train_run

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bsam
-from bsam.lab.recipes.columns import state_of
+from bsam.lab.recipes.planning import state_of
 from bsam.lab.running import job, runner
 from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome

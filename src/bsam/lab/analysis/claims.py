@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..recipes.columns import measured_on
+from ..recipes.planning import measured_on
 from ..recipes.variants import variants
 from .significance import BETTER, WORSE, compare_family
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..experiment_run import NEEDS, ExperimentOptions, ExperimentResult, planned_states, refuse_torchrun, run_experiment
+from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Experiment
-from ..recipes.run_settings import check_weights_given, select, weights_by_network, with_initial_runs
+from ..recipes.run_settings import check_weights_given, select, weights_by_network
 from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
 from .run_console import plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
+
+if TYPE_CHECKING:  # `bsam list` works without pandas
+    from ..report.recipe_results import ExperimentResult
 
 HELP = "run an experiment: train all its runs, write a table with the published numbers and a page"
 DESCRIPTION = """\
@@ -97,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> None:
     planned = experiment.planned
     if not arguments.weights and not arguments.dry_run:
         check_weights_given(planned)
-    selected = with_initial_runs(select(planned, arguments.only, arguments.models, arguments.data), planned)
+    selected = select(planned, arguments.only, arguments.models, arguments.data)
     folder = f"{recipe.name}-{scale.name}" + ("-tuned" if arguments.tune else "")
     arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale.name else folder)
     run_command(arguments, replace(experiment, selected=selected))

@@ -20,8 +20,7 @@ from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
 from ..data import download
-from ..recipes.columns import measured_on
-from ..recipes.planning import describe, titles_of
+from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.run_settings import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import TASKS

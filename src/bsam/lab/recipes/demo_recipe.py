@@ -9,6 +9,7 @@ see the test set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...common.errors import BsamValueError
@@ -16,11 +17,12 @@ from ..common.grouping import count_text
 from ..common.names import find_name
 from ..data.digits import TEST, TRAIN, VALIDATION
 from ..training.config import BASE, Run, arguments_of
+from .cifar_recipes import grid
 from .experiments import RECIPES, Recipe, recipe
 from .planning import Planned, describe, titles_of
 from .scales import SCALES, Scale
 from .tuning import Tuning
-from .variants import CANDIDATES, DEFAULT_CANDIDATES, arguments, variant_of, variants
+from .variants import CANDIDATES, DEFAULT_CANDIDATES, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
@@ -71,26 +73,20 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         notes=NOTES,
     )
     def demo(scale: Scale) -> list[Planned]:
-        settings = {**scale.settings, "curvature": True, "surface": LANDSCAPE_POINTS}
+        settings: dict[str, Any] = {"curvature": True, "surface": LANDSCAPE_POINTS}
         if epochs is not None:
-            settings |= {"epochs": epochs, "warmup": max(0, min(settings["warmup"], epochs))}
-        chosen = [variants()[name] for name in names]
-        runs = [Run.of(variant.method, arguments(variant, "digits"), **settings) for variant in chosen]
-        planned = [_planned(run, variant_of(run).title, candidates(run)) for run in runs]
+            settings |= {"epochs": epochs, "warmup": max(0, min(_SHARED["warmup"], epochs))}
+        runs = grid(scale, names, scale.networks, axis=[settings])
+        rows = [(run, variant_of(run).title, candidates(run)) for run in runs]
         if "sgd" in names:
-            tuned = Run.of("sgd", **{**settings, "weight_decay": WEIGHT_DECAYS[0]})
-            planned.append(_planned(tuned, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
-        return planned
+            sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])
+            rows.append((sgd, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
+        noise = runs[0].task.noise_text(runs[0].data)
+        title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
+        known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
+        return [Planned(run, describe(run, row=row, **known), tried) for run, row, tried in rows]
 
     return demo
-
-
-def _planned(run: Run, row: str, tried: tuple[Mapping[str, Any], ...]) -> Planned:
-    parts = [*titles_of(run), run.task.noise_text(run.data), count_text(run.epochs, "epoch")]
-    title, column = f"Demo: {', '.join(parts)}", "test accuracy, %"
-    return Planned(
-        run, describe(run, experiment=title, section=run.task.noise_text(run.data), row=row, column=column), tried
-    )
 
 
 RECIPES["demo"] = demo_recipe()

@@ -72,16 +72,16 @@ class Recipe:
         runs = with_seed(planned, first_seed)
         for seed in range(first_seed + 1, first_seed + count):
             runs += with_seed(planned, seed, surface=None)
-        return Experiment(self, scale, runs, runs, Tuning("holdout", radii=True) if tune else self.tuning)
+        tuning = Tuning("holdout", radii=True) if tune else self.tuning
+        title = f"{self.title} ({SMOKE})" if scale.settings is SCALES["smoke"].settings else self.title
+        notes = self.notes(scale) if callable(self.notes) else self.notes
+        return Experiment(self, scale, title, runs, runs, tuning, notes)
 
     def _planned(self, scale: Scale) -> list[Planned]:
         """Return the runs of one seed; raise if two of them share a cell, whose number would be a mean over both."""
         listed = self.plan(scale)
-        if (
-            not isinstance(listed, Sequence)
-            or not listed
-            or not all(isinstance(item, Run | Planned) for item in listed)
-        ):
+        is_list = isinstance(listed, Sequence) and len(listed) > 0
+        if not is_list or not all(isinstance(item, Run | Planned) for item in listed):
             raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Planned, got {listed!r:.80}")
         planned = [item if isinstance(item, Planned) else place(item) for item in listed]
         if scale.weights and not any(plan.run.weights in scale.weights.values() for plan in planned):
@@ -95,39 +95,32 @@ class Recipe:
                 )
         numbers = [published_number(self.published, plan.run) if self.published else None for plan in planned]
         return [
-            plan if number is None else replace(plan, about={**plan.about, "published": number.mean})
+            plan if number is None else replace(plan, about={**plan.about, "published": number["mean"]})
             for plan, number in zip(planned, numbers, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The planned runs of a recipe at a scale.
+    """The runs of a recipe at a scale.
 
     Args:
         recipe: the recipe.
         scale: the scale.
+        title: the title of the recipe; at the scale ``smoke`` it says that the numbers mean nothing.
         planned: all its runs, before tuning.
         selected: the runs to train.
         tuning: how settings are chosen before the final runs; None keeps them as they are.
+        notes: the recipe's lines below the table.
     """
 
     recipe: Recipe
     scale: Scale
+    title: str
     planned: Sequence[Planned]
     selected: Sequence[Planned]
-    tuning: Tuning | None = None
-
-    @property
-    def title(self) -> str:
-        """The title of the recipe; at the scale ``smoke`` it says that the numbers mean nothing."""
-        is_smoke = self.scale.settings is SCALES["smoke"].settings
-        return f"{self.recipe.title} ({SMOKE})" if is_smoke else self.recipe.title
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """The recipe's lines below the table."""
-        return self.recipe.notes(self.scale) if callable(self.recipe.notes) else self.recipe.notes
+    tuning: Tuning | None
+    notes: Sequence[str]
 
 
 def recipe(

@@ -11,18 +11,14 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.pose_metrics import SCORES
 from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
 from ..training.run_dir import run_dir_name
-from .cifar_recipes import COMPARED, MAIN
+from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe
 from .planning import Planned, place, titles_of
 from .run_settings import with_weights
 from .scales import SCALES, Scale
 from .variants import arguments, variant_of, variants
 
-FINE_TUNED: Mapping[str, Mapping[str, Any]] = {  # the paper's networks, with settings that differ from FINE_TUNING
-    "timm:efficientnet_b0": {"weight_decay": 1e-5},
-    "timm:resnet50": {},
-}
-SMALL_TIMM = {"timm:efficientnet_b0": "timm:test_efficientnet", "timm:resnet50": "timm:test_resnet"}
+FINE_TUNED = ("timm:efficientnet_b0", "timm:resnet50")  # the paper's
 TRANSFER_DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")
 SMALLEST_DATA = ("flowers102", "oxford_pet")
 
@@ -65,23 +61,13 @@ def transfer(scale: Scale) -> list[Run]:
     At the scale ``short`` these are the two smallest data sets, at ``smoke`` digits, with small networks that begin
     with random weights.
     """
-    shared: dict[str, Any] = {"weights": PRETRAINED, "precision": "bf16"}  # compiling takes as long as it saves
+    settings: Mapping[str, Any] = {"weights": PRETRAINED, "precision": "bf16"}  # compiling takes as long as it saves
     data: Sequence[str] = SMALLEST_DATA if scale.name == "short" else TRANSFER_DATA
     if scale.stand_ins:
-        shared, data = {**scale.settings, "image_size": 32}, scale.data
-    runs = [
-        Run.of(
-            variant.method,
-            arguments(variant, "cifar10"),  # the paper uses the radius of CIFAR-10 on all of them
-            model=SMALL_TIMM[network] if scale.stand_ins else network,
-            data=name,
-            **{**FINE_TUNING, **settings, **shared},
-        )
-        for network, settings in FINE_TUNED.items()
-        for name in data
-        for variant in (variants()[name] for name in COMPARED)
-    ]
-    return with_weights(runs, scale.weights)
+        settings, data = {**scale.settings, "image_size": 32}, scale.data
+    scale = replace(scale, settings={**FINE_TUNING, **settings})
+    # the paper uses the radius of CIFAR-10 on all of them
+    return with_weights(grid(scale, COMPARED, FINE_TUNED, data, axis=[{"radii": "cifar10"}]), scale.weights)
 
 
 def _score_title(data: str) -> str:
@@ -122,7 +108,7 @@ def _quantization_notes(scale: Scale) -> list[str]:
 def quantization(scale: Scale) -> list[Planned]:
     """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
     data, planned = scale.data[0], []
-    common = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
+    common: dict[str, Any] = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
     quantized = {**QUANTIZED, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
     for network in QUANTIZED_NETWORKS:
         base = scale.run(variants()["sgd"], network, data, **common)
@@ -155,20 +141,9 @@ def radius(scale: Scale) -> list[Planned]:
     section = f"{', '.join(titles_of(sgd))}, {sgd.task.noise_text(sgd.data)}"
     planned = [place(sgd, section=section)]
     for total in TOTALS.get(data, DEFAULT_TOTALS):
-        for name in ("sam", "sam-follow", "bsam", "bsam-2"):
-            run = scale.run(variants()[name], network, data, arguments=radii(name, total), **settings)
-            row = f"{variant_of(run).title}, total radius {total:g}"
-            planned.append(place(run, section=section, row=row))
+        equal = {"rho_max": total / 2, "rho_min": total / 2}
+        follow = {"rho": total, "rho_floor": total / 2}
+        for name, radii in {"sam": {"rho": total}, "sam-follow": follow, "bsam": equal, "bsam-2": equal}.items():
+            run = scale.run(variants()[name], network, data, arguments=radii, **settings)
+            planned.append(place(run, section=section, row=f"{variant_of(run).title}, total radius {total:g}"))
     return planned
-
-
-def radii(name: str, total: float) -> dict[str, float]:
-    """Return the arguments that give a method this total radius.
-
-    Example:
-        >>> radii("bsam-2", 0.2), radii("sam-follow", 0.2)
-        ({'rho_max': 0.1, 'rho_min': 0.1}, {'rho': 0.2, 'rho_floor': 0.1})
-    """
-    if name.startswith("bsam"):
-        return {"rho_max": total / 2, "rho_min": total / 2}
-    return {"rho": total, "rho_floor": total / 2} if name == "sam-follow" else {"rho": total}

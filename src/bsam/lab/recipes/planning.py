@@ -12,17 +12,11 @@ from ..common.grouping import count_text
 from ..data import dataset_entry
 from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
+from ..tasks import TASKS
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, default_settings
-from ..training.run_dir import run_dir_name
-from .published_numbers import (
-    all_arguments,
-    claimed_numbers,
-    number_for,
-    paper_arguments,
-    published_for,
-    radius_choice,
-    total_radius,
-)
+from ..training.loop import CURVATURE_SAMPLES
+from ..training.run_dir import RunDir, RunState, run_dir_name
+from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
 from .variants import passes_of, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
@@ -44,11 +38,13 @@ class Planned:
         run: the settings.
         about: from :func:`describe`; written to ``run.json`` in the run directory.
         candidates: settings to choose from before it is trained, as fields of ``Run`` by name.
+        chosen: the settings that tuning chose.
     """
 
     run: Run
     about: Mapping[str, Any]
     candidates: Sequence[Mapping[str, Any]] = ()
+    chosen: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -93,8 +89,6 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
     """
     variant, tuned = variant_of(run), bool(known.get("tuned", False))
-    claims, note = claimed_numbers(run)
-    claimed = number_for(run, claims, tuned)
     order = list(variants())
     about: dict[str, Any] = {
         "experiment": experiment_title(run, wrong),
@@ -105,11 +99,8 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         "variant": variant.name,
         "radius": total_radius(run),
         "passes": passes_of(run),
-        "chosen": "" if tuned else radius_choice(run),
         "tuned": tuned,
-        "published": published_for(run, tuned),
-        "claimed": None if claimed is None else claimed.mean,
-        "note": note,
+        **describe_paper(run, tuned),
         "trial": run.seed >= TUNING_SEED and run.eval_split != "test",
         "shared": False,
     }
@@ -164,16 +155,16 @@ def row_title(run: Run) -> str:
     return ", ".join([variant.title, *different])
 
 
-def setting_text(value: Any, name: str) -> str:
-    """Return a setting in words.
+def setting_text(value: Any, name: str = "") -> str:
+    """Return a setting in words; a mapping has several.
 
     Example:
         >>> (
         ...     setting_text(5e-4, "weight_decay"),
         ...     setting_text(True, "nesterov"),
-        ...     setting_text(0.1, "rho_min"),
+        ...     setting_text({"rho_max": 0.1, "k": 2}),
         ... )
-        ('weight decay 0.0005', 'nesterov', 'rho_min 0.1')
+        ('weight decay 0.0005', 'nesterov', 'rho_max 0.1, k 2')
     """
     words = name if name.startswith("rho") else name.replace("_", " ")
     if name == "precision":
@@ -185,3 +176,30 @@ def setting_text(value: Any, name: str) -> str:
     if isinstance(value, Mapping):
         return ", ".join(setting_text(entry, key) for key, entry in value.items())
     return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
+
+
+def state_of(run: Run, out: Path) -> RunState:
+    """Return the state of a run, read from its directory below ``out``."""
+    return RunDir(out / run_dir_name(run)).state(run)
+
+
+def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
+    """Return the state of each run."""
+    return [state_of(run, out) for run in runs]
+
+
+def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
+    """Return which loss of a run is measured, and on which samples: the label of a number such as λmax.
+
+    Args:
+        settings: the run's.
+        samples: the number of training samples; None for measurements at the end of training, which use fewer than
+            :data:`CURVATURE_SAMPLES` only if there are fewer.
+
+    Example:
+        >>> measured_on({"task": "classification"}), measured_on({"task": "pose"}, 1000)
+        ('cross-entropy, at most 256 training samples', 'SimCC loss, 1,000 training samples')
+    """
+    task = TASKS.get(settings.get("task", Run.task.name))
+    count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
+    return f"{'loss' if task is None else task.loss_title}, {count} training samples"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -24,74 +24,47 @@ STANDS_FOR = {  # networks whose weights can be converted: the paper's networks 
 OTHER_NETWORK = "published for EfficientNet-B0; Lite networks lack squeeze-and-excitation and use ReLU6, not swish"
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published number in the unit of the table, its standard deviation (None if not published) and a footnote."""
-
-    mean: float
-    std: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """A table of ``published.json``: the settings that identify its numbers, and what to say below it."""
-
-    keys: Sequence[str]
-    numbers: Mapping[tuple[Any, ...], Published]
-    about: str
-    decimals: int
-
-
 @cache
-def published_tables() -> dict[str, PublishedTable]:
-    """Return all tables of published numbers, by name."""
-    content = json.loads((files(__package__) / "published.json").read_text())
-    notes = {None: "", **content.pop("notes")}
-    tables = {}
-    for name, table in content.items():
+def published_tables() -> dict[str, Any]:
+    """Return the tables of ``published.json`` by name.
+
+    ``keys`` are the settings that identify a number, ``numbers`` mean, standard deviation (None if not published) and
+    footnote by the values of these settings.
+    """
+    tables: dict[str, Any] = json.loads((files(__package__) / "published.json").read_text())
+    notes = tables.pop("notes")
+    for table in tables.values():
         size = len(table["keys"])
-        numbers = {}
-        for row in table["numbers"]:
-            mean, std, note = [*row[size:], None, None][:3]
-            numbers[tuple(row[:size])] = Published(mean, std, notes[note])
-        tables[name] = PublishedTable(table["keys"], numbers, " ".join(table["about"]), table["decimals"])
+        rows = [(tuple(row[:size]), [*row[size:], None, None]) for row in table["numbers"]]
+        table["numbers"] = {
+            key: {"mean": mean, "std": std, "note": notes.get(note, "")} for key, (mean, std, note, *_) in rows
+        }
     return tables
 
 
-def published_number(table: str, run: Run, measure: str = "pck") -> Published | None:
-    """Return the number of a table for the method and the settings of a run; None if there is none.
+def published_number(table: str, run: Run, method: str = "", measure: str = "pck") -> dict[str, Any] | None:
+    """Return the number of a table for the settings of a run; None if there is none.
 
     The variants of BSAM share one number. The number of epochs may differ from that of the paper.
 
     Args:
         table: a name in ``published.json``.
         run: the run.
+        method: the name of a variant; empty takes that of the run.
         measure: for poses, the name of the measure.
 
     Example:
         >>> published_number(
         ...     "classification", Run("bsam", {"passes": 2}, model="resnet18", data="cifar10")
         ... )
-        Published(mean=96.82, std=0.12, note='')
+        {'mean': 96.82, 'std': 0.12, 'note': ''}
     """
-    name = variant_of(run).name
-    return _numbers(table, run, ["bsam" if name in BSAMS else name], measure)[0]
-
-
-def _numbers(table: str, run: Run, methods: Iterable[str], measure: str = "pck") -> list[Published | None]:
-    """Return the numbers of a table for the settings of a run and other methods."""
-    source = published_tables()[table]
+    source, name = published_tables()[table], method or variant_of(run).name
     model = STANDS_FOR.get(run.model, run.model) if table == "transfer" else run.model
-    settings = {**all_arguments(run.method, run.arguments), **run.settings(), "measure": measure, "model": model}
-    numbers = []
-    for method in methods:
-        settings["method"] = method
-        number = source.numbers.get(tuple(settings.get(key) for key in source.keys))
-        if number is not None and "lite" in run.model:
-            number = replace(number, note=OTHER_NETWORK)
-        numbers.append(number)
-    return numbers
+    known = {"measure": measure, "model": model, "method": "bsam" if name in BSAMS else name}
+    settings = {**all_arguments(run.method, run.arguments), **run.settings(), **known}
+    number: dict[str, Any] | None = source["numbers"].get(tuple(settings.get(key) for key in source["keys"]))
+    return {**number, "note": OTHER_NETWORK} if number is not None and "lite" in run.model else number
 
 
 @cache
@@ -156,12 +129,11 @@ def paper_variant(run: Run) -> str | None:
 def paper_table(run: Run) -> str | None:
     """Return the name of the paper's table for the experiment of a run; None if the run has another protocol."""
     unset = (run.limit_train, run.limit_test, run.clip_norm, run.ema)
-    if any(value is not None for value in unset) or run.base_arguments:
+    base = "adam" if run.task.name == "pose" else "sgd"
+    if any(value is not None for value in unset) or run.base_arguments or run.base != base:
         return None
     if run.task.name == "pose":
-        return "pose" if run.base == "adam" else None
-    if run.base != "sgd":
-        return None
+        return "pose"
     if run.task.weight_bits is not None:
         return "quantization"
     if run.weights is not None:
@@ -173,67 +145,58 @@ def paper_table(run: Run) -> str | None:
     return "classification"
 
 
-def published_numbers(run: Run) -> dict[str, Published]:
-    """Return the numbers of the paper for the experiment of a run, by method; empty if there are none.
-
-    Example:
-        >>> numbers = published_numbers(Run("sam", model="resnet18", data="cifar10"))
-        >>> numbers["sgd"].mean, numbers["bsam"].mean
-        (96.18, 96.82)
-        >>> published_numbers(Run("sam", model="resnet18", data="cifar10", epochs=60))
-        {}
-    """
+def _paper_number(run: Run, name: str | None) -> dict[str, Any] | None:
+    """Return the paper's number for the experiment of a run and a variant; None if there is none."""
     table = paper_table(run)
-    if table is None or run.eval_split != "test":
-        return {}
-    methods = (run.base, *METHODS)
-    numbers = dict(zip(methods, _numbers(table, run, methods), strict=True))
-    return {method: number for method, number in numbers.items() if number is not None}
+    return published_number(table, run, name) if table and name and run.eval_split == "test" else None
 
 
-def claimed_numbers(run: Run) -> tuple[dict[str, Published], str]:
-    """Return the paper's numbers for a run's experiment or for a similar one, by method, and a note on the difference.
+def _claimed_run(run: Run) -> tuple[Run, str]:
+    """Return the run that the paper's claims are about, and a note on how it differs from this one.
 
     Similar experiments are poses on other photographs, and labels drawn from the other classes, so that more are wrong.
     """
-    table, numbers = paper_table(run), published_numbers(run)
-    if numbers:
-        note = numbers["bsam"].note
-        return numbers, f"{note[0].upper()}{note[1:]}." if note else ""
+    table, number = paper_table(run), _paper_number(run, "bsam")
+    if number is not None:
+        note = number["note"]
+        return run, f"{note[0].upper()}{note[1:]}." if note else ""
     if table == "pose" and run.data in PHOTOGRAPHS:
-        similar = published_numbers(replace(run, data="mpii", eval_split="test"))
-        return similar, "The paper uses MPII and does not state its radii."
+        return replace(run, data="mpii", eval_split="test"), "The paper uses MPII and does not state its radii."
     if table == "label-noise" and run.settings().get("noise_labels") == "other":
-        similar = published_numbers(run.changed(noise_labels="all"))
-        return similar, "The published tables draw labels from all classes, so that fewer are wrong."
-    return {}, ""
+        note = "The published tables draw labels from all classes, so that fewer are wrong."
+        return run.changed(noise_labels="all"), note
+    return run, ""
 
 
-def number_for(run: Run, numbers: Mapping[str, Published], tuned: bool) -> Published | None:
-    """Return the number of a run's variant if it has the paper's radii or tuned ones; None otherwise."""
-    name = variant_of(run).name if tuned else paper_variant(run)
-    return numbers.get("bsam" if name in BSAMS else name or "")
+def describe_paper(run: Run, tuned: bool) -> dict[str, Any]:
+    """Return what a run has in common with the paper: how its radius was chosen, and the numbers to compare it with.
 
+    ``published`` is the number of the same experiment, ``claimed`` that of a similar one. A run that was not tuned has
+    them only at the paper's radii.
 
-def published_for(run: Run, tuned: bool) -> float | None:
-    """Return the published number for a run that has the paper's radii or tuned ones; None if there is none."""
-    numbers = published_numbers(run)
-    number = number_for(run, numbers, tuned)
-    is_study = paper_table(run) == "classification" and (run.model, run.method) == ("resnet18", "bsam")
-    if number is None and is_study and numbers:
+    Example:
+        >>> describe_paper(Run("sam", model="resnet18", data="cifar10"), tuned=False)
+        {'chosen': "the paper's", 'published': 96.74, 'claimed': 96.74, 'note': ''}
+        >>> describe_paper(
+        ...     Run("sam", model="resnet18", data="cifar10", epochs=60), tuned=False
+        ... )
+        {'chosen': 'default', 'published': None, 'claimed': None, 'note': ''}
+    """
+    exact = paper_variant(run)
+    name = variant_of(run).name if tuned else exact
+    similar, note = _claimed_run(run)
+    published, claimed = _paper_number(run, name), _paper_number(similar, name)
+    if published is None and (run.model, run.method) == ("resnet18", "bsam") and paper_table(run) == "classification":
         rho_max = all_arguments("bsam", run.arguments)["rho_max"]
-        if rho_max == paper_arguments(run)["bsam"]["rho_max"]:
-            number = published_number("rho-min", run)
-    return None if number is None else number.mean
-
-
-def radius_choice(run: Run) -> str:
-    """Return how the radius of a run that was not tuned was chosen; empty if it has none."""
-    values = all_arguments(run.method, run.arguments)
-    radii = {name: value for name, value in values.items() if name.startswith("rho")}
-    if not radii:
-        return ""
-    name = paper_variant(run)
-    if name is not None and claimed_numbers(run)[0] and run.task.name != "pose":  # the paper states no radii for poses
-        return "BSAM's total radius" if name in MATCHED else "the paper's"
-    return "default" if radii.items() <= _defaults(run.method).items() else "set by hand"
+        if _paper_number(run, "bsam") and rho_max == paper_arguments(run)["bsam"]["rho_max"]:
+            published = published_number("rho-min", run)
+    radii = {key: value for key, value in all_arguments(run.method, run.arguments).items() if key.startswith("rho")}
+    chosen = "default" if radii.items() <= _defaults(run.method).items() else "set by hand"
+    if exact and run.task.name != "pose" and _paper_number(similar, "bsam"):  # the paper states no radii for poses
+        chosen = "BSAM's total radius" if exact in MATCHED else "the paper's"
+    return {
+        "chosen": chosen if radii and not tuned else "",
+        "published": published and published["mean"],
+        "claimed": claimed and claimed["mean"],
+        "note": note,
+    }

@@ -159,30 +159,27 @@ def check_weights_given(planned: Iterable[Planned]) -> None:
             )
 
 
-def with_initial_runs(chosen: Sequence[Planned], planned: Iterable[Planned]) -> list[Planned]:
-    """Return the chosen runs of a recipe, preceded by the runs that they start from."""
-    needed = {plan.run.init for plan in chosen} - {None}
-    names = {plan.name for plan in chosen}
-    return [*(plan for plan in planned if plan.name in needed - names), *chosen]
-
-
 def select(
     planned: Sequence[Planned], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
 ) -> list[Planned]:
-    """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all."""
-    kinds: dict[str, tuple[Sequence[str], Callable[[Planned], str]]] = {
+    """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all.
+
+    The runs that they start from come first.
+    """
+    names_of: dict[str, tuple[Sequence[str], Callable[[Planned], str]]] = {
         "method": (methods, lambda plan: plan.about["variant"]),
         "model": (models, lambda plan: plan.run.model),
         "data set": (data, lambda plan: plan.run.data),
     }
     chosen = list(planned)
-    for kind, (names, name_of) in kinds.items():
+    for kind, (given, name_of) in names_of.items():
         known = dict.fromkeys(map(name_of, planned))
-        selected = [find_name(f"{kind} of the recipe", name, known) for name in names]
-        chosen = [plan for plan in chosen if not names or name_of(plan) in selected]
+        selected = [find_name(f"{kind} of the recipe", name, known) for name in given] or known
+        chosen = [plan for plan in chosen if name_of(plan) in selected]
     if not chosen:
         raise BsamValueError(
             "no run of the recipe has the chosen methods, models and data sets together: leave out --only, --models or "
             "--data"
         )
-    return chosen
+    initial = {plan.run.init for plan in chosen} - {plan.name for plan in chosen}
+    return [*(plan for plan in planned if plan.name in initial), *chosen]

@@ -9,10 +9,10 @@ from typing import Any
 from ..training.config import Run
 from .variants import MethodVariant, arguments
 
-NETWORKS: Mapping[str, Mapping[str, Any]] = {  # the paper's networks, with settings that differ from Run's defaults
-    "resnet18": {},
-    "wide_resnet28_10": {},
+NETWORKS = ("resnet18", "wide_resnet28_10", "pyramidnet110")  # the paper's
+NETWORK_SETTINGS: Mapping[str, Mapping[str, Any]] = {  # where the paper's differ from those of the other networks
     "pyramidnet110": {"lr": 0.1, "weight_decay": 5e-4},
+    "timm:efficientnet_b0": {"weight_decay": 1e-5},
 }
 
 
@@ -44,17 +44,18 @@ class Scale:
     threads: int | None = None
     workers: int = 1
 
-    def run(self, variant: MethodVariant, network: str, data: str, **more: Any) -> Run:
+    def run(self, variant: MethodVariant, network: str, data: str, radii: str | None = None, **more: Any) -> Run:
         """Return the run of a method on a network and a data set.
 
         Args:
             variant: one of :func:`variants`.
             network: the name of the network; a stand-in replaces it.
             data: the name of the data set.
+            radii: another data set whose radii it uses.
             more: settings of the run; ``arguments`` are added to those of the method.
         """
-        method_arguments = {**arguments(variant, data), **more.pop("arguments", {})}
-        settings = {**NETWORKS.get(network, {}), **self.settings, **more}
+        method_arguments = {**arguments(variant, radii or data), **more.pop("arguments", {})}
+        settings = {**self.settings, **NETWORK_SETTINGS.get(network, {}), **more}
         return Run.of(
             variant.method, method_arguments, model=self.stand_ins.get(network, network), data=data, **settings
         )
@@ -67,6 +68,8 @@ SMALL = {
     "wide_resnet28_10": "wide_resnet10_1",
     "pyramidnet110": "pyramidnet8",
     "mobilenet_v1": "mobilenet_v1_small",
+    "timm:efficientnet_b0": "timm:test_efficientnet",
+    "timm:resnet50": "timm:test_resnet",
 }
 
 SCALES: Mapping[str, Scale] = {
@@ -75,7 +78,7 @@ SCALES: Mapping[str, Scale] = {
         Scale(
             "smoke",
             "small networks on digits or drawings: a test that everything runs, in a minute on two cores",
-            tuple(NETWORKS),
+            NETWORKS,
             ("digits",),
             settings={"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80},
             stand_ins=SMALL,
@@ -89,7 +92,7 @@ SCALES: Mapping[str, Scale] = {
             probe=20,
             settings={**FAST, "epochs": 24},
         ),
-        Scale("paper", "the paper's protocol: 200 epochs on CIFAR", tuple(NETWORKS), CIFAR, probe=100, settings=FAST),
+        Scale("paper", "the paper's protocol: 200 epochs on CIFAR", NETWORKS, CIFAR, probe=100, settings=FAST),
         Scale(
             "demo",
             "a small network on digits, 22 epochs: the demo's only scale",

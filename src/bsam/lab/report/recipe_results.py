@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ import pandas as pd
 from ...common.errors import BsamRuntimeError
 from ..analysis.outcome import score_title
 from ..analysis.runs_table import COLUMNS, read_epochs, read_runs
+from ..analysis.sentences import ComparisonResult, comparison, sentence
+from ..analysis.significance import compare_rows
 from ..data import dataset_entry
 from ..models import model_entry
-from ..recipes.columns import state_of
 from ..recipes.experiments import Experiment
-from ..recipes.planning import Planned
-from ..recipes.tuning import TunedRuns
+from ..recipes.planning import Planned, states_of
+from ..recipes.tuning import base_sentence, tune
 from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
+from .page.page import write_page
 from .recipe_table import ENDED, TableSection, caption, cells_of, markdown, sections_of
-from .tuning_section import tuning_notes, tuning_sections
+from .tuning_section import tuning_tables
 
 WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
@@ -31,19 +33,26 @@ NOTES = ("data", "weights")  # notes of a run: the split of its image files, and
 
 
 @dataclass(frozen=True)
-class Results:
-    """The results of an experiment: the table of its runs, tables as text, the lines below, and what they show."""
+class ExperimentResult:
+    """The results of an experiment.
 
-    runs: pd.DataFrame
-    cells: Sequence[Mapping[str, Any]]
+    Args:
+        states: the states of the final runs.
+        sections: the tables.
+        notes: the lines below the tables.
+        files: the files written.
+        page: the page; None if no run has started.
+        comparison: the methods compared with the baseline; None without a baseline.
+        failure: the error that says which runs failed or diverged; None if there are none.
+    """
+
+    states: Sequence[RunState]
     sections: Sequence[TableSection]
     notes: Sequence[str]
-    findings: Sequence[str] = ()
-
-    @property
-    def lines(self) -> list[str]:
-        """All lines below the tables."""
-        return [*self.notes, *self.findings]
+    files: Sequence[Path]
+    page: Path | None
+    comparison: ComparisonResult | None
+    failure: Exception | None = None
 
 
 def check_folder(out: Path, experiment: Experiment) -> None:
@@ -61,62 +70,88 @@ def _kind(experiment: Experiment) -> dict[str, Any]:
     return {"recipe": experiment.recipe.name, **is_tuned}
 
 
-def runs_of(tuned: TunedRuns, out: Path) -> pd.DataFrame:
+def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
+    """Write ``table.md``, ``results.json`` and ``report.html``, the page of all runs that have started."""
+    recipe, tuned = experiment.recipe, tune(experiment.planned, experiment.tuning, out)
+    runs = runs_of(tuned.finals, out)
+    begun = runs[runs["state"] != "not started"].reset_index(drop=True)
+    compared, findings = None, []
+    if recipe.baseline is not None and (runs["state"] == "finished").any():
+        page = out / PAGE if len(begun) else None
+        compared = comparison(runs, compare_rows(runs, recipe.baseline), base_sentence(tuned.base), page)
+        findings = compared.sentences
+    findings += _at_equal_radii(runs) if recipe.at_equal_radii else []
+    cells, (tuning_sections, tuning_notes) = cells_of(runs, recipe.published), tuning_tables(tuned)
+    selected = {plan.name for plan in tune(experiment.selected, experiment.tuning, out).finals}
+    missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
+    noise = "; ".join(_noise_texts(runs))
+    sections = [*sections_of(cells, recipe.published), *tuning_sections]
+    notes = [
+        *caption(runs, cells, recipe.published),
+        *experiment.notes,
+        *([f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []),
+        *([f"Label noise: {noise}."] if noise else []),
+        *tuning_notes,
+    ]
+    entries = [_entry(plan, out) for plan in tuned.finals]
+    content = {
+        **_kind(experiment),
+        "scale": experiment.scale.name,
+        "title": experiment.title,
+        "unit": score_title(experiment.planned[0].run),
+        "seeds": sorted({plan.run.seed for plan in tuned.finals}),
+        "table": cells,
+        "runs": entries,
+        "tuning": [_entry(plan, out) for plan in (*tuned.base_trials, *tuned.trials)],
+    }
+    files = [out / "table.md", out / "results.json"]
+    lines = [*notes, *findings, *origin_info(entries)]
+    with locked(out, "writing results", wait=True):  # several processes may work on one folder
+        write_json(files[1], content)
+        write(files[0], markdown(experiment.title, sections, lines).encode())
+        if len(begun):
+            files.append(out / PAGE)
+            context = {"findings": findings, "tables": sections, "notes": notes}
+            options = {"problems": runs.attrs["problems"], "context": context}
+            write_page(out / PAGE, begun, read_epochs(begun), recipe.baseline, experiment.title, **options)
+    states = states_of([plan.run for plan in tuned.finals], out)
+    return ExperimentResult(states, sections, [*notes, *findings], files, out / PAGE if len(begun) else None, compared)
+
+
+def runs_of(finals: Sequence[Planned], out: Path) -> pd.DataFrame:
     """Return the table of the final runs in the order of the plan; runs that have not started have no numbers.
 
     What the plan says of a run is written to its ``run.json`` first: an older version did not, or knew less.
     """
-    for plan in tuned.finals:
-        if (out / plan.name / CONFIG).exists():
-            stored = RunDir(out / plan.name).about()
-            shared = True if stored is None else stored["shared"]
-            if stored != (about := {**plan.about, "shared": shared}):
-                write_json(out / plan.name / ABOUT, about)
+    begun = [plan for plan in finals if (out / plan.name / CONFIG).exists()]
+    for plan in begun:
+        stored = RunDir(out / plan.name).about()
+        shared = True if stored is None else stored["shared"]
+        if stored != (about := {**plan.about, "shared": shared}):
+            write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
-    begun = read_runs([out / plan.name for plan in tuned.finals if (out / plan.name / CONFIG).exists()], problems)
-    rows = {row["name"]: row for row in begun.to_dict("records")}
-    table = [rows.get(plan.name) or _not_started(plan, out) for plan in tuned.finals]
-    runs = pd.DataFrame(table, columns=list(COLUMNS)).astype({"published": float, "radius": float})
+    rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
+    table = [{**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.chosen} for plan in finals]
+    runs = pd.DataFrame(table).astype({"published": float, "radius": float})
     runs.attrs["problems"] = problems
-    return runs.assign(settings_chosen=[tuned.chosen.get(plan.name) for plan in tuned.finals])
+    return runs
 
 
 def _not_started(plan: Planned, out: Path) -> dict[str, Any]:
     about = {name: value for name, value in plan.about.items() if name in COLUMNS}
-    more = {
-        "seed": plan.run.seed,
-        "state": "not started",
-        "settings": plan.run.settings(),
-        "unit": score_title(plan.run),
-    }
-    return {**COLUMNS, **about, **more, "name": plan.name, "path": out / plan.name}
+    known = {"seed": plan.run.seed, "settings": plan.run.settings(), "unit": score_title(plan.run)}
+    return {**COLUMNS, **about, **known, "state": "not started", "name": plan.name, "path": out / plan.name}
 
 
-def results_of(
-    experiment: Experiment, tuned: TunedRuns, runs: pd.DataFrame, selected: Collection[str], findings: Sequence[str]
-) -> Results:
-    """Return tables and lines of an experiment.
-
-    Args:
-        experiment: the experiment.
-        tuned: its runs, with the settings that tuning has chosen.
-        runs: from :func:`runs_of`.
-        selected: the names of the runs that count as missing if they have not ended.
-        findings: sentences on what the numbers show.
-    """
-    cells = cells_of(runs, experiment.recipe.published)
-    missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
-    waiting = [f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []
-    shown = _noise_texts(runs)
-    notes = [
-        *caption(runs, cells, experiment.recipe.published),
-        *experiment.notes,
-        *waiting,
-        *([f"Label noise: {'; '.join(shown)}."] if shown else []),
-        *tuning_notes(tuned),
+def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
+    """Return a sentence on each row, compared with the first row of the same total radius."""
+    with_radius = runs.dropna(subset="radius")
+    table = compare_rows(with_radius.assign(experiment=with_radius["radius"].round(9).astype(str)))
+    return [
+        f"Against {row['against']}: {sentence(row)}"
+        for row in table.to_dict("records")
+        if row["row"] != row["against"] and row["shared"]
     ]
-    sections = [*sections_of(cells, experiment.recipe.published), *tuning_sections(tuned, experiment.tuning)]
-    return Results(runs, cells, sections, notes, findings)
 
 
 def _noise_texts(runs: pd.DataFrame) -> list[str]:
@@ -124,41 +159,18 @@ def _noise_texts(runs: pd.DataFrame) -> list[str]:
     texts: dict[tuple[str, float], str] = {}
     for settings, path in zip(runs["settings"], runs["path"], strict=True):
         run = Run.of(**settings)
-        text = run.task.noise_text(run.data, RunDir(path).note("labels").get("wrong"))
+        text = run.task.noise_text(run.data, RunDir(path).note("labels").get("wrong")) if run.task.label_noise else ""
         texts[run.data, run.task.label_noise] = max(texts.get((run.data, run.task.label_noise), ""), text, key=len)
     return [text for text in dict.fromkeys(texts.values()) if text]
 
 
-def write_results(out: Path, experiment: Experiment, tuned: TunedRuns, results: Results) -> list[Path]:
-    """Write ``table.md`` and ``results.json``, and return their paths."""
-    finals, trials = (_entries(plans, out) for plans in (tuned.finals, [*tuned.base_trials, *tuned.trials]))
-    content = {
-        **_kind(experiment),
-        "scale": experiment.scale.name,
-        "title": experiment.title,
-        "unit": score_title(experiment.planned[0].run),
-        "seeds": sorted({plan.run.seed for plan in tuned.finals}),
-        "table": list(results.cells),
-        "runs": finals,
-        "tuning": trials,
-    }
-    table, numbers = out / "table.md", out / "results.json"
-    with locked(out, "writing results", wait=True):  # several processes may work on one folder
-        write_json(numbers, content)
-        write(table, markdown(experiment.title, results.sections, [*results.lines, *origin_info(finals)]).encode())
-    return [table, numbers]
-
-
-def _entries(planned: Sequence[Planned], out: Path) -> list[dict[str, Any]]:
-    """Return an entry per run: settings, what it is, state, the metrics of the last epoch, machines and dates."""
-    return [_entry(plan, state_of(plan.run, out)) for plan in planned]
-
-
-def _entry(plan: Planned, state: RunState) -> dict[str, Any]:
-    files = RunDir(state.path)
+def _entry(plan: Planned, out: Path) -> dict[str, Any]:
+    """Return settings, what a run is, its state, the metrics of its last epoch, machines and dates."""
+    files = RunDir(out / plan.name)
+    state = files.state(plan.run)
     noise = plan.run.task.label_noise
     return {
-        "folder": state.path.name,
+        "folder": plan.name,
         "about": files.about() or dict(plan.about),
         "state": str(state),
         "reason": state.diverged,
@@ -193,17 +205,3 @@ def origin_info(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     devices = dict.fromkeys(f"{info['device']}, torch {info['torch']}, bsam {info['bsam']}" for info in machines)
     dates = sorted({machine["date"][:10] for machine in machines})
     return [*lines, f"Run on {'; '.join(devices)}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."]
-
-
-def write_recipe_page(out: Path, experiment: Experiment, results: Results) -> Path | None:
-    """Write ``report.html``, the page of all runs that have started; None if there are none."""
-    from .page.page import write_page
-
-    runs = results.runs[results.runs["state"] != "not started"].reset_index(drop=True)
-    if runs.empty:
-        return None
-    context = {"findings": results.findings, "tables": results.sections, "notes": results.notes}
-    options = {"problems": results.runs.attrs["problems"], "context": context}
-    with locked(out, "writing results", wait=True):
-        write_page(out / PAGE, runs, read_epochs(runs), experiment.recipe.baseline, experiment.title, **options)
-    return out / PAGE

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
-from ..recipes.columns import measured_on
-from ..recipes.published_numbers import Published, published_number, published_tables
-from ..recipes.tuning import chosen_text
+from ..recipes.planning import measured_on, setting_text
+from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.variants import variants
 from ..tasks import task_class
 from ..training.config import Run
@@ -54,37 +54,38 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     """
     task = task_class(runs["settings"].iloc[0]["task"])
     groups = getattr(task, "groups", ())
+    measures = [*((measure.title, measure) for measure in groups), ("Mean" if groups else "", task.measure)]
     cells, baselines = [], {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
         run, finished = Run.of(**group["settings"].iloc[0]), group[group["state"] == "finished"]
-        number, counts = group["published"].iloc[0], group["state"].value_counts()
-        for measure in (*groups, replace(task.measure, title="Mean") if groups else task.measure):
-            paper = published_number(published, run, measure.name) if published else None
-            if paper is None and not groups and pd.notna(number):
-                paper = Published(float(number))
-            scores = [last.get(measure.metric(run.eval_split)) for last in finished["last"]]
-            place = {"section": section, "row": row, "column": measure.title if groups else column}
+        number = group["published"].iloc[0]
+        planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
+        note = RunDir(finished["path"].iloc[0]).note("baseline") if len(finished) else {}
+        for title, measure in measures:
+            scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
+            paper = published_number(published, run, measure=measure.name) if published else None
             cell = {
-                **place,
-                **_statistics(measure.factor * pd.Series(scores, dtype=float).dropna()),
-                "diverged": int(counts.get("diverged", 0)),
+                "section": section,
+                "row": row,
+                "column": title or column,
+                **_statistics(measure.factor * scores),
+                "diverged": int((group["state"] == "diverged").sum()),
                 "missing": int((~group["state"].isin(ENDED)).sum()),
-                "paper": None if paper is None else asdict(paper),
-                **{name: _statistics(finished[name].dropna()) for name in EXTRAS if finished[name].notna().any()},
+                "paper": paper or planned,
+                **{name: _statistics(finished[name]) for name in EXTRAS if finished[name].notna().any()},
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
             cells.append(cell)
-            for note in (RunDir(path).note("baseline") for path in finished["path"][:1]):
-                if measure.name in note.get("scores", ()):  # a score without training
-                    title, mean = note["title"], measure.factor * note["scores"][measure.name]
-                    empty = {"mean": mean, "std": None, "n": 0, "paper": None, "chosen": None}
-                    baselines[title, place["column"]] = {**cell, **empty, "row": title, "diverged": 0, "missing": 0}
+            if measure.name in note.get("scores", ()):  # a score without training
+                empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
+                mean = measure.factor * note["scores"][measure.name]
+                baselines[note["title"], title] = {**cell, **empty, "row": note["title"], "mean": mean}
     return [*cells, *baselines.values()]
 
 
 def _statistics(values: pd.Series) -> dict[str, Any]:
-    mean, std = (float(number) if pd.notna(number) else None for number in (values.mean(), values.std()))
-    return {"mean": mean, "std": std, "n": len(values)}
+    mean, std = (None if math.isnan(number) else float(number) for number in (values.mean(), values.std()))
+    return {"mean": mean, "std": std, "n": int(values.count())}
 
 
 def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list[TableSection]:
@@ -93,7 +94,7 @@ def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list
     Published numbers are next to ours or, for poses, in rows below them.
     """
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
-    notes, decimals = footnotes(cells), published_tables()[published].decimals if published else 2
+    notes, decimals = footnotes(cells), published_tables()[published]["decimals"] if published else 2
     wide, sections = published == "pose", []
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
         ours: dict[str, dict[tuple[str, str], str]] = {}
@@ -106,7 +107,7 @@ def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list
                 of_method[column, "" if wide else "paper"] = paper_text(cell["paper"], notes, decimals)
             row |= {(column, header): _text(cell[name], 1) for name, header in EXTRAS.items() if name in cell}
             if cell["chosen"] and (not wide or column == "Mean"):
-                row[column, "chosen"] = chosen_text(cell["chosen"])
+                row[column, "chosen"] = setting_text(cell["chosen"])
         rows = {**ours, **theirs}
         columns = dict.fromkeys(cell["column"] for cell in group)
         keys = [(name, part) for name in columns for part in PARTS if any((name, part) in row for row in rows.values())]
@@ -144,7 +145,7 @@ def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: s
     title, epochs = score_title(run), count_text(run.epochs, "epoch")
     lines = [f"{title[0].upper()}{title[1:]}, after the last of {epochs}: mean ± standard deviation (number of seeds)."]
     if published and any(cell["paper"] for cell in cells):
-        lines.append(f"paper: {published_tables()[published].about}")
+        lines.append(f"paper: {' '.join(published_tables()[published]['about'])}")
     lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, footnotes(cells), strict=False)]
     names = set(runs.loc[runs["state"].isin(ENDED), "variant"])
     lines += [variant.note for name, variant in variants().items() if variant.note and name in names]

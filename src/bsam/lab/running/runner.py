@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
-from ..recipes.columns import state_of, states_of
+from ..recipes.planning import state_of, states_of
 from ..training.config import Run
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState

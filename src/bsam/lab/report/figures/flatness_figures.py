@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ....common.extras import require_package
 from ....flatness.density import smoothed
 from ...common.grouping import group_by
-from ...recipes.columns import measured_on
+from ...recipes.planning import measured_on
 from .figure_file import TEMPLATE, plot_text
 from .style import style_of
 

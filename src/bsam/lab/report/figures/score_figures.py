@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from ....methods import METHODS
-from ...recipes.columns import measured_on
+from ...recipes.planning import measured_on
 from ...tasks import TASKS
 from ...training.config import BASE
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir

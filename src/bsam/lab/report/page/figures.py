@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ...recipes.columns import measured_on
+from ...recipes.planning import measured_on
 from ...training.run_dir import CURVATURE, RunDir
 from ..figures.flatness_figures import contour_figure, density_figure, eigenvalue_figure, surface_figure
 from ..figures.score_figures import SCORE_FIGURES, column_figure, seed_numbers

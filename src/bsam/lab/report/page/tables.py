@@ -16,7 +16,7 @@ from ...analysis.claims import CONFIRMED, CONTRADICTED, OPEN, paper_claims
 from ...analysis.runs_table import STATES
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
 from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
-from ...recipes.columns import measured_on
+from ...recipes.planning import measured_on
 from ...recipes.variants import variants
 
 SIGNS = {CONFIRMED: "✓", CONTRADICTED: "✗", OPEN: "?", BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…"}
