@@ -38,8 +38,8 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
     assert text.count("## ") == len(result.sections) > 0
     assert all(line in text for line in result.notes)
     context = pages[0]["context"]
-    assert [*context.notes, *context.findings] == result.notes
-    assert bool(context.findings) == (name in ("demo", "radius"))
+    assert [*context["notes"], *context["findings"]] == result.notes
+    assert bool(context["findings"]) == (name in ("demo", "radius"))
 
 
 def test_nothing_finished_has_no_table_and_no_page(tmp_path):
