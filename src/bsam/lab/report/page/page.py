@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment
-from markupsafe import Markup
 
 from ....common.errors import BsamError, BsamValueError
 from ...analysis.runs_table import read_epochs, read_runs
@@ -22,6 +18,8 @@ from ...analysis.significance import check_baseline, compare_rows
 from ...common.grouping import count_text, group_by
 from ...training.files import write
 from ..recipe_table import TableSection
+from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+from .render import render
 from .tables import (
     SIGNS,
     UNDECIDED,
@@ -85,13 +83,11 @@ def page_html(
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
-    drawings = _drawings()
     compared = compare_rows(runs, baseline)
-    plots: dict[str, Any] = {}
     experiments = []
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
-        figures = draw_all(drawings["experiment"], group, epochs[epochs["experiment"] == name], problems)
+        figures = draw_all(EXPERIMENT_FIGURES, group, epochs[epochs["experiment"] == name], problems)
         pairs = pairs_table(group)
         experiments.append(
             {
@@ -102,15 +98,15 @@ def page_html(
                 "pairs": pairs,
                 "runs": runs_table(group, digits_of(table)),
                 "counts": f"{count_text(len(group), 'run')}: {count_states(group)}",
-                "figures": [_with_ids(figure, f"{number}-{key}", plots) for key, figure in figures.items()],
+                "figures": figures,
             }
         )
     about = None
     if context is not None:
         tables = [text_table(section.title, section.header, section.rows) for section in context.tables]
-        figures = draw_all(drawings["recipe"], runs, epochs, problems)
+        figures = draw_all(RECIPE_FIGURES, runs, epochs, problems)
         about = {"findings": context.findings, "tables": tables, "notes": context.notes}
-        about["figures"] = [_with_ids(figure, f"recipe-{key}", plots) for key, figure in figures.items()]
+        about["figures"] = figures
     if find_spec("plotly") is None:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
     groups = {
@@ -118,10 +114,7 @@ def page_html(
         "Each method against its baseline": baseline_verdicts(compared, runs),
     }
     order = sorted(groups, reverse=baseline is not None)
-    folder = files(__package__) / "files"
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
-    return environment.from_string((folder / "page.html.j2").read_text("utf-8")).render(
+    return render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {count_states(runs)}",
@@ -132,32 +125,7 @@ def page_html(
         experiments=experiments,
         signs=SIGNS,
         watched=watched,
-        style=_text(folder, "page.css"),
-        script=_text(folder, "page.js"),
-        plots=script_json(plots),
-        plotly=_plotly(),
     )
-
-
-def _text(folder: Any, name: str) -> Markup:
-    return Markup((folder / name).read_text("utf-8"))
-
-
-def _plotly() -> str:
-    if find_spec("plotly") is None:
-        return ""
-    from ..figures.figure_file import packed_plotly
-
-    return packed_plotly()
-
-
-def _drawings() -> dict[str, Mapping[str, Any]]:
-    """Return the functions that draw the figures of an experiment and of a recipe; none without plotly."""
-    if find_spec("plotly") is None:
-        return {"experiment": {}, "recipe": {}}
-    from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
-
-    return {"experiment": EXPERIMENT_FIGURES, "recipe": RECIPE_FIGURES}
 
 
 def _verdict_group(
@@ -176,21 +144,15 @@ def _verdict_group(
     return {"name": name, "tally": tally(verdicts), "parts": parts}
 
 
-def _with_ids(figure: dict[str, Any], key: str, plots: dict[str, Any]) -> dict[str, Any]:
-    """Add the plots of a figure to those of the page, and return the figure with their names instead."""
-    panels = []
-    for number, panel in enumerate(figure.get("panels", [])):
-        plots[f"{key}-{number}"] = panel["plot"]
-        panels.append({"title": panel["title"], "id": f"{key}-{number}"})
-    return {**figure, "panels": panels}
-
-
 def draw_all(
     figures: Mapping[str, Any], runs: pd.DataFrame, epochs: pd.DataFrame, problems: list[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the figures of runs by name. Runs with damaged numbers are left out, and each is a problem."""
-    drawn: dict[str, dict[str, Any]] = {}
-    for name, draw in figures.items():
+) -> list[dict[str, Any]]:
+    """Return the figures of runs; none without plotly.
+
+    Runs with damaged numbers are left out, and each is a problem.
+    """
+    drawn: list[dict[str, Any]] = []
+    for name, draw in figures.items() if find_spec("plotly") else ():
         found, error = _try_to_draw(draw, runs, epochs)
         if error:
             alone = {
@@ -201,7 +163,7 @@ def draw_all(
             for place in damaged:
                 problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({alone[place]}).")
             problems += [f"{runs['experiment'].iloc[0]}: the figure {name!r} is left out ({left})."] if left else []
-        drawn |= {f"{name}-{number}": figure for number, figure in enumerate(found)}
+        drawn += found
     return drawn
 
 
@@ -212,17 +174,6 @@ def _try_to_draw(draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[l
         return [] if figure is None else [figure], ""
     except DAMAGE as error:
         return [], str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
-
-
-def script_json(data: Any) -> Markup:
-    r"""Return JSON for a script element, which no ``<`` can end.
-
-    Example:
-        >>> print(script_json({"name": "</script>"}))
-        {"name":"\u003c/script>"}
-    """
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Markup(text)
 
 
 def write_page(
