@@ -1,5 +1,6 @@
 """A table of runs that nobody trained, with every part that the page of a report shows."""
 
+import base64
 import json
 import re
 from html import unescape
@@ -109,8 +110,17 @@ def epochs_of(runs):
 
 
 def plots_of(html):
-    """The plots in a page, by name."""
-    return json.loads(re.search(r'id="plots">(.*?)</script>', html, re.DOTALL)[1])
+    """The plots in a page, by name; numbers are arrays."""
+    found = re.findall(r'data-figure="(.*?)"></div><script type="application/json">(.*?)</script>', html)
+    return {name: json.loads(text, object_hook=decoded) for name, text in found}
+
+
+def decoded(content):
+    """The array that plotly wrote in base64."""
+    if "bdata" not in content:
+        return content
+    array = np.frombuffer(base64.b64decode(content["bdata"]), content["dtype"])
+    return array.reshape([int(side) for side in content["shape"].split(",")]) if "shape" in content else array
 
 
 def cells_of(html, number=0):

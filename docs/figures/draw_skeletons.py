@@ -1,6 +1,7 @@
 """Draw the picture of the guide on poses: python docs/figures/draw_skeletons.py
 
-Two small networks learn drawn figures, in a minute on two cores; the picture has figures that they have not seen.
+Two small networks learn drawn figures, in a minute on two cores; the picture has figures that they have not seen: a row
+of labels, and a row of the joints that each network found.
 """
 
 from __future__ import annotations
@@ -8,20 +9,43 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from bsam.lab.report.figures.prediction_pictures import draw_skeletons
+import numpy as np
+
+from bsam.lab.recipes.planning import titles_of
+from bsam.lab.recipes.variants import variant_of
+from bsam.lab.report.figures.prediction_pictures import (
+    GAP,
+    arrange,
+    draw_person,
+    save,
+    side_legend,
+    stack,
+    text_picture,
+)
+from bsam.lab.tasks.pose_inputs import PoseInputs
 from bsam.lab.training import POSE, Run, fit
 from bsam.lab.training.run_dir import RunDir
 
 HERE = Path(__file__).parent
 SETTINGS = {**POSE, "image_size": 32, "simcc_sigma": 3.0, "limit_train": 400, "batch": 16, "lr": 0.006, "epochs": 12}
+PERSON, PERSONS = 180, 8  # pixels, the side of a person; the number of columns
 
 if __name__ == "__main__":
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        states = []
         for method in ("base", "bsam"):
             run = Run.of(method, task="pose", data="stick_figures", model="simcc_resnet8", **SETTINGS)
             fit(run, Path(folder, method), device="cpu")
-            states.append(RunDir(Path(folder, method)).state(run))
-        path = HERE / "skeletons.png"
-        draw_skeletons(states, path)
-        print(path, path.stat().st_size)
+            directory = RunDir(Path(folder, method))
+            skeleton, arrays = PoseInputs.from_json(directory.note("pose")).skeleton, directory.predictions()
+            truth = np.where(arrays["truth"][..., 2:] > 0, arrays["truth"][..., :2], np.nan)  # only labelled joints
+            score = f"PCK {100 * directory.last_metrics()['test_pck']:.1f} %"
+            for title, joints in ((["label"], truth), ([variant_of(run).title, score], arrays["found"])):
+                persons = zip(arrays["pixels"][:PERSONS], joints, strict=False)
+                drawn = [draw_person(pixels, places, skeleton, PERSON) for pixels, places in persons]
+                if title != ["label"] or not rows:
+                    rows.append([text_picture(title, PERSON), *drawn])
+    sheet, path = arrange(rows, GAP), HERE / "skeletons.png"
+    where = text_picture([f"{' on '.join(titles_of(run))}, seed {run.seed}"], sheet.width)
+    save(stack(where, sheet, side_legend()), path)
+    print(path, path.stat().st_size)

@@ -81,7 +81,7 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path):
     written = report(files, tmp_path / "out", console)
     assert [path.name for path in written] == ["flatness.json", "flatness.html"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, "flatness.json", "flatness.html"}
-    assert written[1].read_text().count('class="figure"') == 4
+    assert written[1].read_text().count('class="plot"') == 8, "four for each architecture"
     found = json.loads((tmp_path / "out" / "flatness.json").read_text(), parse_constant=pytest.fail)
     assert {"bsam", "torch", "machine", "cores", "date"} <= set(found["environment"])
     assert found["settings"] == {

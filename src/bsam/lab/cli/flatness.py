@@ -14,8 +14,8 @@ from ..common.grouping import group_by
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models
 from ..recipes.variants import variant_of
-from ..report.figures.figure_file import figures_html
 from ..report.figures.flatness_figures import entry_label, flatness_figures
+from ..report.page.render import figures_html
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked, write
 from .run_console import new_table

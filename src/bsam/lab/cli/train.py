@@ -37,7 +37,7 @@ HELP = "train one network with any method; an interrupted run continues"
 DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
 checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. Classification adds
-classes.md (the accuracy of each class), with plotly confusion.html, and with Pillow mistakes.png. If the run is
+classes.md (the accuracy of each class), confusion.html and, with Pillow, mistakes.png. If the run is
 interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last checkpoint, with the result of an
 uninterrupted run. With torchrun, the processes share each batch."""
 

@@ -1,6 +1,7 @@
 """A classifier class by class: the numbers, the table, the pictures, and what ``bsam train`` writes."""
 
 import io
+import re
 import warnings
 
 import numpy as np
@@ -13,7 +14,7 @@ from bsam.lab.report.figures.class_report import (
     class_report,
     classes_info,
     classes_table,
-    confusion_figure,
+    confusion_page,
     mistakes_picture,
 )
 from bsam.lab.report.figures.prediction_pictures import SIDE
@@ -51,18 +52,17 @@ def test_names_with_a_bar_or_bytes_that_are_not_utf8():
     assert (cafe, bar) == (r"| caf? | 10 | 60.0 | a\|b (3) |", r"| a\|b | 4 | 100.0 | - |")
 
 
-def test_the_matrix_has_true_classes_in_rows():
-    figure = confusion_figure(KEPT)
-    (matrix,) = figure.data
-    assert [list(row) for row in matrix.text] == [["6", "3", "1"], ["", "4", ""], ["", "", ""]]
-    assert matrix.z**2 == pytest.approx(np.array([[60, 30, 10], [0, 100, 0], [0, 0, 0]]))  # shares of the class
-    assert "true cat, predicted dog" in matrix.hovertext[0][1]
-    assert figure.layout.yaxis.autorange == "reversed"  # the first class is above
-    assert list(figure.layout.yaxis.ticktext) == list(figure.layout.xaxis.ticktext)
-    many = {**KEPT, "confusion": np.eye(100, dtype=int), "class_names": np.array([f"class {n}" for n in range(100)])}
-    figure = confusion_figure(many)
-    assert figure.data[0].text is None
-    assert figure.layout.height <= 900
+def test_the_matrix_has_true_classes_in_rows_and_is_small():
+    page = confusion_page("<b>", {**KEPT, "class_names": np.array(["cat", "<dog>", "owl"])})
+    head, *rows = re.findall(r"<tr>(.*)", page)
+    assert re.findall(r"<span>(.*?)</span>", head) == ["cat", "&lt;dog&gt;", "owl"]
+    assert [re.findall(r"<td[^>]*>(\d*)", row) for row in rows] == [["6", "3", "1"], ["", "4", ""], ["", "", ""]]
+    shares = [float(share) ** 2 for share in re.findall(r"--share:([\d.]+)", rows[0])]
+    assert shares == pytest.approx([60, 30, 10], abs=1)
+    assert "predicted &lt;dog&gt;: 3 (30.0 %)" in rows[0]
+    assert "<b>" not in page
+    many = {"confusion": np.full((100, 100), 9), "class_names": np.array([f"class {n}" for n in range(100)])}
+    assert len(confusion_page("", many)) < 1_000_000
 
 
 def test_each_mistake_is_in_the_picture():
@@ -79,7 +79,7 @@ def test_files_without_mistakes_without_packages_and_of_other_tasks(monkeypatch)
     assert set(class_report(RUN, {**KEPT, "pixels": KEPT["pixels"][:0]})) == {"classes.md", "confusion.html"}
     assert class_report(RUN, {"pixels": KEPT["pixels"]}) == {}
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert set(class_report(RUN, KEPT)) == {"classes.md"}
+    assert set(class_report(RUN, KEPT)) == {"classes.md", "confusion.html"}
 
 
 @pytest.fixture(scope="module")

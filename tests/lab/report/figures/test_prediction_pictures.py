@@ -18,22 +18,17 @@ from bsam.lab.report.figures.prediction_pictures import (
     LETTERS,
     MIDDLE,
     OUTLINE,
-    PERSON,
     SIDE,
     SIDES,
     draw_grid,
     draw_joints,
     draw_joints_grid,
     draw_skeleton,
-    draw_skeletons,
     drawable,
     side_colour,
     side_legend,
     text_picture,
 )
-from bsam.lab.training.config import Run
-from bsam.lab.training.run_dir import RunState
-from pose_runs import SETTINGS, write_predictions
 
 SKELETON = Skeleton(("head", "right hand", "left hand", "neck"), ((1, 2),), ((0, 3), (3, 1), (3, 2)))
 JOINTS = np.array([[100, 20], [20, 150], [180, 150], [100, 80]], float)
@@ -114,17 +109,6 @@ def test_joints_that_are_not_finite_are_not_drawn(value):
     assert np.array_equal(draw_skeleton(blank, np.full((4, 2), value), SKELETON), blank)
 
 
-def test_only_labelled_joints_of_the_truth_are_drawn(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        prediction_pictures, "draw_skeleton", lambda picture, joints, *_: drawn.append(joints) or picture
-    )
-    truth = np.array([[[1, 2, 1], [3, 4, 0]]], float)
-    arrays = {"pixels": np.zeros((1, PERSON, PERSON, 3), np.uint8), "truth": truth, "found": truth[..., :2] + 9}
-    prediction_pictures.persons_picture([("a", SKELETON, arrays)])
-    np.testing.assert_allclose(drawn, [[[1, 2], [np.nan, np.nan]], [[10, 11], [12, 13]]])
-
-
 @pytest.mark.parametrize("skeleton", [LSP, MPII])
 def test_the_sides_of_real_skeletons(skeleton):
     for edge in skeleton.edges:
@@ -177,31 +161,6 @@ def test_the_grid_of_joints_shows_the_part_that_the_network_saw(pose, tmp_path):
     assert (np.ptp(rows) + 1, np.ptp(columns) + 1) == (SIDE, pytest.approx(0.98 * SIDE, abs=1))
     orange = np.argwhere((drawn[rows[0] : rows[-1], :] == (230, 159, 0)).all(axis=2)).mean(axis=0)
     assert orange == pytest.approx([SIDE * 50.5 / 100, columns[0] + SIDE * 50.5 / 100], abs=1)
-
-
-def test_a_row_of_labels_and_a_row_per_finished_run_of_the_first_seed(tmp_path):
-    def state(name, method="base", seed=3, persons=3, finished=True, data="stick_figures"):
-        (tmp_path / name).mkdir()
-        write_predictions(tmp_path / name, persons)
-        run = Run.of(method, **{**SETTINGS, "seed": seed, "data": data})
-        return RunState(run, tmp_path / name, ({"epoch": 1, "test_pck": 0.5},), finished)
-
-    def rows(*states):
-        path = tmp_path / "skeletons.png"
-        path.unlink(missing_ok=True)
-        draw_skeletons(states, path)
-        height, width, _ = pixels_of(path).shape
-        return (height - height % PERSON) // PERSON, (width - GAP) // (PERSON + GAP) - 1
-
-    first, second = state("first", persons=10), state("second", "sam", persons=2)
-    others = [state("seed", seed=4), state("unfinished", "sam", finished=False)]
-    nothing = state("nothing", "bsam")
-    (nothing.path / "predictions.npz").unlink()
-    assert rows(first) == (2, 8)  # eight persons at most
-    assert rows(first, second, *others, nothing) == (3, 8)
-    assert rows(second) == (2, 2)
-    draw_skeletons([nothing], tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
 
 
 def test_pictures_have_different_names(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +16,28 @@ from numpy.typing import NDArray
 from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
 from ...training.config import Run
-from .figure_file import TEMPLATE, figures_html, plot_text
 from .prediction_pictures import captioned, encoded, grid, printable, stack, text_picture
 from .style import COLOURS
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
     from PIL.Image import Image as Picture
 
-MAX_COUNTS = 20  # classes; with more, the cells of the matrix show no numbers
-MAX_NAMES = 60  # classes; with more, their names do not fit along the axes
-MAX_LETTERS = 25  # letters of a name along the axes; longer names would shrink the matrix
-SHARES = (0, 1, 5, 10, 25, 50, 100)  # ticks of the colours, %
+CONFUSION = Template("""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>$title</title>
+<style>body { font: 15px system-ui, sans-serif; color: #1b1f24; background: #fff } table { border-collapse: collapse }
+th { font-weight: 400; text-align: right; padding: 0 0.4em; white-space: nowrap }
+th span { writing-mode: vertical-rl; transform: rotate(180deg) }
+td { min-width: 2em; height: 2em; padding: 0; text-align: center; border: 1px solid #e8ecf0;
+  background: color-mix(in srgb, #08519c calc(10% * var(--share, 0)), #fff); color: #1b1f24 }
+td[style] { color: hsl(0 0% calc((var(--share) - 5) * 1000%)) }</style>
+<h1>$title</h1>
+<p>A row per true class, a column per predicted class. The colour is the share of the class.</p>
+<table>
+$rows
+</table>
+</html>
+""")
 
 
 @dataclass(frozen=True)
@@ -80,34 +92,24 @@ def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def confusion_figure(predictions: Mapping[str, NDArray[Any]]) -> go.Figure:
-    """Return the confusion matrix: a row per true class, a column per predicted class, coloured by share of the class.
+def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
+    """Return the confusion matrix as a table in HTML: a row per true class, a column per predicted class.
 
-    The scale of the colours makes rare mistakes visible.
+    A cell has the number of samples. Its colour is the share of the true class, on a scale that makes rare mistakes
+    visible. Point at a cell to read its classes.
     """
-    import plotly.graph_objects as go
-
-    names, confusion = _names(predictions), predictions["confusion"]
-    share = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    hover = [
-        [
-            plot_text(f"true {truth}, predicted {found}: {n} ({part:.1f} %)")
-            for found, n, part in zip(names, *row, strict=True)
+    names, confusion = [html.escape(name) for name in _names(predictions)], predictions["confusion"]
+    shares = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    rows = ["<tr><th>" + "".join(f"<th><span>{name}</span>" for name in names)]
+    for truth, counts, parts in zip(names, confusion.tolist(), shares.tolist(), strict=True):
+        cells = [
+            f'<td style="--share:{math.sqrt(part):.1f}" title="true {truth}, predicted {found}: {n} ({part:.1f} %)">{n}'
+            if n
+            else "<td>"
+            for found, n, part in zip(names, counts, parts, strict=True)
         ]
-        for truth, *row in zip(names, confusion, share, strict=True)
-    ]
-    counts = {"text": np.where(confusion, confusion.astype(str), ""), "texttemplate": "%{text}"}
-    bar = {"title": {"text": "share, %"}, "tickvals": np.sqrt(SHARES), "ticktext": [str(n) for n in SHARES]}
-    colours = {"colorscale": "Blues", "zmin": 0, "zmax": 10, "colorbar": bar}
-    shown = counts if len(names) <= MAX_COUNTS else {}
-    heatmap = go.Heatmap(z=np.sqrt(share), hovertext=hover, hoverinfo="text", **colours, **shown)
-    ticks: dict[str, Any] = {"showticklabels": False}
-    if len(names) <= MAX_NAMES:
-        ticks = {"tickvals": list(range(len(names))), "ticktext": [plot_text(name, MAX_LETTERS) for name in names]}
-    axis = {"constrain": "domain", "showgrid": False, "zeroline": False, "automargin": True, **ticks}
-    figure = go.Figure(heatmap, {"template": TEMPLATE, "height": min(900, 460 + 24 * len(names))})
-    figure.update_xaxes(title_text="predicted class", **axis)
-    return figure.update_yaxes(title_text="true class", autorange="reversed", scaleanchor="x", **axis)
+        rows.append(f"<tr><th>{truth}{''.join(cells)}")
+    return CONFUSION.substitute(title=html.escape(title), rows="\n".join(rows))
 
 
 def mistakes_picture(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Picture:
@@ -125,14 +127,12 @@ def mistakes_picture(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Pictu
 def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
     """Return the files that ``bsam train`` adds to a classification run, by name.
 
-    They are a table; the confusion matrix, if plotly is installed; and the worst mistakes, if Pillow is installed.
+    They are a table, the confusion matrix and, if Pillow is installed, the worst mistakes.
     """
     if "confusion" not in predictions:
         return {}
-    files = {"classes.md": classes_table(run, predictions).encode()}
-    if find_spec("plotly") is not None:
-        title = _title(run, predictions)
-        files["confusion.html"] = figures_html(title, {"Confusion matrix": confusion_figure(predictions)})
+    matrix = confusion_page(_title(run, predictions), predictions)
+    files = {"classes.md": classes_table(run, predictions).encode(), "confusion.html": matrix.encode()}
     if find_spec("PIL") is not None and len(predictions["pixels"]):
         files["mistakes.png"] = encoded(mistakes_picture(run, predictions), "png")
     return files

@@ -1,6 +1,6 @@
 """Figures of flatness: eigenvalues of the Hessian, the loss around networks, sharpness during training.
 
-They show the entries of ``flatness.json`` by title. Networks of one architecture are drawn on the same scale.
+They show the entries of ``flatness.json`` by title, on one scale.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ....common.extras import require_package
 from ....flatness.density import smoothed
 from ...common.grouping import group_by
 from ...recipes.planning import measured_on
-from .figure_file import TEMPLATE, plot_text
-from .style import style_of
+from .style import named_styles, new_axis, new_figure, panel_layout, plot_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -33,8 +31,7 @@ STEEPNESS = 2.0  # the height of level n grows with n to this power, to resolve 
 MAX_COLUMNS = 4
 MAX_SURFACES = 12  # browsers draw at most 16 at a time
 SMOOTHED = 40  # approximate number of independent points of a smoothed line
-MAX_READINGS = 400  # points of a line
-ROW, LINE = 360, 40  # pixels: the height of a row of panels, and of a network's eigenvalues
+MAX_POINTS = 200  # of a line
 
 
 def entry_label(entry: Mapping[str, Any]) -> str:
@@ -44,94 +41,75 @@ def entry_label(entry: Mapping[str, Any]) -> str:
     return f"the loader's loss, {entry['samples']:,} samples" if "samples" in entry else ""
 
 
-def _groups(entries: Entries, part: str) -> list[dict[str, Mapping[str, Any]]]:
-    """Return the entries with this part, by architecture and title."""
-    pairs = [(title, entry) for title, entry in entries.items() if entry.get(part)]
-    groups = group_by(pairs, lambda pair: pair[1].get("architecture", ""))
-    return [dict(group) for group in groups.values()]
+def seeds_list(seeds: Sequence[int]) -> str:
+    """Return the numbers of seeds in words.
+
+    Example:
+        >>> seeds_list([2, 0, 2]), seeds_list([1])
+        ('seeds 0, 2', 'seed 1')
+    """
+    numbers = sorted(set(seeds))
+    return f"{'seeds' if len(numbers) > 1 else 'seed'} {', '.join(map(str, numbers))}"
 
 
-def _styles(methods: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return name, line and marker of the trace of each title, given the methods by title."""
-    rows = group_by(methods, lambda title: methods[title])
-    return {
-        title: {"name": plot_text(title), **style_of(method, title, rows[method]).trace}
-        for title, method in methods.items()
-    }
+def _caption(entries: Entries, rest: str = "") -> str:
+    """Return which networks are shown, and their loss."""
+    runs = [entry["run"] for entry in entries.values() if "run" in entry]
+    seeds = [run["seed"] for run in runs if "seed" in run]
+    networks = f"Networks of {seeds_list(seeds)}; " if seeds else ""
+    labels = " or ".join(dict.fromkeys(filter(None, map(entry_label, entries.values()))))
+    training = ", with the labels used in training" if runs else ""
+    return (f"{networks}{labels}{training}." if labels else "") + rest
 
 
-def _methods(entries: Entries) -> dict[str, str]:
-    return {title: entry.get("run", {}).get("method", "") for title, entry in entries.items()}
-
-
-def _panels(rows: int, columns: int, height: float, **options: Any) -> go.Figure:
-    """Return a figure of panels; ``height`` is in pixels, without the margins."""
-    require_package("plotly", "plot")
-    from plotly.subplots import make_subplots
-
-    gap = min(100 / height, 0.5 / rows)
-    figure = make_subplots(rows, columns, vertical_spacing=gap, **options)
-    return figure.update_layout(template=TEMPLATE, height=height + 150, margin={"t": 90, "b": 60})
-
-
-def _eigenvalue_axis(group: Entries, chosen: str = "") -> str:
-    labels = " or ".join(dict.fromkeys(filter(None, map(entry_label, group.values()))))
-    return f"eigenvalue of the Hessian{chosen}" + (f" ({labels})" if labels else "")
+def _styles(entries: Entries) -> dict[str, dict[str, Any]]:
+    return named_styles({title: entry.get("run", {}).get("method", "") for title, entry in entries.items()})
 
 
 def eigenvalue_figure(entries: Entries) -> go.Figure | None:
     """Return the eigenvalues of each network as dots on a line."""
-    groups, styles = _groups(entries, "eigenvalues"), _styles(_methods(entries))
-    if not groups:
+    entries = {title: entry for title, entry in entries.items() if entry.get("eigenvalues")}
+    if not entries:
         return None
-    heights = [LINE * (len(group) + 1) for group in groups]
-    figure = _panels(len(groups), 1, sum(heights) + 100 * (len(groups) - 1), row_heights=heights)
-    for row, group in enumerate(groups, 1):
-        names: list[str] = []
-        for title, entry in group.items():
-            part = entry["eigenvalues"]
-            values = np.array(part["values"], dtype=float)
-            name = plot_text(title + ("" if part["converged"] else " (not converged)"))
-            hover = f"%{{x:.4g}}<extra>mean {part['mean']:.3g}<br>variance {part['variance']:.3g}</extra>"
-            dots = {**styles[title], "mode": "markers", "opacity": 0.7, "hovertemplate": hover, "showlegend": False}
-            figure.add_scatter(x=values, y=[len(names)] * len(values), **dots, row=row, col=1)
-            names.append(f"{name}<br>max {part['maximum']:.3g}")
-        chosen = CHOSEN[part.get("which", "largest")].format(len(values))
-        figure.update_xaxes(title_text=_eigenvalue_axis(group, f", {chosen}"), row=row, col=1)
-        ticks = {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.5, -0.5]}
-        figure.update_yaxes(**ticks, zeroline=False, automargin=True, row=row, col=1)
-    return figure
+    data, names, styles = [], list[str](), _styles(entries)
+    for title, entry in entries.items():
+        part = entry["eigenvalues"]
+        values = np.array(part["values"], dtype=float)
+        hover = f"%{{x:.4g}}<extra>mean {part['mean']:.3g}<br>variance {part['variance']:.3g}</extra>"
+        dots = {**styles[title], "mode": "markers", "opacity": 0.7, "hovertemplate": hover, "showlegend": False}
+        data.append({**dots, "x": values, "y": np.full(len(values), len(names))})
+        name = plot_text(title + ("" if part["converged"] else " (not converged)"), 28)
+        names.append(f"{name}<br>max {part['maximum']:.3g}")
+    chosen = CHOSEN[part.get("which", "largest")].format(len(values))
+    ticks = {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.5, -0.5]}
+    axes = {
+        "xaxis": new_axis(f"eigenvalue of the Hessian, {chosen}"),
+        "yaxis": {**ticks, "zeroline": False, "automargin": True},
+    }
+    height = 40 * (len(names) + 1) + 80
+    return new_figure("Eigenvalues of the Hessian", _caption(entries), data, **axes, height=height)
 
 
 def density_figure(entries: Entries) -> go.Figure | None:
     """Return the densities of all eigenvalues, on a logarithmic axis, since most are near 0.
 
-    Densities of a group are smoothed with the largest of their widths, so that their peaks are equally broad.
+    They are smoothed with the largest of their widths, so that their peaks are equally broad.
     """
-    groups, styles = _groups(entries, "density"), _styles(_methods(entries))
-    if not groups:
+    entries = {title: entry for title, entry in entries.items() if entry.get("density")}
+    if not entries:
         return None
-    figure = _panels(len(groups), 1, ROW * len(groups))
-    for row, group in enumerate(groups, 1):
-        parts = {title: entry["density"] for title, entry in group.items()}
-        sigma = max(part["sigma"] for part in parts.values())
-        ends = [end for part in parts.values() for end in (min(part["nodes"]), max(part["nodes"]))]
-        x = np.linspace(min(ends) - 6 * sigma, max(ends) + 6 * sigma, POINTS)
-        curves = {t: smoothed(x, np.array(p["nodes"]), np.array(p["weights"]), sigma) for t, p in parts.items()}
-        peak = max(float(curve.max()) for curve in curves.values())
-        top = math.log10(2 * peak)
-        for title, curve in curves.items():
-            y = np.maximum(curve, 10.0 ** (top - DECADES - 3))  # below the axis; 0 would leave gaps in the line
-            figure.add_scatter(x=_small(x), y=_small(y), mode="lines", **styles[title], row=row, col=1)
-        figure.update_xaxes(title_text=_eigenvalue_axis(group), row=row, col=1)
-        axis = {"type": "log", "range": [top - DECADES, top], "exponentformat": "power", "dtick": 1}
-        figure.update_yaxes(title_text="density", **axis, row=row, col=1)
-    return figure
-
-
-def _small(values: Any) -> NDArray[np.float32]:
-    """Return numbers as half as many bytes, which plotly writes in base64."""
-    return np.asarray(values, dtype=np.float32)
+    parts = {title: entry["density"] for title, entry in entries.items()}
+    sigma = max(part["sigma"] for part in parts.values())
+    nodes = np.concatenate([part["nodes"] for part in parts.values()])
+    x = np.linspace(nodes.min() - 6 * sigma, nodes.max() + 6 * sigma, POINTS)
+    curves = {t: smoothed(x, np.array(p["nodes"]), np.array(p["weights"]), sigma) for t, p in parts.items()}
+    top = math.log10(2 * max(float(curve.max()) for curve in curves.values()))
+    lowest = 10.0 ** (top - DECADES - 3)  # below the axis; 0 would leave gaps in the line
+    styles = _styles(entries)
+    data = [{**styles[t], "x": x, "y": np.maximum(curve, lowest), "mode": "lines"} for t, curve in curves.items()]
+    axis = {"type": "log", "range": [top - DECADES, top], "exponentformat": "power", "dtick": 1}
+    axes = {"xaxis": new_axis("eigenvalue of the Hessian"), "yaxis": new_axis("density", **axis)}
+    return new_figure("Density of all eigenvalues", _caption(entries), data, **axes)
 
 
 def shared_range(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float]:
@@ -162,123 +140,129 @@ def round_ticks(low: float, high: float) -> list[float]:
     return sorted(tick for tick in ticks if low <= tick <= high)
 
 
-def _landscapes(entries: Entries, kind: str) -> go.Figure | None:
-    """Return a panel per network, with colours that have one scale for each group."""
-    groups = _groups(entries, "landscape")
-    if not groups:
-        return None
-    columns = min(max(map(len, groups)), MAX_COLUMNS)
-    rows = [math.ceil(len(group) / columns) for group in groups]
-    titles, losses = [], {}
-    for group, n in zip(groups, rows, strict=True):
-        for title, entry in group.items():
-            losses[title] = np.array(entry["landscape"]["loss"], dtype=float)
-            middle = len(losses[title]) // 2
-            titles.append(f"<b>{plot_text(title, 34)}</b><br>loss {losses[title][middle, middle]:.3g}")
-        titles += [""] * (n * columns - len(group))
-    options: dict[str, Any] = {"specs": [[{"type": kind}] * columns] * sum(rows), "subplot_titles": titles}
-    options |= {"horizontal_spacing": 0.01} if kind == "scene" else {}  # room for the labels of the axes
-    figure = _panels(sum(rows), columns, (ROW + 60) * sum(rows), **options)
-    for n, group in enumerate(groups, 1):
-        finite = [z[np.isfinite(z)] for title in group if np.isfinite(z := losses[title]).any()]
-        low, ceiling = shared_range([float(z.min()) for z in finite], [float(z.max()) for z in finite])
-        above = sum(rows[: n - 1])
-        cut = f"<br>(cut off<br>at {ceiling:.3g})" if any(z.max() > ceiling for z in finite) else ""
-        ticks = round_ticks(low, ceiling)
-        bar: dict[str, Any] = {"title": {"text": f"loss{cut}"}, "ticktext": [f"{tick:g}" for tick in ticks]}
-        bar |= {"tickvals": _height(ticks, low, ceiling), "len": rows[n - 1] / sum(rows)}
-        bar |= {"y": 1 - (above + rows[n - 1] / 2) / sum(rows)}
-        figure.update_layout({f"coloraxis{n}": {"cmin": 0, "cmax": 1, "colorscale": "Viridis", "colorbar": bar}})
-        for m, (title, entry) in enumerate(group.items()):
-            place = {"row": above + m // columns + 1, "col": m % columns + 1}
-            z = np.nan_to_num(np.minimum(losses[title], ceiling), nan=ceiling).T  # rows of z go along y
-            axis, colour = _small(entry["landscape"]["axis"]), _small(_height(z, low, ceiling))
-            trace = {"x": axis, "y": axis, "name": plot_text(title), "coloraxis": f"coloraxis{n}"}
-            hover = "%{x:.3g}, %{y:.3g}: loss %{customdata:.3g}<extra></extra>"
-            trace |= {"customdata": _small(z), "hovertemplate": hover}
-            if kind == "scene":
-                figure.add_surface(z=_small(z), surfacecolor=colour, **trace, **place)
-                figure.update_scenes(zaxis_range=[low, ceiling], **place)
-            else:
-                lines = {"start": 0, "end": 1, "size": 1 / (LEVELS - 1)}
-                figure.add_contour(z=colour, contours=lines, **trace, **place)
-                cross = {"symbol": "cross-thin", "size": 11, "line": {"color": "white", "width": 2}}
-                figure.add_scatter(x=[0], y=[0], marker=cross, showlegend=False, hoverinfo="skip", **place)
-    return figure
-
-
 def _height(loss: Any, low: float, ceiling: float) -> NDArray[Any]:
     """Return the places of losses on the scale of the colours, from 0 to 1."""
     return np.asarray(((np.asarray(loss) - low) / (ceiling - low)) ** (1 / STEEPNESS))
 
 
+def _landscapes(entries: Entries, heading: str, kind: str, rest: str, axes: Mapping[str, Any]) -> go.Figure | None:
+    """Return a panel per network, with one scale of colours."""
+    losses = {
+        title: np.array(entry["landscape"]["loss"], dtype=float)
+        for title, entry in entries.items()
+        if entry.get("landscape")
+    }
+    if not losses:
+        return None
+    finite = [z[np.isfinite(z)] for z in losses.values() if np.isfinite(z).any()]
+    low, ceiling = shared_range([float(z.min()) for z in finite], [float(z.max()) for z in finite])
+    hover = "%{x:.3g}, %{y:.3g}: loss %{customdata:.3g}<extra></extra>"
+    data, titles = list[dict[str, Any]](), []
+    for number, (title, loss) in enumerate(losses.items(), 1):
+        middle = len(loss) // 2
+        titles.append(f"<b>{plot_text(title, 22)}</b><br>loss {loss[middle, middle]:.3g}")
+        z = np.nan_to_num(np.minimum(loss, ceiling), nan=ceiling).T  # rows of z go along y
+        axis, colour = np.array(entries[title]["landscape"]["axis"], float), _height(z, low, ceiling)
+        trace = {"type": kind, "x": axis, "y": axis, "name": plot_text(title), "coloraxis": "coloraxis"}
+        trace |= {"customdata": z, "hovertemplate": hover}
+        if kind == "surface":
+            data.append({**trace, "z": z, "surfacecolor": colour, "scene": f"scene{number}"})
+            continue
+        place = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+        levels = {"start": 0, "end": 1, "size": 0.9999 / (LEVELS - 1)}  # below 1: the last colour is used, too
+        cross = {"symbol": "cross-thin", "size": 11, "line": {"color": "white", "width": 2}}
+        centre = {"type": "scatter", "x": [0], "y": [0], "marker": cross, "showlegend": False, "hoverinfo": "skip"}
+        data += [{**trace, "z": colour, "contours": levels, **place}, {**centre, **place}]
+    if kind == "surface":
+        axes["scene"]["zaxis"]["range"] = [low, ceiling]
+    cut = f" (cut off at {ceiling:.3g})" if any(z.max() > ceiling for z in finite) else ""
+    ticks = round_ticks(low, ceiling)
+    top = {
+        "orientation": "h",
+        "x": 0,
+        "xref": "container",
+        "xanchor": "left",
+        "y": 1,
+        "yref": "container",
+        "yanchor": "top",
+    }
+    bar = {"title": {"text": f"loss{cut}", "side": "top"}, "lenmode": "pixels", "len": 320, "thickness": 11, **top}
+    bar |= {"tickvals": _height(ticks, low, ceiling).tolist(), "ticktext": [f"{tick:g}" for tick in ticks]}
+    colours = {"cmin": 0, "cmax": 1, "colorscale": "Viridis", "colorbar": bar}
+    layout = panel_layout(titles, min(len(titles), MAX_COLUMNS), 272, **axes)
+    caption = _caption({title: entries[title] for title in losses}, f" Along two random directions{rest}")
+    return new_figure(heading, caption, data, coloraxis=colours, **layout)
+
+
 def contour_figure(entries: Entries) -> go.Figure | None:
-    """Return contours of the loss around each network; a group shares its levels."""
-    figure = _landscapes(entries, "xy")
-    if figure is not None:
-        figure.update_xaxes(title_text="direction 1", nticks=5, constrain="domain")
-        figure.update_yaxes(title_text="direction 2", nticks=5, constrain="domain")
-        figure.for_each_yaxis(lambda axis: axis.update(scaleanchor=axis.anchor))
-    return figure
+    """Return contours of the loss around each network, with the same levels."""
+    x, y = (new_axis(f"direction {n}", nticks=5, constrain="domain") for n in (1, 2))
+    rest = ", on one scale for all methods."
+    return _landscapes(entries, "Loss around each network", "contour", rest, {"xaxis": x, "yaxis": y})
 
 
 def surface_figure(entries: Entries) -> go.Figure | None:
-    """Return the loss around each of the first 12 networks as a surface; a group shares its vertical scale."""
-    figure = _landscapes(dict(list(entries.items())[:MAX_SURFACES]), "scene")
-    if figure is not None:
-        titles = {"x": "direction 1", "y": "direction 2", "z": "loss"}
-        axes = {f"{name}axis": {"title": {"text": text}, "nticks": 5} for name, text in titles.items()}
-        eye, centre = {"x": 2.1, "y": 2.1, "z": 1.4}, {"x": 0.09, "y": -0.09, "z": -0.1}  # the default cuts labels
-        camera = {"eye": eye, "center": centre}
-        figure.update_scenes(aspectmode="cube", camera=camera, **axes)
-    return figure
+    """Return the loss around each of the first 12 networks as a surface, with the same vertical scale."""
+    titles = {"x": "direction 1", "y": "direction 2", "z": "loss"}
+    axes = {f"{name}axis": {"title": {"text": title}, "nticks": 5} for name, title in titles.items()}
+    eye, centre = {"x": 2.1, "y": 2.1, "z": 1.4}, {"x": 0.09, "y": -0.09, "z": -0.1}  # the default cuts labels
+    scene = {"aspectmode": "cube", "camera": {"eye": eye, "center": centre}, **axes}
+    rest = ", on one scale for all methods. Drag to turn them all."
+    first = dict(list(entries.items())[:MAX_SURFACES])
+    return _landscapes(first, "Loss around each network, in 3-D", "surface", rest, {"scene": scene})
 
 
-def smooth(values: Sequence[float], points: int = SMOOTHED) -> list[float]:
-    """Return a centred running mean, over fewer values at the ends.
+def window_of(n: int) -> int:
+    """Return the odd number of values that a running mean over ``n`` values averages."""
+    return 2 * (n // SMOOTHED // 2) + 1
 
-    Example:
-        >>> smooth([0.0, 3.0, 0.0, 3.0, 0.0, 3.0], points=2)
-        [1.5, 1.0, 2.0, 1.0, 2.0, 1.5]
-    """
-    half = len(values) // points // 2
-    return [float(np.mean(values[max(i - half, 0) : i + half + 1])) for i in range(len(values))]
+
+def smooth(values: Any) -> Any:
+    """Return a centred running mean of a pandas object, over fewer values at the ends."""
+    return values.rolling(window_of(len(values)), center=True, min_periods=1).mean()
+
+
+def thinned(n: int) -> NDArray[np.intp]:
+    """Return at most :data:`MAX_POINTS` indices below ``n``, evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, n - 1, min(n, MAX_POINTS)).round().astype(int))
 
 
 def probe_figure(
-    readings: Mapping[str, Mapping[str, Sequence[float]]], methods: Mapping[str, str] | None = None
+    readings: Mapping[str, Mapping[str, Sequence[float]]], methods: Mapping[str, str] | None = None, caption: str = ""
 ) -> go.Figure | None:
     """Return the running means of sharpness, and of the cosine of g and g_min, over the steps of training.
 
     Args:
         readings: the columns of a probe by title, each as ``probe_info`` returns them.
         methods: the method of each title, for the colours; by default the one that the title names.
+        caption: a sentence below the figure.
     """
+    import pandas as pd
+
     if not readings:
         return None
     panels = SHARPNESS | {"cosine": "cosine of g and g<sub>min</sub>"}
-    figure = _panels(2, 2, 2 * ROW, subplot_titles=list(panels.values()))
-    styles = _styles({title: (methods or {}).get(title, "") for title in readings})
-    for n, name in enumerate(panels):
+    styles = named_styles({title: (methods or {}).get(title, "") for title in readings})
+    data = []
+    for number, name in enumerate(panels, 1):
         for title, columns in readings.items():
-            values = np.array(columns[name], dtype=float)
-            known = np.isfinite(values)
-            steps, means = np.array(columns["step"])[known], _small(smooth(values[known].tolist()))
-            shown = np.unique(np.linspace(0, len(means) - 1, min(len(means), MAX_READINGS)).round().astype(int))
-            mode = "lines" if len(shown) > 1 else "markers"
-            line = {**styles[title], "mode": mode, "legendgroup": title, "showlegend": n == 0}
-            figure.add_scatter(x=steps[shown], y=means[shown], **line, row=n // 2 + 1, col=n % 2 + 1)
-    return figure.update_xaxes(title_text="step").update_layout(hovermode="x unified")
+            values = pd.Series(columns[name], columns["step"], dtype=float)
+            means = smooth(values[np.isfinite(values)])
+            means = means.iloc[thinned(len(means))]
+            mode = "lines" if len(means) > 1 else "markers"
+            points = {"x": means.index.to_numpy(), "y": means.to_numpy(), "mode": mode, "showlegend": number == 1}
+            data.append({**styles[title], **points, "xaxis": f"x{number}", "yaxis": f"y{number}"})
+    layout = panel_layout(list(panels.values()), 2, 384, 230, xaxis=new_axis("step"), yaxis={})
+    return new_figure("Sharpness during training", caption, data, hovermode="x unified", **layout)
 
 
-def flatness_figures(entries: Entries) -> dict[str, go.Figure]:
-    """Return all figures of the entries by heading."""
-    readings = {title: entry["probe"] for title, entry in entries.items() if "probe" in entry}
-    figures = {
-        "Eigenvalues of the Hessian": eigenvalue_figure(entries),
-        "Density of all eigenvalues": density_figure(entries),
-        "Loss around each network": contour_figure(entries),
-        "Loss around each network, in 3-D": surface_figure(entries),
-        "Sharpness during training": probe_figure(readings, _methods(entries)),
-    }
-    return {heading: figure for heading, figure in figures.items() if figure is not None}
+def flatness_figures(entries: Entries) -> list[go.Figure]:
+    """Return all figures of the entries, for each architecture."""
+    figures = []
+    for group in group_by(entries.items(), lambda pair: pair[1].get("architecture", "")).values():
+        part = dict(group)
+        readings = {title: entry["probe"] for title, entry in part.items() if "probe" in entry}
+        methods = {title: entry.get("run", {}).get("method", "") for title, entry in part.items()}
+        figures += [draw(part) for draw in (eigenvalue_figure, density_figure, contour_figure, surface_figure)]
+        figures.append(probe_figure(readings, methods))
+    return [figure for figure in figures if figure is not None]

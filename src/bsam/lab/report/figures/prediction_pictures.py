@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,7 @@ from ...data.pose.joints import Skeleton
 from ...data.pose.persons import MARGIN
 from ...inference.class_prediction import Prediction
 from ...inference.pose_prediction import FoundJoints
-from ...recipes.planning import titles_of
-from ...recipes.variants import variant_of
-from ...tasks.pose import Pose
-from ...tasks.pose_inputs import PoseInputs
 from ...training.files import write
-from ...training.run_dir import RunDir, RunState
 from .style import COLOURS
 
 if TYPE_CHECKING:
@@ -34,7 +29,6 @@ SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-bli
 MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline, also the colour of letters, is visible on light pictures
 SIDE = 360  # pixels, the longer side of a picture in a grid
 MAX_COLUMNS = 4  # of a grid
-PERSON, PERSONS = 180, 8  # pixels, the side of a person in the recipe's picture; its columns
 GAP = 12  # pixels between pictures
 LETTERS = 18  # pixels, the size of letters
 LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
@@ -46,7 +40,6 @@ FONTS = (
     *("Helvetica.ttc", "Hiragino Sans GB.ttc", "Arial Unicode.ttf"),  # macOS
     *("arial.ttf", "YuGothM.ttc", "meiryo.ttc", "msgothic.ttc", "msyh.ttc", "malgun.ttf"),  # Windows
 )
-Row: TypeAlias = tuple[str, Skeleton, dict[str, NDArray[Any]]]  # title, skeleton, the predictions of the run
 
 
 def printable(name: str) -> str:
@@ -178,12 +171,12 @@ def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
         left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
         x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
         seen = pixels[y : math.ceil(bottom + 0.5), x : math.ceil(right + 0.5)]
-        person = _person(seen, pose.joints - (x, y), pose.skeleton, SIDE)
+        person = draw_person(seen, pose.joints - (x, y), pose.skeleton, SIDE)
         pictures.append(stack(person, text_picture([pose.path.name], SIDE)))
     save(stack(grid(pictures), side_legend()), path)
 
 
-def _person(pixels: NDArray[np.uint8], joints: NDArray[Any], skeleton: Skeleton, side: int) -> Picture:
+def draw_person(pixels: NDArray[np.uint8], joints: NDArray[Any], skeleton: Skeleton, side: int) -> Picture:
     """Return a picture of this side with a skeleton whose joints are in pixels of the array."""
     places = side / max(pixels.shape[:2]) * (joints + 0.5) - 0.5
     return draw_skeleton(scaled(pixels, side), places, skeleton, 2 * LINE * side)
@@ -251,40 +244,3 @@ def side_legend(size: int = LETTERS) -> Picture:
         draw.line([(x, size), (x + 1.5 * size, size)], colour, max(2, round(0.3 * size)))
         draw.text((x + 2 * size, size), f"person's {side}", OUTLINE, font, anchor="lm")
     return picture
-
-
-def skeletons_info(states: Sequence[RunState]) -> dict[str, list[Row]]:
-    """Return the predictions of finished runs of the first seed, by network and data set, if they were saved."""
-    groups: dict[str, list[Row]] = {}
-    for state in states:
-        run = state.run
-        if state.finished and run.seed == states[0].run.seed and (arrays := RunDir(state.path).predictions()):
-            skeleton = PoseInputs.from_json(RunDir(state.path).note("pose")).skeleton
-            score = Pose.measure.shown(state.epochs[-1], run.eval_split)
-            title = f"{variant_of(run).title}\nPCK {score:.1f} %"
-            groups.setdefault(f"{' on '.join(titles_of(run))}, seed {run.seed}", []).append((title, skeleton, arrays))
-    return groups
-
-
-def draw_skeletons(states: Sequence[RunState], path: Path) -> None:
-    """Draw a column per person: the labels, and below them the joints that each method found.
-
-    Does nothing if there are no predictions.
-    """
-    parts = []
-    for where, rows in skeletons_info(states).items():
-        pictures = persons_picture(rows)
-        parts += [text_picture([where], pictures.width), pictures]
-    if parts:
-        save(stack(*parts, side_legend()), path)
-
-
-def persons_picture(rows: Sequence[Row]) -> Picture:
-    """Return a row with the labels of each person, and a row with the joints that each run found."""
-    pictures = []
-    for n, (title, skeleton, arrays) in enumerate([rows[0], *rows]):
-        row = [text_picture(title.split("\n") if n else ["label"], PERSON)]
-        truth = np.where(arrays["truth"][..., 2:] > 0, arrays["truth"][..., :2], np.nan)  # only labelled joints
-        persons = zip(arrays["pixels"][:PERSONS], arrays["found"] if n else truth, strict=False)
-        pictures.append([*row, *(_person(pixels, joints, skeleton, PERSON) for pixels, joints in persons)])
-    return arrange(pictures, GAP)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment
-from markupsafe import Markup
 
 from ....common.errors import BsamError, BsamValueError
 from ...analysis.runs_table import read_epochs, read_runs
@@ -21,6 +17,8 @@ from ...analysis.significance import check_baseline, compare_rows
 from ...common.grouping import count_text, group_by
 from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
+from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+from .render import render
 from .tables import (
     SIGNS,
     UNDECIDED,
@@ -68,13 +66,11 @@ def page_html(
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
-    figures_of, plotly = _figures()
     compared = compare_rows(runs, baseline)
-    plots: dict[str, Any] = {}
     experiments = []
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
-        drawn = draw_all(figures_of["experiment"], group, epochs[epochs["experiment"] == name], problems)
+        figures = draw_all(EXPERIMENT_FIGURES, group, epochs[epochs["experiment"] == name], problems)
         experiments.append(
             {
                 "id": f"experiment-{number}",
@@ -84,15 +80,14 @@ def page_html(
                 "pairs": pairs_table(group),
                 "runs": runs_table(group, digits_of(table)),
                 "counts": f"{count_text(len(group), 'run')}: {tally(group['state'])}",
-                "figures": _with_ids(drawn, str(number), plots),
+                "figures": figures,
             }
         )
     summary: dict[str, Any] = {}
     if context is not None:
         tables = [text_table(section.title, section.header, section.rows) for section in context["tables"]]
-        drawn = draw_all(figures_of["recipe"], runs, epochs, problems)
-        summary = {**context, "tables": tables, "figures": _with_ids(drawn, "recipe", plots)}
-    if not plotly:
+        summary = {**context, "tables": tables, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems)}
+    if find_spec("plotly") is None:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
     groups = {
         "Claims of the paper": claim_verdicts(runs),
@@ -100,11 +95,7 @@ def page_html(
     }
     # whoever names a baseline asks about it first
     names = list(groups) if baseline is None else list(reversed(groups))
-    folder = files(__package__) / "files"
-    template, style, script = ((folder / f"page.{end}").read_text("utf-8") for end in ("html.j2", "css", "js"))
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
-    return environment.from_string(template).render(
+    return render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {tally(runs['state'])}.",
@@ -116,21 +107,7 @@ def page_html(
         experiments=experiments,
         signs=SIGNS,
         watched=watched,
-        style=Markup(style),
-        script=Markup(script),
-        plots=script_json(plots),
-        plotly=plotly,
     )
-
-
-def _figures() -> tuple[dict[str, Mapping[str, Any]], str]:
-    """Return the functions that draw figures of an experiment and of a recipe, and plotly's script; none without it."""
-    if find_spec("plotly") is None:
-        return {"experiment": {}, "recipe": {}}, ""
-    from ..figures.figure_file import packed_plotly
-    from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
-
-    return {"experiment": EXPERIMENT_FIGURES, "recipe": RECIPE_FIGURES}, packed_plotly()
 
 
 def _verdict_group(
@@ -149,21 +126,15 @@ def _verdict_group(
     return {"name": name, "tally": tally((verdict["outcome"] for verdict in verdicts), SIGNS), "parts": parts}
 
 
-def _with_ids(figures: Mapping[str, Any], key: str, plots: dict[str, Any]) -> list[dict[str, Any]]:
-    """Add the plots of figures to those of the page, and return the figures with their names instead."""
-    for name, figure in figures.items():
-        for number, panel in enumerate(figure.get("panels", [])):
-            panel["id"] = f"{key}-{name}-{number}"
-            plots[panel["id"]] = panel.pop("plot")
-    return list(figures.values())
-
-
 def draw_all(
     figures: Mapping[str, Any], runs: pd.DataFrame, epochs: pd.DataFrame, problems: list[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the figures of runs by name. Runs with damaged numbers are left out, and each is a problem."""
-    drawn: dict[str, dict[str, Any]] = {}
-    for name, draw in figures.items():
+) -> list[dict[str, Any]]:
+    """Return the figures of runs; none without plotly.
+
+    Runs with damaged numbers are left out, and each is a problem.
+    """
+    drawn: list[dict[str, Any]] = []
+    for name, draw in figures.items() if find_spec("plotly") else ():
         figure, error = _try_to_draw(draw, runs, epochs)
         if error:
             parts = {place: (runs.loc[[place]], epochs[epochs["run"] == place]) for place in runs.index}
@@ -172,7 +143,7 @@ def draw_all(
             for place, error in errors.items():
                 problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({error}).")
             problems += [f"{runs['experiment'].iloc[0]}: the figure {name!r} is left out ({left})."] if left else []
-        drawn |= {} if figure is None else {name: figure}
+        drawn += [] if figure is None else [figure]
     return drawn
 
 
@@ -182,16 +153,6 @@ def _try_to_draw(draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> tuple[d
         return (draw(runs, epochs) if len(runs) else None), ""
     except DAMAGE as error:
         return None, str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
-
-
-def script_json(data: Any) -> Markup:
-    r"""Return JSON for a script element, which no ``<`` can end.
-
-    Example:
-        >>> print(script_json({"name": "</script>"}))
-        {"name":"\u003c/script>"}
-    """
-    return Markup(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
 
 
 def write_page(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
@@ -15,72 +15,70 @@ from numpy.typing import NDArray
 from ...data.pose.joints import Skeleton
 from ...tasks.pose_inputs import PoseInputs
 from ...training.files import reading
-from ...training.run_dir import RunDir
 from ..figures.prediction_pictures import side_colour
-from ..figures.score_figures import first_predictions, seed_numbers
+from ..figures.score_figures import first_predictions
 
-Pictures: TypeAlias = dict[str, Any]
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Items: TypeAlias = list[dict[str, Any]]
 MISTAKES = 8  # per method
 PERSONS = 6
 MAX_SIDE = 128  # pixels; larger pictures are scaled down
 SMALL = 48  # pixels; smaller pictures are PNG files, others JPEG
-QUALITY = 70  # of JPEG
 
 
-def mistakes(runs: pd.DataFrame, _: pd.DataFrame) -> Pictures | None:
+def mistakes(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
     """Return the most confident mistakes of the first finished run of each row."""
-    predicted, rows = first_predictions(runs), dict[str, list[dict[str, Any]]]()
-    if find_spec("PIL") is None:
-        return None
-    for row, path in zip(predicted["row"], predicted["path"], strict=True):
-        arrays = RunDir(path).predictions()
-        if "confidence" not in arrays or not len(arrays["pixels"]):
-            continue
+    predicted, seeds = first_predictions(runs)
+    rows = {row: list(_mistakes(run.predictions())) for row, run in predicted.items()}
+    caption = f"Predicted class with its probability, and true class; networks of {seeds}."
+    return _pictures("Most confident mistakes", caption, rows)
+
+
+def _mistakes(arrays: Arrays) -> Iterator[dict[str, Any]]:
+    if "confidence" in arrays:
         names = arrays["class_names"].tolist()
-        columns = (arrays[name].tolist()[:MISTAKES] for name in ("truth", "found", "confidence"))
-        rows[row] = [
-            {"src": data_uri(pixels), "text": f"{names[found]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
-            for pixels, truth, found, confidence in zip(arrays["pixels"][:MISTAKES], *columns, strict=True)
-        ]
-    caption = f"Predicted class with its probability, and true class; networks of {seed_numbers(predicted)}."
-    return {"kind": "pictures", "title": "Most confident mistakes", "caption": caption, "rows": rows} if rows else None
+        columns = (arrays[name][:MISTAKES] for name in ("pixels", "truth", "found", "confidence"))
+        for pixels, truth, found, confidence in zip(*columns, strict=True):
+            texts = {"text": f"{names[found]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
+            yield {"pixels": pixels, **texts}
 
 
-def skeletons(runs: pd.DataFrame, _: pd.DataFrame) -> Pictures | None:
+def skeletons(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
     """Return a row of persons with their labels, and a row for each method with the joints that it found."""
-    predicted, rows = first_predictions(runs), dict[str, list[dict[str, Any]]]()
-    if find_spec("PIL") is None:
-        return None
-    for row, path in zip(predicted["row"], predicted["path"], strict=True):
-        arrays = RunDir(path).predictions()
-        with reading(path / "pose.json", "remove it to leave out the skeletons"):
-            note = RunDir(path).note("pose")
+    predicted, seeds = first_predictions(runs)
+    rows: dict[str, Items] = {}
+    for row, run in predicted.items():
+        arrays = run.predictions()
+        with reading(run.path / "pose.json", "remove it to leave out the skeletons"):
+            note = run.note("pose")
             skeleton = PoseInputs.from_json(note).skeleton if note else None
         if skeleton is not None and "found" in arrays:
-            rows.setdefault("label", _items(skeleton, arrays, "truth"))  # the persons are the same for all methods
-            rows[row] = _items(skeleton, arrays, "found")
-    caption = (
-        f"Joints that the networks of {seed_numbers(predicted)} found. The person's right side is orange, the left "
-        "side light blue."
-    )
-    return {"kind": "pictures", "title": "Skeletons", "caption": caption, "rows": rows} if rows else None
+            truth = np.where(arrays["truth"][..., 2:] > 0, arrays["truth"][..., :2], np.nan)  # only labelled joints
+            rows.setdefault("label", _persons(skeleton, arrays["pixels"], truth))  # the same for all methods
+            rows[row] = _persons(skeleton, arrays["pixels"], arrays["found"])
+    sides = "The person's right side is orange, the left side light blue."
+    return _pictures("Skeletons", f"Joints that the networks of {seeds} found. {sides}", rows)
 
 
-def _items(skeleton: Skeleton, arrays: Mapping[str, NDArray[Any]], name: str) -> list[dict[str, Any]]:
+def _persons(skeleton: Skeleton, pictures: NDArray[Any], joints: NDArray[Any]) -> Items:
     """Return each picture, and its lines: their colour, and their ends as fractions of its size."""
-    height, width = arrays["pixels"].shape[1:3]
     items = []
-    for pixels, joints in zip(arrays["pixels"][:PERSONS], arrays[name][:PERSONS], strict=True):
-        shown = joints[:, 2] > 0 if name == "truth" else np.ones(len(joints), bool)
-        parts = (joints[:, :2] + 0.5) / np.array([width, height])
-        shown &= np.isfinite(parts).all(axis=1)
+    for pixels, places in zip(pictures[:PERSONS], joints[:PERSONS], strict=True):
+        parts = (places[:, :2] + 0.5) / np.array(pixels.shape[1::-1])
+        ends = {edge: parts[list(edge)].reshape(-1) for edge in skeleton.edges}
         lines = [
-            (side_colour(skeleton, edge), *parts[list(edge)].reshape(-1).round(4).tolist())
-            for edge in skeleton.edges
-            if shown[list(edge)].all()
+            (side_colour(skeleton, edge), *xy.round(4).tolist()) for edge, xy in ends.items() if np.isfinite(xy).all()
         ]
-        items.append({"src": data_uri(pixels), "lines": lines})
+        items.append({"pixels": pixels, "lines": lines})
     return items
+
+
+def _pictures(title: str, caption: str, rows: Mapping[str, Items]) -> dict[str, Any] | None:
+    """Return what the template shows of rows of pictures."""
+    if find_spec("PIL") is None or not any(rows.values()):
+        return None
+    shown = {row: [{**item, "src": data_uri(item["pixels"])} for item in items] for row, items in rows.items() if items}
+    return {"title": title, "caption": caption, "rows": shown}
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:
@@ -91,11 +89,5 @@ def data_uri(pixels: NDArray[np.uint8]) -> str:
     picture.thumbnail((MAX_SIDE, MAX_SIDE))
     kind = "png" if max(pixels.shape[:2]) <= SMALL else "jpeg"
     content = io.BytesIO()
-    picture.save(content, kind, **({"quality": QUALITY} if kind == "jpeg" else {"optimize": True}))
+    picture.save(content, kind, quality=70, optimize=True)
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
-
-
-PICTURES: dict[str, Callable[[pd.DataFrame, pd.DataFrame], Pictures | None]] = {
-    "mistakes": mistakes,
-    "skeletons": skeletons,
-}

@@ -78,7 +78,6 @@ for (const button of all("button[data-copy]")) {
 }
 
 // ---- plots
-const figures = JSON.parse(byId("plots").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
 const COARSE = matchMedia("(pointer: coarse)").matches; // a finger must scroll the page, not zoom a plot
@@ -107,39 +106,54 @@ function plotly() { // decompressed after the first paint, which it would delay
   })();
   return library;
 }
-const isSurface = plot => plot.closest("figure").classList.contains("surfaces");
-let camera = null;
-function draw(plot) {
-  const {data, layout} = figures[plot.dataset.plot], surface = isSurface(plot);
+const isSurface = plot => plot.parentElement.classList.contains("surfaces");
+const scenes = layout => layout.annotations.map((_, number) => `scene${number ? number + 1 : ""}`);
+function arrange(plot, layout) { // panels in as many columns as fit, and room for the legend below them
+  const width = printing ? 640 : plot.clientWidth, {panel} = layout.meta;
+  const legend = plot.legendHeight ?? 0, margin = {l: 8, r: 10, t: 12, b: 8};
+  if (!panel) return {width, height: (layout.height ?? (width < 500 ? 240 : 290)) + legend, margin};
+  const number = layout.annotations.length;
+  const columns = Math.min(number, Math.max(panel.height ? 1 : 2, Math.floor(width / panel.width)));
+  const rows = Math.ceil(number / columns), side = panel.height || Math.floor(width / columns) + 40;
+  const arranged = {width, height: rows * side + legend + 110, margin: {...margin, t: panel.height ? 40 : 100}};
+  arranged.grid = {...layout.grid, rows, columns};
+  if (!isSurface(plot) && !panel.height && width < 500) arranged.grid.xgap = 0.5; // room for the labels of squares
+  if (!isSurface(plot)) return arranged;
+  scenes(layout).forEach((name, n) => {
+    const [row, column] = [Math.floor(n / columns), n % columns];
+    arranged[name] = {...layout[name], domain: {row, column}};
+    Object.assign(layout.annotations[n], {x: column / columns, y: 1 - row / rows});
+  });
+  return arranged;
+}
+async function draw(plot) {
+  const {data, layout} = plot.figure, surface = isSurface(plot);
   const buttons = surface ? ["toImage", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"];
-  const config = {responsive: true, displaylogo: false, displayModeBar: COARSE ? false : "hover",
-    modeBarButtons: [buttons], toImageButtonOptions: {format: "svg"}};
-  const made = {...layout, margin: surface ? {l: 0, r: 0, t: 0, b: 0} : {l: 8, r: 10, t: 12, b: 8}, showlegend: false,
-    template: template()};
-  const paper = plot.closest(".contours") ? [200, 200] : [plot.closest(".several") ? 300 : 640, 270]; // pixels
-  if (printing) [made.width, made.height] = paper;
-  if (COARSE && !surface) made.dragmode = false;
-  if (surface && camera) made.scene = {...layout.scene, camera};
+  const config = {displaylogo: false, displayModeBar: COARSE ? false : "hover", modeBarButtons: [buttons],
+    toImageButtonOptions: {format: "svg"}};
+  const dragmode = COARSE && !surface ? false : layout.dragmode;
+  const first = !plot.drawn;
   plot.drawn = true;
-  window.Plotly.react(plot, data, made, config);
-  for (const event of surface ? ["plotly_relayouting", "plotly_relayout"] : []) {
-    plot.removeAllListeners(event);
-    plot.on(event, change => turned(plot, change?.["scene.camera"]));
+  await window.Plotly.react(plot, data, {...layout, ...arrange(plot, layout), dragmode, template: template()}, config);
+  plot.style.minHeight = "";
+  const height = Math.ceil(plot.querySelector(".legend .bg")?.getBoundingClientRect().height ?? 0);
+  if (height !== (plot.legendHeight ?? 0)) {
+    plot.legendHeight = height;
+    await window.Plotly.relayout(plot, arrange(plot, layout));
+  }
+  for (const event of surface && first ? ["plotly_relayouting", "plotly_relayout"] : []) {
+    plot.on(event, change => turned(plot, change));
   }
 }
-let leader = null;
-async function turned(plot, moved) { // all surfaces of a figure share the camera of the one that is dragged
-  if (!moved || (leader && leader !== plot)) return; // else a follower would lead in turn
-  camera = structuredClone(moved);
-  if (leader) return;
-  leader = plot;
-  for (let shown = null; shown !== camera;) { // it may be dragged further meanwhile
-    shown = camera;
-    const others = all(".plot", plot.closest("figure")).filter(other => other !== plot && other.drawn);
-    await Promise.all(others.map(other => window.Plotly.relayout(other, {"scene.camera": structuredClone(shown)})));
-  }
-  leader = null;
+function turned(plot, change) { // plotly has no shared camera: all surfaces of a figure get that of the dragged one
+  const names = scenes(plot.figure.layout), camera = change[`${names.find(name => change[`${name}.camera`])}.camera`];
+  if (!camera || plot.turning) return;
+  plot.turning = true;
+  for (const name of names) plot.figure.layout[name].camera = camera; // for the next drawing
+  window.Plotly.relayout(plot, Object.fromEntries(names.map(name => [`${name}.camera`, camera])))
+    .then(() => { plot.turning = false; });
 }
+const redraw = () => all(".plot").filter(plot => plot.drawn).forEach(draw);
 const observer = new IntersectionObserver(entries => {
   for (const {target: plot, isIntersecting} of entries) {
     plot.near = isIntersecting;
@@ -150,22 +164,20 @@ const observer = new IntersectionObserver(entries => {
     }
   }
 }, {rootMargin: "200px"});
-if (hasPlotly) for (const plot of all(".plot")) observer.observe(plot);
-for (const button of all(".legend button")) {
-  button.addEventListener("click", () => {
-    const visible = button.getAttribute("aria-pressed") === "false";
-    button.setAttribute("aria-pressed", String(visible));
-    for (const plot of all(".plot", button.closest("figure"))) {
-      for (const trace of figures[plot.dataset.plot].data) if (trace.name === button.dataset.name) trace.visible = visible;
-      if (plot.drawn) draw(plot);
-    }
-  });
+if (hasPlotly) {
+  for (const plot of all(".plot")) {
+    plot.figure = JSON.parse(plot.nextElementSibling.textContent);
+    plot.style.minHeight = `${arrange(plot, plot.figure.layout).height}px`; // the page does not jump when it is drawn
+    observer.observe(plot);
+  }
 }
+let resized;
+addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 100); });
 
 // ---- theme, print, contents
 function themeChanged() {
   byId("theme").textContent = isDark() ? "Light theme" : "Dark theme";
-  if (window.Plotly) all(".plot").forEach(plot => plot.drawn && window.Plotly.relayout(plot, {template: template()}));
+  redraw();
 }
 if (kept(localStorage, "bsam-theme")) root.dataset.theme = kept(localStorage, "bsam-theme");
 byId("theme").addEventListener("click", () => {
@@ -185,7 +197,7 @@ function redrawForPrint(on) { // every flat plot in the light theme; surfaces ar
 for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(event, () => redrawForPrint(on));
 byId("print").addEventListener("click", async () => { if (hasPlotly) await plotly(); print(); });
 if (hasPlotly) (window.requestIdleCallback ?? (callback => setTimeout(callback, 1000)))(() => plotly()); // for Ctrl+P
-document.querySelector("#contents details").open = matchMedia("(min-width: 75rem)").matches;
+for (const contents of all("#contents details")) contents.open = matchMedia("(min-width: 75rem)").matches;
 
 // ---- a watched page loads itself again, with the same folds, unless it is in use
 if ("watched" in document.body.dataset) {
