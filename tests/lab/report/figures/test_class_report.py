@@ -12,7 +12,6 @@ from bsam.lab import cli
 from bsam.lab.report.figures import class_report as module
 from bsam.lab.report.figures.class_report import (
     class_report,
-    classes_info,
     classes_table,
     confusion_page,
     mistakes_picture,
@@ -31,13 +30,6 @@ KEPT = {
     "found": np.array([1, 1, 1, 2]),
     "confidence": np.array([0.99, 0.9, 0.8, 0.7]),
 }
-
-
-def test_accuracies_and_the_most_frequent_mistake():
-    cat, dog, owl = classes_info(KEPT)
-    assert (cat.samples, cat.accuracy, cat.mistaken_for) == (10, 0.6, ("dog $x", 3))
-    assert (dog.samples, dog.accuracy, dog.mistaken_for) == (4, 1.0, None)
-    assert (owl.samples, owl.accuracy, owl.mistaken_for) == (0, None, None)
 
 
 def test_the_table_begins_with_the_class_that_is_recognised_worst():

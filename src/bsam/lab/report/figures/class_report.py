@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -40,55 +39,19 @@ $rows
 """)
 
 
-@dataclass(frozen=True)
-class ClassAccuracy:
-    """The accuracy of a classifier on one class.
-
-    Args:
-        name: the name of the class.
-        samples: the number of its samples in the evaluation set.
-        accuracy: the share that is classified correctly; None without samples.
-        mistaken_for: the most frequent wrong prediction and its count; None if there is none.
-    """
-
-    name: str
-    samples: int
-    accuracy: float | None
-    mistaken_for: tuple[str, int] | None
-
-
-def classes_info(predictions: Mapping[str, NDArray[Any]]) -> list[ClassAccuracy]:
-    """Return the accuracy of each class, from the ``predictions.npz`` of a classification run.
-
-    Example:
-        >>> predictions = {
-        ...     "confusion": np.array([[8, 2], [0, 5]]),
-        ...     "class_names": np.array(["cat", "dog"]),
-        ... }
-        >>> classes_info(predictions)[0]
-        ClassAccuracy(name='cat', samples=10, accuracy=0.8, mistaken_for=('dog', 2))
-    """
-    names, confusion = _names(predictions), predictions["confusion"]
-    classes = []
-    for number, row in enumerate(confusion):
-        samples, right = int(row.sum()), int(row[number])
-        wrong = row.copy()
-        wrong[number] = 0
-        worst = (names[wrong.argmax()], int(wrong.max())) if wrong.any() else None
-        classes.append(ClassAccuracy(names[number], samples, right / samples if samples else None, worst))
-    return classes
-
-
 def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
-    """Return the accuracies as a table in Markdown, the lowest first."""
-    rows = sorted(classes_info(predictions), key=lambda row: math.inf if row.accuracy is None else row.accuracy)
+    """Return the accuracy of each class and its most frequent mistake as a table in Markdown, the lowest first."""
+    names, confusion = [name.replace("|", "\\|") for name in _names(predictions)], predictions["confusion"]
+    samples, right = confusion.sum(axis=1), confusion.diagonal()
+    accuracies = np.where(samples > 0, 100 * right / np.maximum(samples, 1), np.inf)  # classes without samples are last
+    mistakes = confusion - np.diag(right)
     lines = [f"# {_title(run, predictions)}", "", "| class | samples | accuracy in % | most often mistaken for |"]
     lines.append("|---|---|---|---|")
-    for row in rows:
-        accuracy = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f}"
-        mistaken_for = "-" if row.mistaken_for is None else f"{row.mistaken_for[0]} ({row.mistaken_for[1]})"
-        cells = (text.replace("|", "\\|") for text in (row.name, str(row.samples), accuracy, mistaken_for))
-        lines.append(f"| {' | '.join(cells)} |")
+    for n in accuracies.argsort(kind="stable"):
+        worst = mistakes[n].argmax()
+        accuracy = f"{accuracies[n]:.1f}" if samples[n] else "-"
+        mistaken_for = f"{names[worst]} ({mistakes[n, worst]})" if mistakes[n, worst] else "-"
+        lines.append(f"| {names[n]} | {samples[n]} | {accuracy} | {mistaken_for} |")
     return "\n".join(lines) + "\n"
 
 

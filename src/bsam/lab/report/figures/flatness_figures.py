@@ -71,7 +71,8 @@ def eigenvalue_figure(entries: Entries) -> go.Figure | None:
     entries = {title: entry for title, entry in entries.items() if entry.get("eigenvalues")}
     if not entries:
         return None
-    data, names, styles = [], list[str](), _styles(entries)
+    data, names = [], list[str]()
+    styles = _styles(entries)
     for title, entry in entries.items():
         part = entry["eigenvalues"]
         values = np.array(part["values"], dtype=float)

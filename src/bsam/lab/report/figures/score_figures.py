@@ -169,22 +169,14 @@ def cost_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
         return None
     same = table.groupby("passes", sort=False)["mean"]
     shifts = 0.07 * (same.cumcount() - (same.transform("size") - 1) / 2)  # separates the whiskers
-    hover, styles, data = {"hovertemplate": "%{customdata:.3g} passes, %{y:.2f}"}, row_styles(runs), []
+    styles, data = row_styles(runs), []
     for row, part in table.groupby(level=0, sort=False):
-        options = {"customdata": part["passes"].to_numpy(), **hover}
-        data.append(
-            points(
-                styles[row],
-                (part["passes"] + shifts[part.index]).to_numpy(),
-                part["mean"],
-                part["std"],
-                "markers",
-                **options,
-            )
-        )
+        x = (part["passes"] + shifts[part.index]).to_numpy()
+        hover = {"customdata": part["passes"].to_numpy(), "hovertemplate": "%{customdata:.3g} passes, %{y:.2f}"}
+        data.append(points(styles[row], x, part["mean"], part["std"], "markers", **hover))
     caption = f"After the last epoch, {seeds_text(table['n'], 'whiskers')}. Points of equal cost are shifted."
-    x = new_axis("gradient passes per step", tickvals=sorted(table["passes"].unique().tolist()))
-    return new_figure("Score against cost", caption, data, xaxis=x, yaxis=new_axis(runs["unit"].iloc[0]))
+    axis = new_axis("gradient passes per step", tickvals=sorted(table["passes"].unique().tolist()))
+    return new_figure("Score against cost", caption, data, xaxis=axis, yaxis=new_axis(runs["unit"].iloc[0]))
 
 
 def top_eigenvalue_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
@@ -227,8 +219,10 @@ def radius_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
 
     Base optimizers are horizontal lines.
     """
-    table, styles, data = statistics_of(runs), row_styles(runs), []
-    table = table.join(runs.drop_duplicates("row").set_index("row")[["radius", "method", "variant", "settings"]])
+    styles, data = row_styles(runs), []
+    table = statistics_of(runs).join(
+        runs.drop_duplicates("row").set_index("row")[["radius", "method", "variant", "settings"]]
+    )
     table["line"] = [_line_key(row) for row in table.reset_index().to_dict("records")]
     with_radius = table[table["radius"] > 0].sort_values("radius", kind="stable")
     if with_radius.empty or with_radius.groupby("line")["radius"].nunique().max() == 1:
