@@ -17,6 +17,11 @@ from bsam.lab.training.run_dir import RunDir, run_dir_name
 RUN = Run("sam", epochs=2, batch=32, limit_train=64, limit_test=50, probe=1, curvature=True, surface=3)
 
 
+@pytest.fixture
+def quick():
+    """The shared runs are compared with runs of this module, so the search for eigenvalues must be the same."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _few_samples():
     with pytest.MonkeyPatch.context() as patch:
