@@ -84,7 +84,7 @@ def eigenvalue_figure(entries: Entries) -> go.Figure | None:
     chosen = CHOSEN[part.get("which", "largest")].format(len(values))
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.5, -0.5]}
     axes = {
-        "xaxis": new_axis(f"eigenvalue of the Hessian, {chosen}"),
+        "xaxis": new_axis(f"eigenvalue, {chosen}"),
         "yaxis": {**ticks, "zeroline": False, "automargin": True},
     }
     height = 40 * (len(names) + 1) + 80
