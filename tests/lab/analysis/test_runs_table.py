@@ -165,6 +165,25 @@ def test_results_of_others_in_a_csv_file(train, tmp_path):
     assert found["radius"].iloc[2] == 0.1
 
 
+def test_others_results_join_the_table_whose_title_begins_like_theirs(train, tmp_path):
+    title = "ResNet-18, CIFAR-10, 200 epochs"
+    folders = [
+        train(run, name, about=describe(run, experiment=f"{title}, {name}"))
+        for run, name in ((Run("sgd", epochs=2), "batch 256"), (Run("sgd", epochs=2), "lr 0.2"))
+    ]
+    file = tmp_path / "theirs.csv"
+    file.write_text(f'experiment,method,seed,score\n"{title}",New,0,90\n"{title[:-1]}",Other,0,90\n')
+    joined = read(file, folders[0]).set_index("row")
+    assert joined.loc["New", ["experiment", "unit"]].tolist() == [f"{title}, batch 256", "test accuracy in %"]
+    assert joined.loc["Other", "experiment"] == title[:-1], "titles are cut at commas"
+    problems = []
+    runs = read_runs([*folders, file], problems).set_index("row")
+    assert runs.loc["New", "experiment"] == title
+    assert len(problems) == 1
+    assert "batch 256" in problems[0]
+    assert "lr 0.2" in problems[0]
+
+
 @pytest.mark.parametrize(
     ("content", "word"),
     [

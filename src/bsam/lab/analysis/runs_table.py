@@ -135,7 +135,7 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     reader = _Reader()
-    for path in folders:
+    for path in sorted(folders, key=lambda path: path.suffix == ".csv"):  # others' results join ours
         reader.add(path)
     table = pd.DataFrame(reader.rows, columns=list(COLUMNS))
     table = _without_copies(_without_unasked(table), reader.problems)
@@ -274,8 +274,32 @@ def _without_plan(run: Run) -> dict[str, Any]:
     return describe(run, chosen="", shared=True)
 
 
-def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
+def _csv_rows(path: Path, rows: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
     """Return others' results. A method that we also ran gets the name of the file."""
+    cells = _csv_cells(path)
+    if cells.empty:
+        return []
+    titles = dict.fromkeys(row["experiment"] for row in rows if row["settings"])
+    for title in set(cells["experiment"]) - titles.keys():
+        longer = [name for name in titles if title and name.startswith(f"{title}, ")]
+        if len(longer) == 1:
+            cells["experiment"] = cells["experiment"].replace({title: longer[0]})
+        elif longer:
+            problems.append(f"{path}: {title} is the start of several titles ({'; '.join(longer)}): write one of these.")
+    numbers = cells[["score", "passes", "radius", "published"]].apply(pd.to_numeric, errors="coerce").astype(float)
+    units, reasons = _csv_errors(cells, numbers, {row["experiment"]: row["unit"] for row in rows})
+    problems += [f"{path}, line {line} is left out: {text}." for line, text in enumerate(reasons, 2) if text]
+    source = (" (" + cells["source"] + ")").where(cells["source"] != "", "")
+    table = numbers.assign(experiment=cells["experiment"], row=cells["method"] + source, seed=cells["seed"], unit=units)
+    table = table[reasons == ""].astype({"seed": int}).assign(place=LAST, name=path.name, path=path)
+    taken = {(row["experiment"], row["row"]) for row in rows}
+    is_taken = [key in taken for key in zip(table["experiment"], table["row"], strict=True)]
+    table.loc[is_taken, "row"] += f" ({path.stem})"
+    return [{**COLUMNS, **row} for row in table.to_dict("records")]
+
+
+def _csv_cells(path: Path) -> pd.DataFrame:
+    """Return the cells of a CSV file as text, with all columns; raise if the header is wrong."""
     try:
         cells = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", skipinitialspace=True)
     except (OSError, ValueError) as error:
@@ -289,12 +313,12 @@ def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]
             f"the column {wrong[0]!r} is wrong or missing: it needs {', '.join(REQUIRED)} and may have "
             f"{', '.join(OPTIONAL)}, each once"
         )
-    cells = (
-        cells.fillna("").reindex(columns=[*REQUIRED, *OPTIONAL], fill_value="").apply(lambda column: column.str.strip())
-    )
-    if cells.empty:
-        return []
-    numbers = cells[["score", "passes", "radius", "published"]].apply(pd.to_numeric, errors="coerce").astype(float)
+    cells = cells.fillna("").reindex(columns=[*REQUIRED, *OPTIONAL], fill_value="")
+    return cells.apply(lambda column: column.str.strip())
+
+
+def _csv_errors(cells: pd.DataFrame, numbers: pd.DataFrame, known: Mapping[str, str]) -> tuple[pd.Series, Any]:
+    """Return the unit of each line, given those of experiments, and what is wrong with the line; empty if nothing."""
     quoted = cells.map(repr)
     checks = [(cells[name] == "", f"its {name} is empty") for name in REQUIRED]
     checks.append((~cells["seed"].str.isdecimal(), "its seed must be a whole number from 0, got " + quoted["seed"]))
@@ -302,22 +326,11 @@ def _csv_rows(path: Path, ours: Sequence[Mapping[str, Any]], problems: list[str]
         is_wrong = (cells[name] != "") & ~np.isfinite(numbers[name])
         checks.append((is_wrong, f"its {name} must be a finite number, got " + quoted[name]))
     first = cells[~np.any([mask for mask, _ in checks], axis=0)].drop_duplicates("experiment")
-    units = dict(zip(first["experiment"], first["unit"].replace("", "score"), strict=True))
-    units |= {row["experiment"]: row["unit"] for row in ours}
+    units = dict(zip(first["experiment"], first["unit"].replace("", "score"), strict=True)) | known
     expected = pd.Series([units.get(name, "") for name in cells["experiment"]])
     other = "its unit is " + quoted["unit"] + ", but that of " + cells["experiment"] + " is " + expected.map(repr)
     checks.append(((cells["unit"] != "") & (cells["unit"] != expected), other))
-    reasons = np.select([mask for mask, _ in checks], [text for _, text in checks], "")
-    problems += [f"{path}, line {line} is left out: {text}." for line, text in enumerate(reasons, 2) if text]
-    source = (" (" + cells["source"] + ")").where(cells["source"] != "", "")
-    table = numbers.assign(
-        experiment=cells["experiment"], row=cells["method"] + source, seed=cells["seed"], unit=expected
-    )
-    table = table[reasons == ""].astype({"seed": int}).assign(place=LAST, name=path.name, path=path)
-    taken = {(row["experiment"], row["row"]) for row in ours}
-    is_taken = [key in taken for key in zip(table["experiment"], table["row"], strict=True)]
-    table.loc[is_taken, "row"] += f" ({path.stem})"
-    return [{**COLUMNS, **row} for row in table.to_dict("records")]
+    return expected, np.select([mask for mask, _ in checks], [text for _, text in checks], "")
 
 
 def _without_unasked(table: pd.DataFrame) -> pd.DataFrame:
