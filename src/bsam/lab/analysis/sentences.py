@@ -129,7 +129,7 @@ class ComparisonResult:
     Args:
         table: a row for each method: the columns of ``compare_rows``, and ``radius``, ``chosen``, ``passes`` and
             ``seconds`` of its runs.
-        pairs: the other methods, compared with each other: the columns of ``compare_rows``.
+        pairs: the other methods, compared with each other and corrected together: the columns of ``compare_rows``.
         shared: a sentence on the tuned settings that all methods share; empty if there are none.
         page: the report, an HTML file; None if it was not written.
     """
@@ -163,6 +163,5 @@ def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: 
     """Return the result for a table of ``compare_rows`` of these runs."""
     first = dict.fromkeys(("radius", "chosen", "passes"), "first")
     about = runs.groupby(["experiment", "row"]).agg({**first, "seconds": "mean"})
-    pairs = compare_pairs(runs)  # corrected together, as on the page
-    others = [not set(table["against"]) & {row["row"], row["against"]} for row in pairs.to_dict("records")]
-    return ComparisonResult(table.join(about, on=["experiment", "row"]), pairs[others], shared, page)
+    pairs = compare_pairs(runs[~runs["row"].isin(table["against"])])
+    return ComparisonResult(table.join(about, on=["experiment", "row"]), pairs, shared, page)

@@ -1,7 +1,7 @@
 """Which rows of an experiment are better than others: one criterion for the page, ``compare``, the demo and the docs.
 
 Runs are paired by seed. A difference is shown if a paired t-test over at least three shared seeds has a p-value below
-0.05, corrected for all methods that are compared (Holm).
+0.05 after Holm's correction: for all methods that are compared with the baseline, or for all pairs of the others.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def page_html(
                 "title": name,
                 "answer": answer(table) if 1 < len(table) <= MANY else "",
                 "table": experiment_table(group, table),
-                "pairs": pairs_table(group),
+                "pairs": pairs_table(group, table["against"].iloc[0]),
                 "runs": runs_table(group, digits_of(table)),
                 "counts": f"{count_text(len(group), 'run')}: {tally(group['state'])}",
                 "figures": figures,

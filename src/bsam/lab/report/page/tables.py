@@ -197,11 +197,11 @@ def _notes(runs: pd.DataFrame) -> list[str]:
     return [*notes, *runs["note"].unique()]
 
 
-def pairs_table(runs: pd.DataFrame) -> dict[str, Any] | None:
-    """Return the comparison of all pairs of rows that have enough seeds; None with fewer than three such rows."""
+def pairs_table(runs: pd.DataFrame, baseline: str) -> dict[str, Any] | None:
+    """Return the comparison of rows other than the baseline that have enough seeds; None with fewer than two."""
     seeds = runs[runs["state"] == "finished"].groupby("row")["seed"].nunique()
-    runs = runs[runs["row"].isin(seeds.index[seeds >= MIN_SEEDS])]
-    if runs["row"].nunique() < 3:
+    runs = runs[runs["row"].isin(seeds.index[seeds >= MIN_SEEDS]) & (runs["row"] != baseline)]
+    if runs["row"].nunique() < 2:
         return None
     pairs = compare_pairs(runs)
     pairs["verdict badges"] = [[word] for word in pairs["verdict"]]
@@ -216,7 +216,7 @@ def pairs_table(runs: pd.DataFrame) -> dict[str, Any] | None:
         Column("p", "p_holm", lambda row: "< 0.001" if row["p_holm"] < 0.001 else f"{row['p_holm']:.3g}"),
         Column("verdict", "verdict", lambda row: "", words=True),
     ]
-    return page_table(f"All pairs: {runs['experiment'].iloc[0]}", columns, pairs)
+    return page_table(f"Other pairs: {runs['experiment'].iloc[0]}", columns, pairs)
 
 
 def runs_table(runs: pd.DataFrame, digits: int) -> dict[str, Any]:
