@@ -213,17 +213,31 @@ def test_wrong_csv_files_are_named(tmp_path, content, word):
         ("metrics.jsonl", "not JSON\n"),
         ("metrics.jsonl", '{"epoch": 1}\n{"epoch": 2}\n'),
         ("run.json", "[]"),
-        ("run.json", '{"experiment": 3, "row": null}'),
+        ("run.json", '{"a": 1}'),
+        *(("run.json", value) for value in ({"experiment": 3}, {"radius": "x"}, {"radius": [1]}, {"radius": math.inf})),
+        *(("run.json", value) for value in ({"published": "97"}, {"passes": "2"}, {"chosen": 5}, {"tuned": "no"})),
         ("curvature.json", '{"top_eigenvalue": "high"}'),
     ],
 )
 def test_damaged_files_are_named_and_the_rest_is_read(train, tmp_path, file, content):
     train(Run("sgd", epochs=2), "good")
-    (train(Run("sam", epochs=2), "bad") / file).write_text(content)
+    run = Run("sam", epochs=2)
+    content = content if isinstance(content, str) else json.dumps({**describe(run), **content})
+    (train(run, "bad") / file).write_text(content)
     problems = []
     assert "SGD" in set(read_runs(tmp_path, problems)["row"])
     assert len(problems) == 1
     assert "bad" in problems[0]
+
+
+@pytest.mark.parametrize("note", [{"scores": {}}, {"a": 1}, {"scores": {"pck": "high"}}, {"scores": 5}])
+def test_a_damaged_baseline_is_harmless(train, tmp_path, note):
+    run = Run.of("sgd", epochs=2, task="pose", data="stick_figures", model="simcc_resnet8")
+    folder = train(run, "a")
+    (folder / "baseline.json").write_text(json.dumps(note))
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("test_accuracy", "test_pck"))
+    assert read(tmp_path)["failure"].tolist() == [""]
 
 
 def test_two_scores_of_one_seed_in_a_csv_file(tmp_path):

@@ -72,7 +72,8 @@ def failure(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]] | Non
             f"The network is no better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
             f"({guessing:.4g} by guessing). {_advice(run, diverged=lowest > DIVERGED * guessing)}"
         )
-    if baseline := run_dir.note("baseline"):
+    baseline = run_dir.note("baseline")
+    if baseline.get("scores"):
         name, value = next(iter(baseline["scores"].items()))  # the mean over the joints
         score = last[f"{run.eval_split}_{name}"]
         if score <= value:

@@ -75,9 +75,14 @@ def _seconds(source: _Source) -> float | None:
 
 
 def _failure(source: _Source) -> str | None:
-    with contextlib.suppress(BsamError):  # a data set that this version does not have, or a damaged note
+    with contextlib.suppress(*DAMAGED):  # a data set that this version does not have, or a damaged note
         return None if source.last is None else failure(source.run, RunDir(source.path), source.epochs)
     return None
+
+
+def _memorised(source: _Source) -> float | None:
+    value = (source.last or {}).get("memorised")
+    return None if value is None else 100 * _number(value, "memorised")
 
 
 def _eigenvalue(source: _Source) -> float | None:
@@ -112,7 +117,7 @@ READERS: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "claimed": (NO_NUMBER, None),
     "note": ("", None),
     "failure": ("", _failure),
-    "memorised": (NO_NUMBER, lambda source: 100 * (source.last or {}).get("memorised", NO_NUMBER)),
+    "memorised": (NO_NUMBER, _memorised),
     "top_eigenvalue": (NO_NUMBER, _eigenvalue),
     "settings": (None, lambda source: source.run.settings()),
     "last": (None, lambda source: source.last),
@@ -261,11 +266,17 @@ class _Reader:
             row["flatness"] = entry
 
     def _add(self, source: _Source) -> None:
-        about = source.about
-        if not isinstance(about.get("experiment"), str) or not isinstance(about.get("row"), str):
-            raise BsamValueError(f"{ABOUT} must have an experiment and a row: remove {ABOUT}, not the run")
-        if not about.get("trial"):
-            values = {name: about.get(name) if read is None else read(source) for name, (_, read) in READERS.items()}
+        about = {name: source.about.get(name) for name, (_, read) in READERS.items() if read is None}
+        for name, value in about.items():
+            empty = COLUMNS[name]
+            is_right = is_number(value) if isinstance(empty, float) else isinstance(value, type(empty))
+            if not is_right and (value is not None or name in ("experiment", "row")):
+                raise BsamRuntimeError(
+                    f"{source.path} is left out, because {name} in its {ABOUT} is {value!r}: restore {ABOUT}, or remove "
+                    "it to describe the run by its settings"
+                )
+        if not source.about.get("trial"):
+            values = {name: about[name] if read is None else read(source) for name, (_, read) in READERS.items()}
             self.rows.append({name: COLUMNS[name] if value is None else value for name, value in values.items()})
 
 
@@ -285,7 +296,9 @@ def _csv_rows(path: Path, rows: Sequence[Mapping[str, Any]], problems: list[str]
         if len(longer) == 1:
             cells["experiment"] = cells["experiment"].replace({title: longer[0]})
         elif longer:
-            problems.append(f"{path}: {title} is the start of several titles ({'; '.join(longer)}): write one of these.")
+            problems.append(
+                f"{path}: {title} is the start of several titles ({'; '.join(longer)}): write one of these."
+            )
     numbers = cells[["score", "passes", "radius", "published"]].apply(pd.to_numeric, errors="coerce").astype(float)
     units, reasons = _csv_errors(cells, numbers, {row["experiment"]: row["unit"] for row in rows})
     problems += [f"{path}, line {line} is left out: {text}." for line, text in enumerate(reasons, 2) if text]
