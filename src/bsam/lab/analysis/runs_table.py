@@ -272,8 +272,8 @@ class _Reader:
             is_right = is_number(value) if isinstance(empty, float) else isinstance(value, type(empty))
             if not is_right and (value is not None or name in ("experiment", "row")):
                 raise BsamRuntimeError(
-                    f"{source.path} is left out, because {name} in its {ABOUT} is {value!r}: restore {ABOUT}, or remove "
-                    "it to describe the run by its settings"
+                    f"{source.path} is left out, because {name} in its {ABOUT} is {value!r}: restore {ABOUT}, or "
+                    "remove it to describe the run by its settings"
                 )
         if not source.about.get("trial"):
             values = {name: about[name] if read is None else read(source) for name, (_, read) in READERS.items()}

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import io
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -15,9 +16,11 @@ from scipy import stats
 
 from bsam.lab.analysis import claims, significance
 from bsam.lab.report.figures import score_figures
+from bsam.lab.report.figures.style import new_figure
 from bsam.lab.report.page import page as page_module
 from bsam.lab.report.page import pictures, tables
 from bsam.lab.report.page.page import page_html, write_page
+from bsam.lab.report.page.render import figure_info
 from bsam.lab.report.page.tables import SIGNS, Column, baseline_verdicts
 from bsam.lab.report.recipe_table import TableSection
 from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
@@ -327,6 +330,24 @@ def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
     assert all(str(damaged) in problem for problem in (problems[0], *problems[2:])), "three figures read predictions"
     assert "SAM" not in traces(html, "classes")
     assert "SGD" in traces(html, "classes"), "the others are drawn"
+
+
+@pytest.mark.parametrize("content", ["", '{"a": 1}\n'])
+def test_a_probe_without_readings_is_no_line(tmp_path, content):
+    runs, epochs = example_runs(tmp_path)
+    file = runs.loc[runs["row"] == "SAM", "path"].iloc[0] / "probe.jsonl"
+    assert file.exists()
+    file.write_text(content)
+    lines = traces(page_html(runs, epochs), "probe")
+    assert "SGD" in lines
+    assert "SAM" not in lines
+    assert score_figures.probe_curves(runs[runs["row"] == "SAM"], epochs) is None
+
+
+def test_a_figure_with_an_empty_array_is_written():
+    figure = new_figure("Empty", "", [{"type": "scatter", "x": np.array([]), "y": np.array([])}])
+    (trace,) = json.loads(figure_info(figure)["plot"])["data"]
+    assert trace["x"] == []
 
 
 def test_a_recipe_says_what_its_console_says(example, no_plots):

@@ -298,7 +298,10 @@ def probe_curves(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     for row, group in probed.groupby("row", sort=False):
         steps = pd.concat([pd.DataFrame(RunDir(path).probe()) for path in group["path"]])
         means = steps.reindex(columns=["step", *SHARPNESS, "cosine"]).astype(float).groupby("step").mean()
-        readings[row] = means.reset_index().to_dict("list")
+        if len(means):
+            readings[row] = means.reset_index().to_dict("list")
+    if not readings:
+        return None
     seeds = seeds_text(probed.groupby("row").size())
     caption = f"MaxS, MinS and BilS at each method's radii, and the cosine: running mean, {seeds}."
     return probe_figure(readings, dict(zip(runs["row"], runs["method"], strict=True)), caption)
@@ -315,15 +318,15 @@ def class_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     """Draw the accuracy of each class."""
     predicted, seeds = first_predictions(runs)
     arrays = {row: run.predictions() for row, run in predicted.items()}
-    arrays = {row: found for row, found in arrays.items() if "confusion" in found}
-    if not arrays or max(len(found["confusion"]) for found in arrays.values()) > MAX_CLASSES:
+    arrays = {row: saved for row, saved in arrays.items() if "confusion" in saved}
+    if not arrays or max(len(saved["confusion"]) for saved in arrays.values()) > MAX_CLASSES:
         return None
     names = [plot_text(name) for name in next(iter(arrays.values()))["class_names"].tolist()]
     styles, data = row_styles(runs), []
-    for number, (row, found) in enumerate(arrays.items()):
+    for number, (row, saved) in enumerate(arrays.items()):
         shift = 0.6 * (number - (len(arrays) - 1) / 2) / max(len(arrays), 2)  # equal accuracies stay visible
-        samples = found["confusion"].sum(axis=1)
-        accuracy = np.where(samples > 0, 100 * found["confusion"].diagonal() / np.maximum(samples, 1), np.nan)
+        samples = saved["confusion"].sum(axis=1)
+        accuracy = np.where(samples > 0, 100 * saved["confusion"].diagonal() / np.maximum(samples, 1), np.nan)
         marks = {"mode": "markers", "hovertemplate": "%{text}: %{y:.1f} %", "text": names}
         data.append({**styles[row], **marks, "x": np.arange(len(names)) + shift, "y": accuracy})
     axes = {"xaxis": {"tickvals": list(range(len(names))), "ticktext": names}, "yaxis": new_axis("accuracy in %")}

@@ -35,19 +35,21 @@ def render(**parts: Any) -> str:
     texts = {path.name: path.read_text("utf-8") for path in (files(__package__) / "files").iterdir()}
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
-    own = {"style": Markup(texts["page.css"]), "script": Markup(texts["page.js"]), "plotly": packed_plotly()}
-    return environment.from_string(texts["page.html.j2"]).render(**own, **parts)
+    code = {"style": Markup(texts["page.css"]), "script": Markup(texts["page.js"]), "plotly": packed_plotly()}
+    return environment.from_string(texts["page.html.j2"]).render(**code, **parts)
 
 
 def figure_info(figure: go.Figure, name: str = "") -> dict[str, Any]:
-    """Return what the template shows of a figure."""
+    """Return what the template shows of a figure; its plot is JSON, without letters that end a script in HTML."""
+    from plotly.io.json import to_json_plotly
+
     plot = figure.to_plotly_json()
     layout = plot["layout"]
     del layout["template"]
     title, caption = layout.pop("title")["text"], layout["meta"].pop("caption")
     is_surface = any(trace["type"] == "surface" for trace in plot["data"])
     about = {"wide": "grid" in layout, "surfaces": is_surface}
-    return {"name": name, "title": title, "caption": caption, "plot": plot, **about}
+    return {"name": name, "title": title, "caption": caption, "plot": to_json_plotly(plot), **about}
 
 
 def figures_html(title: str, figures: Iterable[go.Figure]) -> bytes:
