@@ -96,12 +96,19 @@ def test_the_runs_and_their_states(html):
 
 def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, monkeypatch):
     ordinary = tables.experiment_columns
-    more = [Column("planned", "epochs", "d", of_runs="first", note="planned: the epochs."), Column("none", "claimed")]
-    monkeypatch.setattr(tables, "experiment_columns", lambda *about: [*ordinary(*about), *more[:1]])
+    more = [
+        Column("planned", "epochs", "d", of_runs="first", note="planned: the epochs."),
+        Column("trained", "epochs_done", of_runs="max"),
+        Column("least", "epochs_done", of_runs="min"),
+        Column("none", "claimed", of_runs="first"),
+    ]
+    monkeypatch.setattr(tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
     html = page_html(*example)
-    assert {row["planned"] for row in cells_of(html)} == {"20"}
+    rows = {row["method"]: row for row in cells_of(html)}
+    assert {row["planned"] for row in rows.values()} == {"20"}
+    assert [rows["SAM"][name] for name in ("trained", "least")] == ["20", "10"]
     assert more[0].note in html
-    assert tables.page_table("", more, example[0])["columns"] == more[:1]
+    assert "none" not in rows["SAM"]
 
 
 def test_the_baseline_may_be_named(example, no_plots):

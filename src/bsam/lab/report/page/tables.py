@@ -24,6 +24,7 @@ SIGNS[NOT_LEARNED] = "⚠"
 UNDECIDED = {OPEN, NONE_SHOWN, TOO_FEW}
 PROBLEMS = ("did not learn", *STATES[1:])  # of a run
 RADIUS = "radius: the total radius, rho or rho_max + rho_min."
+SECONDS = "s/epoch: seconds per epoch."
 Row: TypeAlias = Mapping[str, Any]
 
 
@@ -36,10 +37,11 @@ class Column:
 
     Args:
         title: its title.
-        value: the name in the data; it sorts the rows, and a row without it is empty.
+        value: the name in the data, or in the table of runs; it sorts the rows, and a row without it is empty.
         text: the format of the value, or a function from a row to its text; None shows the value as it is.
         fields: names in a copy as CSV, and in the data; None copies the value.
-        of_runs: how the value is computed from the runs of a row, such as "mean"; None if the comparison has it.
+        of_runs: how the value is computed from the runs of a row, such as "mean"; the data then call it "VALUE mean".
+            None if the comparison has it.
         note: what it means, for the lines below the table.
         words: whether it has words rather than numbers.
         descending: whether the first click sorts it from the highest to the lowest.
@@ -55,13 +57,18 @@ class Column:
     descending: bool = False
 
     @property
+    def name(self) -> str:
+        """The name of the value in the data."""
+        return self.value if self.of_runs is None else f"{self.value} {self.of_runs}"
+
+    @property
     def csv(self) -> str:
         """The names of the fields."""
         return csv_line(self.fields or [self.title])
 
     def cell(self, row: Row) -> dict[str, Any]:
         """Return what the template shows of a row."""
-        value = row[self.value]
+        value = row[self.name]
         text = "" if pd.isna(value) else str(value)
         if text and self.text is not None:
             text = number_text(format(value, self.text) if isinstance(self.text, str) else self.text(row))
@@ -129,9 +136,10 @@ def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[C
 
     def measured(title: str, name: str, label: str, note: str) -> Column:
         def text(row: Row) -> str:
-            return numbers_text(row[name], row[f"{name} std"], digits=1)
+            return numbers_text(row[f"{name} mean"], row[f"{name} std"], digits=1)
 
-        return Column(title, name, text, {label: name, f"{label} std": f"{name} std"}, "mean", f"{label}: {note}.")
+        fields = {label: f"{name} mean", f"{label} std": f"{name} std"}
+        return Column(title, name, text, fields, "mean", f"{label}: {note}.")
 
     gap, ends = f"difference to {against}, 95 % interval (seeds)", ("difference", "low", "high", "seeds")
     return [
@@ -142,8 +150,8 @@ def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[C
         measured("memorised, %", "memorised", "memorised", "wrong training labels that the network predicts, in %"),
         measured("λmax", "top_eigenvalue", top, "the largest eigenvalue of the Hessian at the end of training"),
         Column("passes", "passes", ".4g", of_runs="first", note="passes: forward and backward passes per step."),
-        Column("s/epoch", "seconds", ".3g", {"seconds per epoch": "seconds"}, "mean", "s/epoch: seconds per epoch."),
-        Column("radius", "radius", ".4g", {"total radius": "radius"}, "first", RADIUS),
+        Column("s/epoch", "seconds", ".3g", {"seconds per epoch": "seconds mean"}, "mean", SECONDS),
+        Column("radius", "radius", ".4g", {"total radius": "radius first"}, "first", RADIUS),
     ]
 
 
@@ -160,11 +168,10 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> dict[str, An
     """
     top = f"λmax, {measured_on(next((settings for settings in runs['settings'] if settings), {}))}"
     columns = experiment_columns(runs["unit"].iloc[0], compared["against"].iloc[0], top, digits_of(compared))
-    of_runs = {column.value: column.of_runs for column in columns if column.of_runs}
-    rows = runs.groupby("row")
-    means = rows[[name for name, how in of_runs.items() if how == "mean"]]
+    of_runs = {column.name: (column.value, column.of_runs) for column in columns if column.of_runs}
+    spreads = {f"{value} std": (value, "std") for value, how in of_runs.values() if how == "mean"}
     table = compared.rename(columns={"failed": "did not learn"}).set_index("row", drop=False).rename_axis(None)
-    table = table.join([rows.agg(of_runs), means.std().add_suffix(" std")])
+    table = table.join(runs.groupby("row").agg(**{**spreads, **of_runs}))
     learned = table["mean"].where(table["did not learn"] == 0)
     table["seeds"] = table["shared"].where(table["shared"] > 0)
     table["mean best"] = (learned == learned.max()) & (learned.count() > 1)
