@@ -4,10 +4,10 @@ import json
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from bsam.lab.analysis.runs_table import COLUMNS, read_epochs, read_runs
+from bsam.lab.analysis.significance import compare_family, compare_rows
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.planning import TUNING_SEED, describe
 from bsam.lab.recipes.variants import passes_of
@@ -250,4 +250,18 @@ def test_two_scores_of_one_seed_in_a_csv_file(tmp_path):
 def test_without_a_list_problems_are_warnings(tmp_path):
     with pytest.warns(UserWarning, match="does not exist"):
         assert read_runs(tmp_path / "none").columns.tolist() == list(COLUMNS)
-    assert isinstance(read_epochs(pd.DataFrame(columns=list(COLUMNS))), pd.DataFrame)
+
+
+def test_the_lines_of_the_guide_without_any_run(tmp_path):
+    guide = (RESULTS.parent / "docs/guides/own-analysis.md").read_text()
+    code = guide.split("```python\n")[1].split("```")[0]
+    with pytest.warns(UserWarning, match="has no runs"):
+        exec(code.replace('"runs"', repr(str(tmp_path))))
+
+
+def test_tables_have_the_same_columns_without_any_run(train):
+    runs = read(train(Run("sgd", epochs=1), "a"), train(Run("sam", epochs=1), "b"))
+    none = runs.iloc[:0]
+    assert compare_rows(none).columns.tolist() == compare_rows(runs).columns.tolist()
+    assert compare_rows(runs).columns.tolist() == list(compare_family(runs, [("SAM", "SGD")])[0])
+    assert set(read_epochs(none)) == {*read_epochs(runs), "train_loss"} - {"test_accuracy", "seconds"}

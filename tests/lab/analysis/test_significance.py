@@ -9,6 +9,7 @@ from scipy import stats
 
 from bsam.common.errors import BsamValueError
 from bsam.lab.analysis.runs_table import COLUMNS
+from bsam.lab.analysis.sentences import evidence
 from bsam.lab.analysis.significance import (
     baseline_row,
     check_baseline,
@@ -55,7 +56,15 @@ def test_without_a_spread_there_is_no_p_value(gaps, shared):
     theirs = dict(enumerate(SGD[: len(gaps)]))
     found = paired_difference({seed: theirs[seed] + gap for seed, gap in enumerate(gaps)}, theirs)
     assert found["shared"] == shared
-    assert math.isnan(found["p"])
+    assert all(math.isnan(found[name]) for name in ("low", "high", "p"))
+
+
+def test_equal_differences_have_no_interval_that_contradicts_their_verdict():
+    row = by_row(compare_rows(table(SGD=[*SGD, 90.0, 91.0], same=[score + 5 for score in [*SGD, 90.0, 91.0]])))["same"]
+    assert (row["verdict"], row["difference"], row["shared"]) == ("no difference shown", 5, 5)
+    assert math.isnan(row["more_seeds"])
+    assert "spread" in evidence(row)
+    assert "95 %" not in evidence(row)
 
 
 def test_holm_by_hand():
@@ -144,5 +153,6 @@ def test_the_baseline_is_named_as_users_name_it():
     assert set(compared["against"]) == {"B"}
     assert set(compare_rows(runs, "A")["against"]) == {"A", "C"}  # the first row where there is no A
     check_baseline(runs, "c")
-    with pytest.raises(BsamValueError, match="'X'"):
-        check_baseline(runs, "X")
+    for refuse in (check_baseline, compare_rows):
+        with pytest.raises(BsamValueError, match="'X'"):
+            refuse(runs, "X")

@@ -19,7 +19,7 @@ PAPER_RADII = "at the paper's radii"
 OUR_RADII = "at our radii"  # where the paper states none
 MATCHED_RADII = "at matched radii"
 TUNED_RADII = "at tuned radii"
-NO_MATCH = "SAM at BSAM's total radius"  # which nobody ran
+NO_MATCH = "SAM at BSAM's total radius"  # no such run exists
 MATCHED_CHOICE = "BSAM's total radius"  # how the radius of such a run was chosen
 
 
@@ -33,11 +33,11 @@ def paper_claims(runs: pd.DataFrame) -> pd.DataFrame:
     other (Holm). ``ours`` and ``theirs`` name the methods, ``at`` the radii, ``gap`` is the published difference, and
     ``outcome`` is confirmed, contradicted or open.
     """
-    found = []
+    table = []
     for _, group in runs[runs["settings"].notna()].groupby("experiment", sort=False):
         if group["claimed"].notna().any():
-            found += _claims(group)
-    return pd.DataFrame(found)
+            table += _claims(group)
+    return pd.DataFrame(table)
 
 
 def _claims(group: pd.DataFrame) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def _claims(group: pd.DataFrame) -> list[dict[str, Any]]:
     parts = {radii: ~paper["tuned"], TUNED_RADII: paper["tuned"] | (paper["variant"] == base)}
     rows = {at: paper[part].drop_duplicates("variant").set_index("variant")["row"] for at, part in parts.items()}
     matched = group.loc[group["chosen"] == MATCHED_CHOICE, "row"].unique().tolist()
-    found = []
+    claims = []
     for ours, theirs in (("sam", base), ("bsam", "sam")):
         if {ours, theirs} <= set(numbers.index):
             gap = numbers[ours] - numbers[theirs]
@@ -65,11 +65,11 @@ def _claims(group: pd.DataFrame) -> list[dict[str, Any]]:
                 families.append((MATCHED_RADII, math.nan, pairs))
             claim = f"{_name(higher)} better than {_name(lower)}"
             for at, gap, pairs in families:
-                found += [_claim(row, at, gap, claim) for row in compare_family(group, pairs)]
+                claims += [_claim(row, at, gap, claim) for row in compare_family(group, pairs)]
     for at, titles in rows.items():
         others = [titles[name] for name in ((base, "sam") if at == radii else ("sam",)) if name in titles]
-        found += _flatness(group, at, titles.get("bsam"), others)
-    return found + _flatness(group, MATCHED_RADII, rows[radii].get("bsam"), matched)
+        claims += _flatness(group, at, titles.get("bsam"), others)
+    return claims + _flatness(group, MATCHED_RADII, rows[radii].get("bsam"), matched)
 
 
 def _flatness(group: pd.DataFrame, at: str, bsam: str | None, others: list[str]) -> list[dict[str, Any]]:

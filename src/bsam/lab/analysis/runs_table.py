@@ -29,6 +29,7 @@ HINT = "restore or remove it"
 NO_NUMBER = float("nan")
 REQUIRED = ("experiment", "method", "seed", "score")  # columns of a CSV file
 OPTIONAL = ("unit", "passes", "radius", "published", "source")
+EPOCHS = ["run", "experiment", "row", "seed", "state", "epoch", "train_loss"]  # without any epoch
 LAST = 10_000  # the place of a CSV file's rows
 STATES = ("finished", "diverged", "unfinished", "not started")  # the first of these is kept of two copies
 STORED = {"done": "finished", "diverged": "diverged", "missing": "not started"}  # in results.json; others: unfinished
@@ -167,7 +168,7 @@ def read_epochs(runs: pd.DataFrame) -> pd.DataFrame:
             lines = read_json_lines(run.metrics, HINT)
         key = {"run": run.Index, "experiment": run.experiment, "row": run.row, "seed": run.seed, "state": run.state}
         rows += [{**key, **metrics} for metrics in lines]
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["run", "experiment", "row", "seed", "state", "epoch"])
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=EPOCHS)
 
 
 class _Reader:
@@ -257,12 +258,12 @@ class _Reader:
         if "run" not in entry:
             self.problems.append(f"{file}: {entry['file']} is left out, because its run is not known.")
             return
-        found = [row for row in self.rows if row["last"] == entry["metrics"]]
-        if not found:
+        rows = [row for row in self.rows if row["last"] == entry["metrics"]]
+        if not rows:
             run, path = stored_run(entry["run"]), file.parent / Path(entry["file"]).name
             self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
-            found = self.rows[-1:]
-        for row in found:
+            rows = self.rows[-1:]
+        for row in rows:
             row["flatness"] = entry
 
     def _add(self, source: _Source) -> None:
@@ -339,7 +340,7 @@ def _csv_errors(cells: pd.DataFrame, numbers: pd.DataFrame, known: Mapping[str, 
         is_wrong = (cells[name] != "") & ~np.isfinite(numbers[name])
         checks.append((is_wrong, f"its {name} must be a finite number, got " + quoted[name]))
     first = cells[~np.any([mask for mask, _ in checks], axis=0)].drop_duplicates("experiment")
-    units = dict(zip(first["experiment"], first["unit"].replace("", "score"), strict=True)) | known
+    units = {**dict(zip(first["experiment"], first["unit"].replace("", "score"), strict=True)), **known}
     expected = pd.Series([units.get(name, "") for name in cells["experiment"]])
     other = "its unit is " + quoted["unit"] + ", but that of " + cells["experiment"] + " is " + expected.map(repr)
     checks.append(((cells["unit"] != "") & (cells["unit"] != expected), other))

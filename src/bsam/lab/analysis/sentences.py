@@ -34,7 +34,7 @@ def difference_text(row: Mapping[str, Any], digits: int = 2) -> str:
     if row["low"] < row["high"]:
         text += f" [95 % interval {row['low']:+.{digits}f}, {row['high']:+.{digits}f}]"
     elif row["shared"] > 1:
-        text += ", equal with all seeds, so that their spread is unknown"
+        text += ", the same for every seed, so there is no spread to test"
     text += f", {count_text(row['shared'], 'shared seed')}"
     if row["tests"] > 1 and not math.isnan(row["p_holm"]):
         p = "< 0.001" if row["p_holm"] < 0.001 else f"= {row['p_holm']:.3g}"

@@ -29,31 +29,34 @@ WORSE = "worse"
 NONE_SHOWN = "no difference shown"
 TOO_FEW = "too few seeds"
 NOT_LEARNED = "did not learn"
+COMPARED = (
+    *("experiment", "unit", "pooled", "row", "n", "mean", "std", "failed", *STATES[1:], "against", "usable"),
+    *("their_n", "their_mean", "their_std", "lost", "shared", "difference", "low", "high", "p", "p_holm", "tests"),
+    *("verdict", "more_seeds"),
+)
 
 
 def paired_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> dict[str, float]:
     """Return the mean of ``ours - theirs`` over the shared seeds, with its 95 % interval and p-value.
 
-    The interval is NaN with fewer than two pairs; the p-value also if all differences are equal, since their spread is
-    then unknown: accuracies change in steps of one sample.
+    Interval and p-value are NaN with fewer than two pairs, and if the difference is the same for every seed: without a
+    spread there is nothing to test, and accuracies change in steps of one sample.
 
     Example:
-        >>> found = paired_difference({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})
-        >>> {name: round(value, 3) for name, value in found.items()}
+        >>> result = paired_difference({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})
+        >>> {name: round(value, 3) for name, value in result.items()}
         {'shared': 2, 'difference': 2.5, 'low': -3.853, 'high': 8.853, 'p': 0.126}
     """
     shared = [seed for seed in ours if seed in theirs]
     a, b = (np.array([values[seed] for seed in shared], dtype=float) for values in (ours, theirs))
-    found = {"shared": len(shared), "difference": math.nan, "low": math.nan, "high": math.nan, "p": math.nan}
+    result = {"shared": len(shared), "difference": math.nan, "low": math.nan, "high": math.nan, "p": math.nan}
     if shared:
-        found["difference"] = float((a - b).mean())
-    if len(shared) > 1 and np.ptp(a - b) <= 1e-9 * max(1.0, np.abs(a).max()):
-        found |= {"low": found["difference"], "high": found["difference"]}
-    elif len(shared) > 1:
+        result["difference"] = float((a - b).mean())
+    if len(shared) > 1 and np.ptp(a - b) > 1e-9 * max(1.0, np.abs(a).max()):
         test = stats.ttest_rel(a, b)
         low, high = test.confidence_interval(LEVEL)
-        found |= {"low": float(low), "high": float(high), "p": float(test.pvalue)}
-    return found
+        result |= {"low": float(low), "high": float(high), "p": float(test.pvalue)}
+    return result
 
 
 def holm(p_values: Iterable[float]) -> NDArray[Any]:
@@ -70,18 +73,18 @@ def holm(p_values: Iterable[float]) -> NDArray[Any]:
     return corrected
 
 
-def seeds_needed(found: dict[str, float], tests: int) -> float:
+def seeds_needed(result: Mapping[str, Any], tests: int) -> float:
     """Return how many more seeds make the interval exclude 0, if mean and spread stay as they are; NaN if unknown.
 
     Args:
-        found: a result of :func:`paired_difference`, with the ``pooled`` standard deviation of rows over their seeds.
+        result: from :func:`paired_difference`, with the ``pooled`` standard deviation of rows over their seeds.
         tests: the number of tests, whose correction asks at most for an interval at the level 1 - 0.05 / tests.
     """
-    n, mean = int(found["shared"]), abs(found["difference"])
+    n, mean = int(result["shared"]), abs(result["difference"])
     missing = max(MIN_SEEDS - n, 0)
-    spread = math.sqrt(2) * found["pooled"]  # of a single difference
+    spread = math.sqrt(2) * result["pooled"]  # of a single difference
     if n > 1:
-        spread = (found["high"] - found["low"]) / 2 * math.sqrt(n) / stats.t.ppf((1 + LEVEL) / 2, n - 1)
+        spread = (result["high"] - result["low"]) / 2 * math.sqrt(n) / stats.t.ppf((1 + LEVEL) / 2, n - 1)
     if not n or not mean or not spread > 0:
         return missing or math.nan
     counts = np.arange(n + 1, MOST_SEEDS + 1)
@@ -100,25 +103,27 @@ def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "
 
     Args:
         runs: a table of :func:`bsam.lab.read_runs`.
-        baseline: a row, or the name of a method on the command line, such as ``"sam"``; None, and in experiments
-            without it, the base optimizer or the first row.
+        baseline: a row, or the name of a method on the command line, such as ``"sam"``, in at least one experiment.
+            If None, and in experiments without it, the base optimizer or the first row.
         value: the column that is compared; higher is better.
     """
-    found = []
+    if baseline is not None:
+        check_baseline(runs, baseline)
+    table = []
     for _, group in runs.groupby("experiment", sort=False):
         rows, bases = group["row"].unique(), group.loc[group["method"] == "base", "row"]
         against = (baseline and baseline_row(rows, baseline)) or next(iter(bases), rows[0])
-        found += compare_family(group, [(row, against) for row in rows], value)
-    return pd.DataFrame(found)
+        table += compare_family(group, [(row, against) for row in rows], value)
+    return pd.DataFrame(table, columns=list(COMPARED))
 
 
 def compare_pairs(runs: pd.DataFrame, value: str = "score") -> pd.DataFrame:
     """Return the comparisons of all pairs of rows of an experiment, corrected together; columns as ``compare_rows``."""
-    found = []
+    table = []
     for _, group in runs.groupby("experiment", sort=False):
         pairs = [(row, against) for against, row in combinations(group["row"].unique(), 2)]
-        found += compare_family(group, pairs, value)
-    return pd.DataFrame(found)
+        table += compare_family(group, pairs, value)
+    return pd.DataFrame(table, columns=list(COMPARED))
 
 
 def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value: str = "score") -> list[dict[str, Any]]:
@@ -140,17 +145,17 @@ def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value:
     for name, against in pairs:
         ours, theirs = rows[name], rows[against]
         usable = name != against and not ours.numbers["failed"] and not theirs.numbers["failed"]
-        found = {**about, "row": name, **ours.numbers, "against": against, "usable": usable}
-        found |= {f"their_{name}": theirs.numbers[name] for name in ("n", "mean", "std")}
-        found["lost"] = len(ours.lost & theirs.scores.keys()) - len(theirs.lost & ours.scores.keys())
-        table.append(found | paired_difference(ours.scores if usable else {}, theirs.scores))
-    corrected = holm(found["p"] if found["shared"] >= MIN_SEEDS else math.nan for found in table)
-    compared = sum(found["usable"] and found["shared"] > 0 for found in table)
-    for found, p in zip(table, corrected.tolist(), strict=True):
-        found |= {"p_holm": p, "tests": int(np.isfinite(corrected).sum())}
-        found["verdict"] = _verdict(found)
-        is_open = found["verdict"] in (NONE_SHOWN, TOO_FEW)
-        found["more_seeds"] = seeds_needed(found, compared) if is_open else math.nan
+        row = {**about, "row": name, **ours.numbers, "against": against, "usable": usable}
+        row |= {f"their_{name}": theirs.numbers[name] for name in ("n", "mean", "std")}
+        row["lost"] = len(ours.lost & theirs.scores.keys()) - len(theirs.lost & ours.scores.keys())
+        table.append(row | paired_difference(ours.scores if usable else {}, theirs.scores))
+    corrected = holm(row["p"] if row["shared"] >= MIN_SEEDS else math.nan for row in table)
+    compared = sum(row["usable"] and row["shared"] > 0 for row in table)
+    for row, p in zip(table, corrected.tolist(), strict=True):
+        row |= {"p_holm": p, "tests": int(np.isfinite(corrected).sum())}
+        row["verdict"] = _verdict(row)
+        is_open = row["verdict"] in (NONE_SHOWN, TOO_FEW)
+        row["more_seeds"] = seeds_needed(row, compared) if is_open else math.nan
     return table
 
 
@@ -172,17 +177,17 @@ class _Row:
         }
 
 
-def _verdict(found: Mapping[str, Any]) -> str:
-    if found["row"] == found["against"]:
+def _verdict(row: Mapping[str, Any]) -> str:
+    if row["row"] == row["against"]:
         return ""
-    if not found["usable"]:
+    if not row["usable"]:
         return NOT_LEARNED
-    if abs(found["lost"]) >= MIN_SEEDS:
-        return WORSE if found["lost"] > 0 else BETTER
-    if found["shared"] < MIN_SEEDS:
+    if abs(row["lost"]) >= MIN_SEEDS:
+        return WORSE if row["lost"] > 0 else BETTER
+    if row["shared"] < MIN_SEEDS:
         return TOO_FEW
-    if found["p_holm"] < 1 - LEVEL:
-        return BETTER if found["difference"] > 0 else WORSE
+    if row["p_holm"] < 1 - LEVEL:
+        return BETTER if row["difference"] > 0 else WORSE
     return NONE_SHOWN
 
 
@@ -202,8 +207,8 @@ def baseline_row(rows: Iterable[str], baseline: str) -> str | None:
 
 
 def check_baseline(runs: pd.DataFrame, baseline: str) -> None:
-    """Raise unless the name matches a single row in at least one experiment."""
+    """Raise if there are runs, but the name matches a single row in none of their experiments."""
     rows = runs.groupby("experiment")["row"].unique()
-    if all(baseline_row(names, baseline) is None for names in rows):
+    if len(rows) and all(baseline_row(names, baseline) is None for names in rows):
         known = "; ".join(dict.fromkeys(runs["row"]))
         raise BsamValueError(f"baseline must be one of the methods of the runs ({known}), got {baseline!r}")

@@ -66,10 +66,10 @@ def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
     rows = ["<tr><th>" + "".join(f"<th><span>{name}</span>" for name in names)]
     for truth, counts, parts in zip(names, confusion.tolist(), shares.tolist(), strict=True):
         cells = [
-            f'<td style="--share:{math.sqrt(part):.1f}" title="true {truth}, predicted {found}: {n} ({part:.1f} %)">{n}'
+            f'<td style="--share:{math.sqrt(part):.1f}" title="true {truth}, predicted {guess}: {n} ({part:.1f} %)">{n}'
             if n
             else "<td>"
-            for found, n, part in zip(names, counts, parts, strict=True)
+            for guess, n, part in zip(names, counts, parts, strict=True)
         ]
         rows.append(f"<tr><th>{truth}{''.join(cells)}")
     return CONFUSION.substitute(title=html.escape(title), rows="\n".join(rows))
@@ -80,8 +80,8 @@ def mistakes_picture(run: Run, predictions: Mapping[str, NDArray[Any]]) -> Pictu
     names = _names(predictions)
     columns = (predictions[name] for name in ("pixels", "found", "confidence", "truth"))
     pictures = [
-        captioned(pixels, f"{names[found]}, {confidence:.1%}", [f"true: {names[truth]}"], COLOURS[2])
-        for pixels, found, confidence, truth in zip(*columns, strict=True)
+        captioned(pixels, f"{names[predicted]}, {confidence:.1%}", [f"true: {names[truth]}"], COLOURS[2])
+        for pixels, predicted, confidence, truth in zip(*columns, strict=True)
     ]
     sheet = grid(pictures)
     return stack(text_picture([f"{_title(run, predictions)}, most confident mistakes"], sheet.width), sheet)

@@ -28,16 +28,16 @@ def flatness_entries(runs: pd.DataFrame, part: str) -> dict[str, Mapping[str, An
 
     A loss surface may also be that of the end of training.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    entries: dict[str, Mapping[str, Any]] = {}
     for run in runs[["row", "seed", "flatness", "settings", "path"]].to_dict("records"):
         entry, path = run["flatness"] or {}, run["path"]
         if part == "landscape" and not entry.get(part) and path is not None and (path / CURVATURE).exists():
             surface = RunDir(path).surface()
             entry = {} if surface is None else {part: vars(surface)}
         if entry.get(part):
-            found.setdefault(run["row"], {**entry, "run": {**run["settings"], "seed": run["seed"]}})
-    several = len({entry["run"]["seed"] for entry in found.values()}) > 1
-    return {f"{row}, seed {entry['run']['seed']}" if several else row: entry for row, entry in found.items()}
+            entries.setdefault(run["row"], {**entry, "run": {**run["settings"], "seed": run["seed"]}})
+    several = len({entry["run"]["seed"] for entry in entries.values()}) > 1
+    return {f"{row}, seed {entry['run']['seed']}" if several else row: entry for row, entry in entries.items()}
 
 
 def _draw(name: str, draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> dict[str, Any] | None:

@@ -59,14 +59,19 @@ def page_html(
         runs: a table of ``read_runs``.
         epochs: their epochs, from ``read_epochs``.
         baseline: the method that others are compared with: a row, or a name such as ``"sam"``. If None, and in
-            experiments without this method, it is the base optimizer, or the first row if there is none.
+            experiments without this method, it is the base optimizer, or the first row if there is none. If no
+            experiment has it, that is a problem.
         title: the title of the page.
         problems: sentences about what could not be read; gets those about damaged figures.
         context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` (sections) and ``notes``.
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
-    compared = compare_rows(runs, baseline)
+    try:
+        compared = compare_rows(runs, baseline)
+    except BsamValueError as error:
+        problems.append(f"{error}. Until a run of this method appears, the baseline is the base optimizer.")
+        compared = compare_rows(runs)
     experiments = []
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
@@ -93,7 +98,7 @@ def page_html(
         "Claims of the paper": claim_verdicts(runs),
         "Each method against its baseline": baseline_verdicts(compared, runs),
     }
-    # whoever names a baseline asks about it first
+    # the verdicts that the user asked for come first
     names = list(groups) if baseline is None else list(reversed(groups))
     return render(
         title=title,
@@ -179,12 +184,7 @@ def write_report(
     runs = read_runs(paths, problems)
     if runs.empty and not watched:
         raise BsamValueError(problems[0].removesuffix("."))
-    if baseline is not None and len(runs):
-        try:
-            check_baseline(runs, baseline)
-        except BsamValueError as error:
-            if not watched:
-                raise
-            problems.append(f"{error}. Until a run of this method appears, the baseline is the base optimizer.")
+    if baseline is not None and not watched:
+        check_baseline(runs, baseline)
     write_page(out, runs, read_epochs(runs), baseline, title or TITLE, problems=problems, watched=watched)
     return runs, problems

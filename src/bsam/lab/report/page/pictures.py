@@ -38,8 +38,8 @@ def _mistakes(arrays: Arrays) -> Iterator[dict[str, Any]]:
     if "confidence" in arrays:
         names = arrays["class_names"].tolist()
         columns = (arrays[name][:MISTAKES] for name in ("pixels", "truth", "found", "confidence"))
-        for pixels, truth, found, confidence in zip(*columns, strict=True):
-            texts = {"text": f"{names[found]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
+        for pixels, truth, predicted, confidence in zip(*columns, strict=True):
+            texts = {"text": f"{names[predicted]}, {confidence:.0%}", "small": f"true: {names[truth]}"}
             yield {"pixels": pixels, **texts}
 
 
