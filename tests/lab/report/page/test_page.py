@@ -126,6 +126,16 @@ def test_each_experiment_is_compared_with_its_own_baseline(example):
     assert against == {("DigitsNet, digits", "SGD"), ("B", "SAM")}
 
 
+def test_verdicts_on_tuned_runs_say_how_settings_were_chosen(example):
+    runs, _ = example
+    compared = significance.compare_rows(runs)
+    assert not any("the paper's" in verdict["evidence"] for verdict in baseline_verdicts(compared, runs))
+    words = runs["row"].map({"SGD": "lr from 5", "SAM": "lr as for SGD"}).fillna("")
+    verdicts = baseline_verdicts(compared, runs.assign(chosen=words, tuned=runs["row"] == "SGD"))
+    assert ["lr as for SGD" in verdict["evidence"] for verdict in verdicts] == [True, False, False]
+    assert all("lr from 5" in verdict["evidence"] for verdict in verdicts)
+
+
 def test_every_outcome_has_a_sign():
     words = [
         value for name, value in vars(significance).items() if name in ("BETTER", "WORSE", "NONE_SHOWN", "TOO_FEW")

@@ -259,13 +259,14 @@ def tally(words: Iterable[str], order: Iterable[str] = STATES) -> str:
 
 
 def baseline_verdicts(compared: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a verdict on each row that can be compared with its baseline."""
-    chosen = zip(runs["experiment"], runs["row"], runs["chosen"], strict=True)
-    tuned = {(experiment, row): f" {row}: {how}." for experiment, row, how in chosen if "tuned" in how}
+    """Return a verdict on each row that can be compared; if runs are tuned, it says how settings were chosen."""
+    tuned = runs[runs["experiment"].isin(runs.loc[runs["tuned"].astype(bool), "experiment"]) & (runs["chosen"] != "")]
+    keys = zip(tuned["experiment"], tuned["row"], strict=True)
+    choices = dict(zip(keys, " " + tuned["row"] + ": " + tuned["chosen"] + ".", strict=True))
     verdicts = []
     for row in compared.to_dict("records"):
         if row["row"] != row["against"] and (min(row["n"], row["their_n"]) or row["diverged"]):
-            tuning = "".join(tuned.get((row["experiment"], row[side]), "") for side in ("row", "against"))
+            tuning = "".join(choices.get((row["experiment"], row[side]), "") for side in ("row", "against"))
             verdicts.append(_verdict(row, row["verdict"], f"{row['row']} against {row['against']}", tuning))
     return verdicts
 
