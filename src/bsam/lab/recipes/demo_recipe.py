@@ -69,7 +69,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         scales=["demo"],
         tuning=Tuning(),
         seeds=5,
-        baseline="SGD",
+        baseline="sgd" if "sgd" in names else names[0],
         notes=NOTES,
     )
     def demo(scale: Scale) -> list[Planned]:

@@ -71,7 +71,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 **_statistics(measure.factor * scores),
                 "diverged": int((group["state"] == "diverged").sum()),
                 "missing": int((~group["state"].isin(ENDED)).sum()),
-                "paper": paper or planned,
+                "paper": paper if paper and (groups or paper["mean"] == number) else planned,
                 **{name: _statistics(finished[name]) for name in EXTRAS if finished[name].notna().any()},
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
