@@ -89,8 +89,9 @@ def answer(table: pd.DataFrame) -> str:
 
 def sentence(row: Mapping[str, Any]) -> str:
     """Return one sentence on a row of ``compare_rows``."""
-    radius = "" if math.isnan(row.get("radius", math.nan)) else f" at total radius {row['radius']:g} ({row['chosen']})"
-    name, passes = f"{row['row']}{radius}", row.get("passes", math.nan)
+    radius, passes = row.get("radius", math.nan), row.get("passes", math.nan)
+    size = "" if math.isnan(radius) else f" at total radius {radius:g}"
+    name = f"{row['row']}{size}" + (f" ({row['chosen']})" if row.get("chosen") else "")
     if row["verdict"] == NOT_LEARNED or not row["shared"]:
         return f"{name}: {row['verdict']}. {evidence(row)}"
     verdict = f" is {row['verdict']}" if row["verdict"] in (BETTER, WORSE) else f": {row['verdict']}"

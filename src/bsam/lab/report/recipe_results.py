@@ -86,7 +86,7 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     selected = {plan.name for plan in tune(experiment.selected, experiment.tuning, out).finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     noise = "; ".join(_noise_texts(runs))
-    sections = [*sections_of(cells, recipe.published), *tuning_sections]
+    sections = [*sections_of(cells, recipe.published, runs["settings"].iloc[0]), *tuning_sections]
     notes = [
         *caption(runs, cells, recipe.published),
         *experiment.notes,
