@@ -72,7 +72,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         scales=["demo"],
         tuning=Tuning(),
         seeds=5,
-        baseline="sgd" if "sgd" in names else names[0],
+        baseline=variants()["sgd" if "sgd" in names else names[0]].title,
         notes=NOTES,
     )
     def demo(scale: Scale) -> list[Planned]:
