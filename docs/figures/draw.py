@@ -1,6 +1,7 @@
 """Draw the figures of the README from the files in results/: python docs/figures/draw.py
 
-The colours are readable on white and on dark pages: the background is transparent, and text and axes are grey.
+The colours are those of the report, readable on white and on dark pages: the background is transparent, and text and
+axes are grey.
 """
 
 from __future__ import annotations
@@ -15,22 +16,24 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from bsam.lab import read_runs
+from bsam.lab.report.figures.style import style_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results"
 GREY = "#808080"
-METHODS = {"sgd": ("SGD", "#8c8c8c"), "sam": ("SAM", "#2f8fd0"), "bsam": ("BSAM", "#e0701a")}
-NOISE_RUNS = {  # of seed 1, and their titles and colours
-    "sgd": METHODS["sgd"],
-    "sam": (r"SAM, $\rho$ 0.05", "#2f8fd0"),
-    "bsam": (r"BSAM, $\rho$ 0.05 + 0.05", "#e0701a"),
-    "sam-rho0.1": (r"SAM, $\rho$ 0.1", "#7a5fc0"),
+SGD, SAM, BSAM, LOOKSAM = (style_of(method, "")["line"]["color"] for method in ("base", "sam", "bsam", "looksam"))
+METHODS = {"sgd": ("SGD", SGD), "sam": ("SAM", SAM), "bsam": ("BSAM", BSAM)}
+NOISE_RUNS = {  # of seed 1, and their titles, colours and line styles
+    "sgd": ("SGD", SGD, "-"),
+    "sam": (r"SAM, $\rho$ 0.05", SAM, "-"),
+    "bsam": (r"BSAM, $\rho$ 0.05 + 0.05", BSAM, "-"),
+    "sam-rho0.1": (r"SAM, $\rho$ 0.1", SAM, "--"),
 }
-RADIUS_ROWS = {  # of the table, and their titles, colours and markers
-    "SAM": (r"SAM, $\rho$ fixed", "#2f8fd0", "o"),
-    "SAM (follow)": (r"SAM, $\rho$ falls to half, as BSAM's total radius does", "#7a5fc0", "s"),
-    "BSAM (Algorithm 1)": ("BSAM", "#e0701a", "o"),
-    "BSAM (2 passes)": ("BSAM, two passes", "#3a9a5b", "D"),
+RADIUS_ROWS = {  # of the table, and their titles, colours, markers and line styles
+    "SAM": (r"SAM, $\rho$ fixed", SAM, "o", "-"),
+    "SAM (follow)": (r"SAM, $\rho$ falls to half, as BSAM's total radius does", SAM, "s", "--"),
+    "BSAM (Algorithm 1)": ("BSAM", BSAM, "o", "-"),
+    "BSAM (2 passes)": ("BSAM, two passes", BSAM, "D", "--"),
 }
 STYLE = {
     "font.size": 11,
@@ -48,10 +51,10 @@ STYLE = {
 def label_noise() -> plt.Figure:
     """Test accuracy of every epoch, with 40 % wrong training labels."""
     figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
-    for name, (title, colour) in NOISE_RUNS.items():
+    for name, (title, colour, line) in NOISE_RUNS.items():
         lines = (RESULTS / f"cifar10-resnet18-noise40/{name}-seed1.jsonl").read_text(encoding="utf-8").splitlines()
         accuracy = [100 * json.loads(line)["test_accuracy"] for line in lines]
-        ax.plot(range(1, len(accuracy) + 1), accuracy, color=colour, linewidth=1.5)
+        ax.plot(range(1, len(accuracy) + 1), accuracy, color=colour, linewidth=1.5, linestyle=line)
         ax.annotate(
             f"{title}: {accuracy[-1]:.1f}", (len(accuracy), accuracy[-1]), (6, 0), textcoords="offset points",
             va="center", color=colour, fontweight="bold",
@@ -71,12 +74,12 @@ def radius() -> plt.Figure:
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
     sgd = cells["SGD", 0.0]
     for ax, name in zip(axes, ("score", "memorised"), strict=True):
-        for number, (row, (title, colour, marker)) in enumerate(RADIUS_ROWS.items()):
+        for number, (row, (title, colour, marker, line)) in enumerate(RADIUS_ROWS.items()):
             points = [(total, cells[row, total]) for total in totals if (row, total) in cells]
             x = [total * 1.015**number for total, _ in points]  # side by side
             y = [cell[name] for _, cell in points]
-            ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, label=title)
-        ax.axhline(sgd[name], color=METHODS["sgd"][1], linewidth=1.5, linestyle="--", label="SGD")
+            ax.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.5, linestyle=line, label=title)
+        ax.axhline(sgd[name], color=SGD, linewidth=1.5, label="SGD")
         ax.set(xscale="log", xlabel=r"total radius: $\rho$, or $\rho_{\max} + \rho_{\min}$")
         ax.set_xticks(totals, [f"{total:g}" for total in totals])
         ax.minorticks_off()
@@ -89,13 +92,13 @@ def radius() -> plt.Figure:
 
 
 PASSES = {  # of results/every: methods, their passes, titles, colours and markers; and the file of the CIFAR-10 run
-    "sgd": (1, "SGD", "#8c8c8c", "o", "cifar10-resnet18-noise40/sgd-seed1"),
-    "looksam-alpha0.5": (1.2, r"LookSAM, $\alpha$ 0.5", "#c04f8a", "s", "every/looksam-alpha0.5-rho0.1-seed1"),
-    "bsam-2-every5": (1.2, "BSAM(passes=2, every=5)", "#3a9a5b", "D", "every/bsam-2-every5-seed1"),
-    "sam": (2, "SAM", "#2f8fd0", "o", "cifar10-resnet18-noise40/sam-rho0.1-seed1"),
-    "sam-follow": (2, "SAM, radius falls as BSAM's does", "#7a5fc0", "v", "cifar10-resnet18-noise40/sam-follow-seed1"),
-    "bsam-2": (2, "BSAM, two passes", "#3a9a5b", "o", "cifar10-resnet18-noise40/bsam-2-seed1"),
-    "bsam": (3, "BSAM", "#e0701a", "o", "cifar10-resnet18-noise40/bsam-seed1"),
+    "sgd": (1, "SGD", SGD, "o", "cifar10-resnet18-noise40/sgd-seed1"),
+    "looksam-alpha0.5": (1.2, r"LookSAM, $\alpha$ 0.5", LOOKSAM, "s", "every/looksam-alpha0.5-rho0.1-seed1"),
+    "bsam-2-every5": (1.2, "BSAM(passes=2, every=5)", BSAM, "D", "every/bsam-2-every5-seed1"),
+    "sam": (2, "SAM", SAM, "o", "cifar10-resnet18-noise40/sam-rho0.1-seed1"),
+    "sam-follow": (2, "SAM, radius falls as BSAM's does", SAM, "v", "cifar10-resnet18-noise40/sam-follow-seed1"),
+    "bsam-2": (2, "BSAM, two passes", BSAM, "s", "cifar10-resnet18-noise40/bsam-2-seed1"),
+    "bsam": (3, "BSAM", BSAM, "o", "cifar10-resnet18-noise40/bsam-seed1"),
 }
 
 
@@ -133,7 +136,7 @@ def flatness() -> plt.Figure:
         filled = ax.contourf(axis, axis, np.maximum(rise, 0).T, levels=levels, colors=colours)
         ax.set(aspect="equal", xticks=[], yticks=[])
         test, loss = 100 * model["metrics"]["test_accuracy"], model["landscape"]["centre"]
-        ax.set_title(f"{title}: {test:.1f} %, loss {loss:.2f}", fontsize=11, color=colour)
+        ax.set_title(f"{title}: {test:.1f} %, loss {loss:.2f}", fontsize=9, color=colour)
     measured = f"eigenvalue of the Hessian\n(cross-entropy,\n{models[0]['samples']:,} training samples)"
     spectrum.set(xlabel="number", ylabel=measured, ylim=(0, None), xticks=(1, 5, 10, 15, 20))
     spectrum.legend(frameon=False)

@@ -282,7 +282,7 @@ def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epoch": 3}, "got 'epoch'. Did you mean 'epochs'?"),
+        ({"epoch": 3}, "'epoch'. Did you mean 'epochs'?"),
         ({"seed": 3}, "setting must be one of"),
         ({"eval_split": "validation"}, "setting must be one of"),
         ({"methods": "sam"}, "must be a list of names"),

@@ -26,6 +26,7 @@ def test_the_plan(shown):
     assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 56 s." in text
     assert all(name_of(run) in text for run in runs)
     assert "?" in shown(plan_table(CURVES, [RunState(run, Path("c")) for run in runs]))
+    assert all("1 run:" in f"{text}:" for text in (plan_table(CURVES, states[:1]).title, totals(states[:1])))
 
 
 def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):

@@ -8,6 +8,7 @@ from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates, demo_recipe
 from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import arguments, variant_of, variants
+from bsam.lab.report.recipe_results import write_results
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.config import Run
@@ -79,7 +80,22 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     chosen = [(5e-4, {}), (5e-4, {"rho": 0.2}), (5e-4, {"rho_max": 0.1, "rho_min": 0.1}), (0.1, {})]
     assert [(plan.run.weight_decay, plan.run.arguments) for plan in finals] == chosen * 2
     assert [plan.about["tuned"] for plan in finals[:4]] == [False, True, True, True]
-    assert finals[3].about["chosen"].startswith("weight decay tuned on")
+    assert finals[3].about["chosen"].startswith("weight decay 0.1 tuned on")
+
+
+def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tmp_path, asked, monkeypatch):
+    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: None)
+    run_demo(demo_recipe(epochs=1), tmp_path, seeds=3)
+    result = write_results(demo_recipe(epochs=1).experiment(seeds=3), tmp_path)
+    _, tuning = result.sections
+    assert "validation" in tuning.title
+    assert "test" not in tuning.title
+    (sentence,) = (note for note in result.notes if note.startswith(f"{TUNED_SGD} ("))
+    assert "weight decay 0.1 tuned" in sentence
+
+
+def test_without_sgd_the_first_method_is_the_baseline():
+    assert demo_recipe(["bsam", "sam"]).experiment(seeds=1).recipe.baseline == "BSAM (Algorithm 1)"
 
 
 def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):

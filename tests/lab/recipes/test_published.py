@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from bsam.lab.recipes import RECIPES, describe
+from bsam.lab.recipes import RECIPES, describe, place, recipe
 from bsam.lab.recipes.published_numbers import published_number, published_tables
+from bsam.lab.report.recipe_results import runs_of
+from bsam.lab.report.recipe_table import cells_of
 from bsam.lab.training.config import Run
+from finished_runs import write_run
 
 COUNTS = {"classification": 54, "rho-min": 10, "label-noise": 24, "transfer": 2 * 5 * 3, "pose": 24, "quantization": 8}
 TRANSFER_DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_pet")
@@ -25,6 +28,17 @@ POSE = {  # PCKh@0.5 in %: head, shoulder, elbow, wrist, hip, knee, ankle, mean
 }
 LITE = "timm:tf_efficientnet_lite1"
 CIFAR = Run("sam", model="resnet18", data="cifar10")
+
+
+def test_a_given_number_wins_against_that_of_the_table(tmp_path):
+    sgd, sam = Run("sgd", model="resnet18", data="cifar10", epochs=2), replace(CIFAR, epochs=2)
+    made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [place(sgd, published=50.0), sam])
+    experiment = made.experiment()
+    assert [plan.about["published"] for plan in experiment.planned] == [50.0, 96.74]
+    for plan in experiment.planned:
+        write_run(plan.run, tmp_path)
+    cells = cells_of(runs_of(experiment.planned, tmp_path), "classification")
+    assert [(cell["paper"]["mean"], cell["paper"]["std"]) for cell in cells] == [(50.0, None), (96.74, 0.05)]
 
 
 def numbers(name):

@@ -33,6 +33,7 @@ SETTINGS = {
     "max_bytes": -1,
     "seed": 10**30,
 }
+WRONG_ENTRIES = ({"published": "97.1"}, {"row": 5}, {"row": None}, {"place": 0.5}, {"tuned": 1}, {"radius": True})
 
 
 def begin(listed, **mistake):
@@ -71,6 +72,10 @@ ROWS = [
     (lambda: begin(None), "list of Run"),
     (lambda: begin(["sam"]), "list of Run"),
     (lambda: begin([]), "list of Run"),
+    (lambda: begin([Run("sam")], baseline="nonsense"), "baseline.*SAM.*nonsense"),
+    (lambda: begin([Run("sam", {"rho": rho}) for rho in (0.1, 0.2)], baseline="sam"), "baseline"),
+    (lambda: begin([Run("sam")], published="nope"), "published.*nope"),
+    *((lambda known=known: place(Run("sam"), **known), next(iter(known))) for known in WRONG_ENTRIES),
     (lambda: select(planned("radius", "paper"), ["adam"]), "sam-follow"),
     (lambda: select(planned("pose", "smoke"), data=["mpii"]), "stick_figures"),
     (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),

@@ -13,6 +13,7 @@ from bsam.lab.recipes import RECIPES, Planned, describe
 from bsam.lab.recipes.run_settings import select
 from bsam.lab.recipes.tuning import Choice, Tuning, base_candidates, radius_candidates, tune
 from bsam.lab.recipes.variants import variant_of
+from bsam.lab.report.tuning_section import tuning_tables
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.config import Run
@@ -181,6 +182,16 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     assert (sgd["row"], sam["row"]) == ("SGD", "SAM, tuned")
     assert "held-out samples, 1 seed" in sam["chosen"]
     assert [plan.chosen for plan in tuned.finals[:2]] == [None, {"rho": 0.1}]
+
+
+def test_the_tables_name_the_split_and_the_columns_that_tell_them_apart(monkeypatch, tmp_path):
+    monkeypatch.setattr(job, "fit", FakeFit())
+    experiment = RECIPES["label-noise"].experiment("smoke", 1, tune=True)
+    planned = select(experiment.planned, ["sam"])
+    run_all([plan.run for plan in tune(planned, experiment.tuning, tmp_path).trials], tmp_path)
+    titles = [table.title for table in tuning_tables(tune(planned, experiment.tuning, tmp_path))[0]]
+    assert all(rate in title for rate, title in zip(("20%", "40%", "60%", "80%"), titles, strict=True))
+    assert all("held-out" in title for title in titles)
 
 
 def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 import bsam
-from bsam.lab.recipes import RECIPES
+from bsam.lab.models import model_entry
+from bsam.lab.recipes import RECIPES, Scale, recipe
 from bsam.lab.report.recipe_results import _entry, check_folder, origin_info, runs_of, write_results
+from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir
+from finished_runs import write_run
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -59,6 +62,43 @@ def test_what_is_known_of_a_run_is_kept_and_renewed(out, tmp_path):
     assert table["row"].tolist() == [plan.about["row"] for plan in experiment.planned]
     assert json.loads(first.read_text()) == {**experiment.planned[0].about, "shared": False}
     assert table["seconds"].notna().tolist() == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"row": "x"}', "[]"])
+def test_a_damaged_description_is_written_again(content, out, tmp_path):
+    experiment, _ = out("training-curves", seeds=1)
+    first = experiment.planned[0]
+    (tmp_path / first.name / "run.json").write_text(content)
+    write_results(experiment, tmp_path)
+    assert RunDir(tmp_path / first.name).about() == {**first.about, "shared": True}
+
+
+@pytest.mark.parametrize("options", [{"baseline": "SGD"}, {"at_equal_radii": True}])
+def test_each_experiment_has_its_own_comparison(options, tmp_path, monkeypatch):
+    """SGD, SAM and ASAM, from bad to good with the first network, from good to bad with the second."""
+    networks, radii = ("resnet8", "digits_net"), {"base": {}, "sam": {"rho": 0.1}, "asam": {"rho": 0.1}}
+
+    def accuracy(run):
+        gain = {"base": 0.0, "sam": 0.1 + 0.001 * run.seed, "asam": 0.15 + 0.002 * run.seed}[run.method]
+        return 0.6 + (gain if run.model == "resnet8" else -gain)
+
+    monkeypatch.setattr("finished_runs.accuracy_of", accuracy)
+    small = Scale("small", "two epochs", settings={"epochs": 2})
+
+    @recipe("Two networks", scales=[small], **options)
+    def two(scale):
+        settings = {"data": "digits", **scale.settings}
+        return [Run(name, radii[name], model=model, **settings) for model in networks for name in radii]
+
+    experiment = two.experiment(seeds=3)
+    for plan in experiment.planned:
+        write_run(plan.run, tmp_path)
+    notes = write_results(experiment, tmp_path).notes
+    first, second = ([note for note in notes if note.startswith(model_entry(name).title)] for name in networks)
+    assert len(first) == len(second) == 1
+    for note, sign in ((first[0], "+"), (second[0], "-")):
+        gains = ["10.10", "15.20"] if "baseline" in options else ["5.10"]  # of SAM and ASAM; of ASAM against SAM
+        assert all(f"({sign}{gain} points" in note for gain in gains)
 
 
 SPLIT = {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}

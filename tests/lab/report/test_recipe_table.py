@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 
 import pandas as pd
@@ -11,7 +12,7 @@ from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.cli.run_console import rich_tables
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.variants import MATCHED, variants
-from bsam.lab.report.recipe_table import caption, cells_of, markdown, ours_text, sections_of
+from bsam.lab.report.recipe_table import TableSection, caption, cells_of, markdown, ours_text, sections_of
 
 HEADER = ("method", "Head", "Shoulder", "Elbow", "Wrist", "Hip", "Knee", "Ankle", "Mean")
 
@@ -138,6 +139,21 @@ def test_measures_are_columns_and_the_papers_numbers_rows(table, shown):
         at = next(i for i, line in enumerate(lines) if line.startswith("SAM "))
         assert lines[at].split() == ["SAM", *(f"{91 - i}.00" for i in range(8))]
         assert lines[1].split() == list(HEADER)
+
+
+def test_the_eigenvalue_of_poses_names_their_loss_and_is_shown_once(table):
+    runs = table("pose", "smoke", seeds=1).assign(top_eigenvalue=10.0)
+    (section,) = sections_of(cells_of(runs, "pose"), "pose", runs["settings"].iloc[0])
+    assert [name.partition(", ")[0] for name in section.header[-2:]] == ["Mean", "λmax"]
+    (note,) = (line for line in caption(runs, [], "pose") if line.startswith("λmax"))
+    for text in (section.header[-1], note):
+        assert "SimCC loss" in text
+        assert "cross-entropy" not in text
+
+
+def test_a_bar_in_a_name_does_not_end_the_cell():
+    text = markdown("A", [TableSection("B", ("method", "a|b"), (("SAM | mine", "1"),))], [])
+    assert {len(re.split(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")} == {4}
 
 
 def test_a_row_without_training_and_a_group_that_a_test_set_does_not_have(table):

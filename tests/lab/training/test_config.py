@@ -65,7 +65,15 @@ def test_refusals(settings, word):
         Run.of(**{"method": "sam", **settings})
 
 
+def test_a_setting_given_twice_is_refused():
+    assert Run.of("sam", Lr=0.4).lr == 0.4
+    with pytest.raises(bsam.BsamError, match="lr is given twice"):
+        Run.of("sam", Lr=0.4, lr=0.2)
+
+
 def test_an_unknown_task_is_refused():
+    with pytest.raises(bsam.BsamError, match="task"):
+        Run.of("sam", task=int)
     with pytest.raises(bsam.BsamError, match="task"):
         fit(Run.of("sgd", task="juggling"), device="cpu")
 

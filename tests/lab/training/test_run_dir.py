@@ -147,7 +147,13 @@ def test_a_folder_without_a_finished_run(folder, tmp_path):
     assert RunDir(tmp_path).predictions() == {}
     huge = json.dumps({**RUN.settings(), "lr": 10**400})
     other = json.dumps({**RUN.settings(), "held_out": "test"})
-    for content, word in ((None, "read"), ("[1]", "read"), (other, "held_out"), (huge, "lr")):
+    for content, word in (
+        (None, "read"),
+        ("[1]", "read"),
+        ("{}", "method is missing"),
+        (other, "held_out"),
+        (huge, "lr"),
+    ):
         if content is not None:
             (tmp_path / "config.json").write_text(content)
         with pytest.raises(bsam.BsamError, match=f"config.json .*{word}"):

@@ -16,7 +16,7 @@ import pandas as pd
 
 from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..recipes.planning import describe
+from ..recipes.planning import TUNING_SEED, describe
 from ..tasks import task_class
 from ..training.config import Run, stored_run
 from ..training.files import read_json, read_json_lines
@@ -283,7 +283,7 @@ class _Reader:
 
 def _without_plan(run: Run) -> dict[str, Any]:
     """Describe a run of an older version, or one that was trained without a plan."""
-    return describe(run, chosen="", shared=True)
+    return describe(run, chosen="", shared=True, trial=run.seed >= TUNING_SEED and run.eval_split != "test")
 
 
 def _csv_rows(path: Path, rows: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:

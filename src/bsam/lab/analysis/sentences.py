@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,9 @@ def answer(table: pd.DataFrame) -> str:
 
 def sentence(row: Mapping[str, Any]) -> str:
     """Return one sentence on a row of ``compare_rows``."""
-    radius = "" if math.isnan(row.get("radius", math.nan)) else f" at total radius {row['radius']:g} ({row['chosen']})"
-    name, passes = f"{row['row']}{radius}", row.get("passes", math.nan)
+    radius, passes = row.get("radius", math.nan), row.get("passes", math.nan)
+    size = "" if math.isnan(radius) else f" at total radius {radius:g}"
+    name = f"{row['row']}{size}" + (f" ({row['chosen']})" if row.get("chosen") else "")
     if row["verdict"] == NOT_LEARNED or not row["shared"]:
         return f"{name}: {row['verdict']}. {evidence(row)}"
     verdict = f" is {row['verdict']}" if row["verdict"] in (BETTER, WORSE) else f": {row['verdict']}"
@@ -98,9 +99,9 @@ def sentence(row: Mapping[str, Any]) -> str:
     return f"{name}{verdict} ({difference_text(row)}){cost}. {seeds_sentence(row)}".rstrip()
 
 
-def pairs_sentence(pairs: pd.DataFrame) -> str:
+def pairs_sentence(pairs: Iterable[Mapping[str, Any]]) -> str:
     """Return sentences on the methods other than the baseline, compared with each other; empty without a verdict."""
-    rows = group_by(pairs.to_dict("records"), lambda row: row["verdict"] in (BETTER, WORSE) or row["verdict"])
+    rows = group_by(pairs, lambda row: row["verdict"] in (BETTER, WORSE) or row["verdict"])
     parts = [
         f"{row['row']} is {row['verdict']} than {row['against']} ({difference_text(row)})."
         for row in rows.get(True, [])
@@ -141,19 +142,30 @@ class ComparisonResult:
 
     @property
     def baseline(self) -> str:
-        """The row that the others are compared with."""
+        """The row that the others are compared with, in the first experiment."""
         return str(self.table["against"].iloc[0])
 
     @property
     def sentences(self) -> list[str]:
-        """The answer, the numbers of the baseline and of each method, and the methods compared with each other."""
-        rows = self.table.to_dict("records")
-        (base,) = (row for row in rows if row["row"] == self.baseline)
+        """The answer, the numbers of the baseline and of each method, and the methods compared with each other.
+
+        If there are several experiments, a paragraph for each of them.
+        """
+        experiments = {title: self._sentences(table) for title, table in self.table.groupby("experiment", sort=False)}
+        paragraphs = [f"{title}: {' '.join(sentences)}" for title, sentences in experiments.items()]
+        found = paragraphs if len(paragraphs) > 1 else next(iter(experiments.values()))
+        return list(filter(None, [*found, self.shared]))
+
+    def _sentences(self, table: pd.DataFrame) -> list[str]:
+        """Return the sentences on one experiment."""
+        rows = table.to_dict("records")
+        (base,) = (row for row in rows if row["row"] == row["against"])
         numbers = ""
         if base["n"]:
-            numbers = f"{self.baseline}: {base['unit']} {numbers_text(base['mean'], base['std'], base['n'])}."
+            numbers = f"{base['row']}: {base['unit']} {numbers_text(base['mean'], base['std'], base['n'])}."
         others = [sentence(row) for row in rows if row is not base]
-        return list(filter(None, [answer(self.table), numbers, *others, pairs_sentence(self.pairs), self.shared]))
+        pairs = [pair for pair in self.pairs.to_dict("records") if pair["experiment"] == base["experiment"]]
+        return list(filter(None, [answer(table), numbers, *others, pairs_sentence(pairs)]))
 
     def __str__(self) -> str:
         return " ".join(self.sentences)
@@ -163,5 +175,6 @@ def comparison(runs: pd.DataFrame, table: pd.DataFrame, shared: str = "", page: 
     """Return the result for a table of ``compare_rows`` of these runs."""
     first = dict.fromkeys(("radius", "chosen", "passes"), "first")
     about = runs.groupby(["experiment", "row"]).agg({**first, "seconds": "mean"})
-    pairs = compare_pairs(runs[~runs["row"].isin(table["against"])])
+    bases = dict(zip(table["experiment"], table["against"], strict=True))
+    pairs = compare_pairs(runs[runs["row"] != runs["experiment"].map(bases)])
     return ComparisonResult(table.join(about, on=["experiment", "row"]), pairs, shared, page)

@@ -18,7 +18,7 @@ from scipy import stats
 
 from ...common.errors import BsamValueError
 from ..common.grouping import group_by
-from ..recipes.variants import variants
+from ..recipes.variants import baseline_row as baseline_row
 from .runs_table import STATES
 
 LEVEL = 0.95
@@ -189,21 +189,6 @@ def _verdict(row: Mapping[str, Any]) -> str:
     if row["p_holm"] < 1 - LEVEL:
         return BETTER if row["difference"] > 0 else WORSE
     return NONE_SHOWN
-
-
-def baseline_row(rows: Iterable[str], baseline: str) -> str | None:
-    """Return the row that a user calls ``baseline``; None if there is none, or if several rows could be meant.
-
-    Example:
-        >>> baseline_row(["SGD", "BSAM (Algorithm 1)"], "bsam")
-        'BSAM (Algorithm 1)'
-        >>> baseline_row(["SGD", "SAM, rho 0.1", "SAM, rho 0.2"], "sam")
-    """
-    rows = list(rows)
-    names = {baseline.casefold(), variants()[baseline].title.casefold() if baseline in variants() else ""}
-    exact = [row for row in rows if row.casefold() in names]
-    similar = [row for row in rows if row.partition(", ")[0].casefold() in names]
-    return exact[0] if exact else similar[0] if len(similar) == 1 else None
 
 
 def check_baseline(runs: pd.DataFrame, baseline: str) -> None:

@@ -96,7 +96,10 @@ def new_table(title: str, **options: Any) -> Table:
 
 def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
     """Return the plan for the terminal: each run, its state, and the time left."""
-    table, eta = new_table(f"{experiment.title}: {len(states)} runs", title_style="bold"), EtaEstimator(states)
+    table, eta = (
+        new_table(f"{experiment.title}: {count_text(len(states), 'run')}", title_style="bold"),
+        EtaEstimator(states),
+    )
     table.add_column("run", overflow="fold")
     table.add_column("state", overflow="fold")
     table.add_column("left", overflow="fold", justify="right")
@@ -113,7 +116,7 @@ def totals(states: Sequence[RunState]) -> str:
     started = sum(bool(state.epochs) and not state.ended for state in states)
     ended = f"{finished} finished" + (f", {diverged} diverged" if diverged else "")
     counts = f"{ended}, {started} in progress, {len(states) - finished - diverged - started} not started"
-    return f"{len(states)} runs: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
+    return f"{count_text(len(states), 'run')}: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
 def counts(progress: Progress) -> tuple[int, int, str]:

@@ -104,6 +104,8 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
     names = [name for name in SETTINGS if name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
+    if "task" in given:
+        given["task"] = find_name("task", given["task"], TASKS)
     if "base_arguments" in given:
         given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
     return complete_settings(given, getattr(arguments, "data_dir", None), getattr(arguments, "out", None))

@@ -12,6 +12,8 @@ from typing import Any
 
 from ...common.errors import BsamValueError
 
+LONG = 40  # names
+
 
 def find_name(kind: str, name: object, known: Collection[str]) -> str:
     """Return the known name that equals ``name``, ignoring case; if there is none, raise with the closest match.
@@ -27,6 +29,8 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
         return by_lower[lower]
     closest = difflib.get_close_matches(lower, by_lower, n=1)
     hint = f". Did you mean {by_lower[closest[0]]!r}?" if closest else ""
+    if hint and len(known) > LONG:  # the list would hide the hint
+        raise BsamValueError(f"there is no {kind} {name!r}{hint}")
     raise BsamValueError(f"{kind} must be one of {', '.join(known)}; got {name!r}{hint}")
 
 

@@ -99,7 +99,7 @@ def plan_comparison(
     titles = [plan.about["row"] for plan in planned]
     title = f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}"
     scale = Scale(COMPARE, "the network and the data set of the command")
-    against = variant_of(first).title + (", tuned" if tune and first.method != BASE else "")
+    against = variant_of(first).title
     return Recipe(COMPARE, title, lambda _: planned, (scale,), tuning=tuning, baseline=against).experiment(seeds=seeds)
 
 

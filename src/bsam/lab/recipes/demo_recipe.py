@@ -37,6 +37,9 @@ NOTES = (
     f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
     f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
     "other run uses.",
+    "To first order in the radii, SAM and BSAM correct the gradient in proportion to the total radius, so compare them "
+    'at equal totals: see "What BSAM does" in the documentation.',
+    "A small λmax does not imply high accuracy: compare the two columns.",
     "Results on CIFAR: see the folder results/ in the repository and the documentation.",
 )
 
@@ -69,7 +72,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         scales=["demo"],
         tuning=Tuning(),
         seeds=5,
-        baseline="SGD",
+        baseline=variants()["sgd" if "sgd" in names else names[0]].title,
         notes=NOTES,
     )
     def demo(scale: Scale) -> list[Planned]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
+from ..common.grouping import group_by
 from ..common.names import find_name, find_object
 from ..training.config import Run
 from .planning import Planned, place, with_seed
-from .published_numbers import published_number
+from .published_numbers import describe_paper, published_number, published_tables
 from .scales import SCALES, Scale
 from .tuning import Tuning, with_tuned_radii
+from .variants import baseline_row
 
 MAX_SEEDS = 100  # all runs are listed before the first begins, which would take forever with a million seeds
 SMOKE = "smoke: shows that it runs"  # a remark on meaningless numbers
@@ -93,11 +95,20 @@ class Recipe:
                     f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them "
                     "different rows, place(run, row=...)"
                 )
-        numbers = [published_number(self.published, plan.run) if self.published else None for plan in planned]
-        return [
-            plan if number is None else replace(plan, about={**plan.about, "published": number["mean"]})
-            for plan, number in zip(planned, numbers, strict=True)
-        ]
+        rows = group_by(planned, lambda plan: plan.about["experiment"]).values()
+        rows_of = [dict.fromkeys(plan.about["row"] for plan in plans) for plans in rows]
+        if self.baseline is not None and not any(baseline_row(names, self.baseline) for names in rows_of):
+            known = "; ".join(dict.fromkeys(plan.about["row"] for plan in planned))
+            raise BsamValueError(f"baseline of the recipe {self.name} must be a row ({known}), got {self.baseline!r}")
+        return [self._with_published(plan) for plan in planned] if self.published else planned
+
+    def _with_published(self, plan: Planned) -> Planned:
+        """Return a planned run with the number of the table, unless the plan has another number."""
+        if self.published not in published_tables():
+            raise BsamValueError(f"published must be one of {', '.join(published_tables())}; got {self.published!r}")
+        number = published_number(self.published, plan.run)
+        is_given = plan.about["published"] != describe_paper(plan.run, plan.about["tuned"])["published"]
+        return plan if number is None or is_given else replace(plan, about={**plan.about, "published": number["mean"]})
 
 
 @dataclass(frozen=True)
@@ -124,18 +135,29 @@ class Experiment:
 
 
 def recipe(
-    title: str, *, scales: Sequence[str | Scale] = ("smoke", "short", "paper"), **options: Any
+    title: str,
+    *,
+    scales: Sequence[str | Scale] = ("smoke", "short", "paper"),
+    tunable: bool = False,
+    tuning: Tuning | None = None,
+    seeds: int = 1,
+    published: str = "",
+    notes: Notes = (),
+    baseline: str | None = None,
+    at_equal_radii: bool = False,
 ) -> Callable[[Plan], Recipe]:
     """Make a recipe of a function that takes a scale and returns the runs of one seed, as ``Run`` or ``Planned``.
 
     Args:
         title: what it shows.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
-        options: ``tunable``: whether ``--tune`` can choose its radii; ``tuning``: how the candidates of its planned
-            runs are chosen; ``seeds``: the default number of seeds; ``published``: a table of ``published.json``;
-            ``notes``: lines below the table, or a function of the scale that returns them; ``baseline``: the row that
-            sentences below the table compare the others with; ``at_equal_radii``: whether they compare rows of equal
-            total radius with the first of these.
+        tunable: whether ``--tune`` can choose its radii.
+        tuning: how the candidates of its planned runs are chosen.
+        seeds: the default number of seeds.
+        published: a table of ``published.json``.
+        notes: lines below the table, or a function of the scale that returns them.
+        baseline: the row that sentences below the table compare the others with.
+        at_equal_radii: whether they compare rows of equal total radius with the first of these.
 
     Example:
         >>> @recipe("The radius of SAM", scales=["smoke"])
@@ -151,7 +173,8 @@ def recipe(
         known = tuple(
             scale if isinstance(scale, Scale) else SCALES[find_name("scale", scale, SCALES)] for scale in scales
         )
-        made = Recipe(plan.__name__.replace("_", "-"), title, plan, known, **options)
+        name = plan.__name__.replace("_", "-")
+        made = Recipe(name, title, plan, known, tunable, tuning, seeds, published, notes, baseline, at_equal_radii)
         is_ours = plan.__module__.startswith(f"{__package__}.") and plan.__module__ != __name__
         if is_ours and plan.__qualname__ == plan.__name__:  # no function in a function
             RECIPES[made.name] = made  # users name theirs as MODULE:RECIPE

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...common.checks import check_count, check_flag, check_number
 from ...common.errors import BsamValueError
 from ..common.grouping import count_text
 from ..data import dataset_entry
 from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks import TASKS
+from ..tasks.settings import Check
 from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, default_settings
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
@@ -24,10 +27,23 @@ TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random n
 NOT_COMPARED = frozenset(
     ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "radius", "curvature", "surface")
 )
-# settings with words of their own in a title
+# settings that the title words specially
 TITLED = frozenset(
     ("task", "model", "data", "label_noise", "noise_labels", "weight_bits", "weights", "limit_train", "eval_split")
 ) | {"epochs", "init"}
+# entries of a description: numbers, which may be unknown (None), and checks of those that are no text
+NUMBERS = ("radius", "passes", "published", "claimed")
+CHECKS: Mapping[str, Check] = {
+    "place": partial(check_count, low=0),
+    **dict.fromkeys(NUMBERS, check_number),
+    **dict.fromkeys(("tuned", "trial", "shared"), check_flag),
+}
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise unless the value is a string."""
+    if not isinstance(value, str):
+        raise BsamValueError(f"{name} must be text, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
     Args:
         run: the run.
         wrong: the fraction of the training labels that are wrong, if it is known; None computes it.
-        known: entries that whoever plans the run knows better, such as ``row`` or ``published``.
+        known: entries that differ from what follows from the settings, such as ``row`` or ``published``.
 
     Example:
         >>> about = describe(
@@ -101,11 +117,14 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         "passes": passes_of(run),
         "tuned": tuned,
         **describe_paper(run, tuned),
-        "trial": run.seed >= TUNING_SEED and run.eval_split != "test",
+        "trial": False,
         "shared": False,
     }
     if unknown := known.keys() - about.keys():
         raise BsamValueError(f"a run is described by {', '.join(about)}; got {min(unknown)!r}")
+    for name, value in known.items():
+        if value is not None or name not in NUMBERS:
+            CHECKS.get(name, check_text)(name, value)
     return {**about, **known}
 
 

@@ -176,7 +176,7 @@ class Choice:
 
     @property
     def tuned_on(self) -> str:
-        """What the settings were tuned on, and warnings, in words; empty until all tuning runs have ended."""
+        """Describe the tuning data and any warnings. Empty until all tuning runs have ended."""
         if (best := self.best()) is None:
             return ""
         edges = self.table["edges"][best]
@@ -238,7 +238,7 @@ def tune(planned: Sequence[Planned], tuning: Tuning | None, out: Path) -> Tuned:
     finals, waiting = [], {}
     for plan in planned:
         choice = choices.get(_key(plan.run))
-        pending = [each for each in (base, choice) if each is not None and each.best() is None]
+        pending = [tried for tried in (base, choice) if tried is not None and tried.best() is None]
         if pending:
             waiting[plan.name] = [state.path.name for state in pending[0].states]
         finals.append(plan if pending else _final(plan, base, choice))
@@ -280,7 +280,7 @@ def _final(plan: Planned, base: Choice | None, choice: Choice | None) -> Planned
         plan = _with_settings(plan, choice)
     if choice is not None and (chosen := choice.values[choice.best() or 0]):
         is_radius = all(name.startswith("rho") for name in chosen)
-        parts.append(("" if is_radius else f"{settings_text(list(chosen))} ") + choice.tuned_on)
+        parts.append(("" if is_radius else f"{setting_text(chosen)} ") + choice.tuned_on)
         row = f"{plan.about['row']}, tuned" if choice.tuning.radii else plan.about["row"]
         plan = replace(plan, chosen=chosen, about={**plan.about, "row": row})
     is_tuned = bool(parts) or (base is not None and plan.run.method == BASE)

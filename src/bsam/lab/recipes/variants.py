@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -159,3 +159,18 @@ def variant_of(run: Run) -> MethodVariant:
 def passes_of(run: Run) -> float:
     """Return the forward and backward passes per step."""
     return 1 if run.method == BASE else METHODS[run.method].passes_with(run.arguments)
+
+
+def baseline_row(rows: Iterable[str], baseline: str) -> str | None:
+    """Return the row that a user calls ``baseline``; None if there is none, or if several rows could be meant.
+
+    Example:
+        >>> baseline_row(["SGD", "BSAM (Algorithm 1)"], "bsam")
+        'BSAM (Algorithm 1)'
+        >>> baseline_row(["SGD", "SAM, rho 0.1", "SAM, rho 0.2"], "sam")
+    """
+    rows = list(rows)
+    names = {baseline.casefold(), variants()[baseline].title.casefold() if baseline in variants() else ""}
+    exact = [row for row in rows if row.casefold() in names]
+    similar = [row for row in rows if row.partition(", ")[0].casefold() in names]
+    return exact[0] if exact else similar[0] if len(similar) == 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     selected = {plan.name for plan in tune(experiment.selected, experiment.tuning, out).finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     noise = "; ".join(_noise_texts(runs))
-    sections = [*sections_of(cells, recipe.published), *tuning_sections]
+    sections = [*sections_of(cells, recipe.published, runs["settings"].iloc[0]), *tuning_sections]
     notes = [
         *caption(runs, cells, recipe.published),
         *experiment.notes,
@@ -125,9 +126,7 @@ def runs_of(finals: Sequence[Planned], out: Path) -> pd.DataFrame:
     """
     begun = [plan for plan in finals if (out / plan.name / CONFIG).exists()]
     for plan in begun:
-        stored = RunDir(out / plan.name).about()
-        shared = True if stored is None else stored["shared"]
-        if stored != (about := {**plan.about, "shared": shared}):
+        if _stored_about(out / plan.name) != (about := _about(plan, out)):
             write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
     rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
@@ -137,6 +136,19 @@ def runs_of(finals: Sequence[Planned], out: Path) -> pd.DataFrame:
     return runs
 
 
+def _stored_about(path: Path) -> dict[str, Any]:
+    """Return the content of ``run.json``; empty if there is none, or if it is damaged: the plan knows what it was."""
+    with contextlib.suppress(BsamRuntimeError):
+        return RunDir(path).about() or {}
+    return {}
+
+
+def _about(plan: Planned, out: Path) -> dict[str, Any]:
+    """Return what the plan says of a run, and whether it shared its device while it trained, which only it knows."""
+    begun = (out / plan.name / CONFIG).exists()
+    return {**plan.about, "shared": _stored_about(out / plan.name).get("shared", begun)}
+
+
 def _not_started(plan: Planned, out: Path) -> dict[str, Any]:
     about = {name: value for name, value in plan.about.items() if name in COLUMNS}
     known = {"seed": plan.run.seed, "settings": plan.run.settings(), "unit": score_title(plan.run)}
@@ -144,14 +156,13 @@ def _not_started(plan: Planned, out: Path) -> dict[str, Any]:
 
 
 def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
-    """Return a sentence on each row, compared with the first row of the same total radius."""
-    with_radius = runs.dropna(subset="radius")
-    table = compare_rows(with_radius.assign(experiment=with_radius["radius"].round(9).astype(str)))
-    return [
-        f"Against {row['against']}: {sentence(row)}"
-        for row in table.to_dict("records")
-        if row["row"] != row["against"] and row["shared"]
-    ]
+    """Return a sentence on each row, compared with the first row of its experiment with the same total radius."""
+    sentences = []
+    for (title, _), group in runs.groupby(["experiment", runs["radius"].round(9)], sort=False):
+        where = f"{title}: against" if runs["experiment"].nunique() > 1 else "Against"
+        rows = [row for row in compare_rows(group).to_dict("records") if row["row"] != row["against"] and row["shared"]]
+        sentences += [f"{where} {row['against']}: {sentence(row)}" for row in rows]
+    return sentences
 
 
 def _noise_texts(runs: pd.DataFrame) -> list[str]:
@@ -171,7 +182,7 @@ def _entry(plan: Planned, out: Path) -> dict[str, Any]:
     noise = plan.run.task.label_noise
     return {
         "folder": plan.name,
-        "about": files.about() or dict(plan.about),
+        "about": _about(plan, out),
         "state": str(state),
         "reason": state.diverged,
         "epochs_done": len(state.epochs),

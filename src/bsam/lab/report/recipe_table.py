@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -16,20 +17,12 @@ from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.variants import variants
 from ..tasks import task_class
 from ..training.config import Run
-from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
 ENDED = ("finished", "diverged")
-EXTRAS = {"memorised": "memorised, %", "top_eigenvalue": f"λmax, {measured_on({})}"}  # shown if runs have them
-EXTRA_NOTES = {
-    "memorised": "Memorised: the share of the wrong training labels that the network predicts after the last epoch, "
-    "in %.",
-    "top_eigenvalue": "λmax: the largest eigenvalue of the Hessian of the cross-entropy, without label smoothing, on "
-    f"at most {CURVATURE_SAMPLES} training samples, with the labels used in training.",
-}
-PARTS = ("", "paper", *EXTRAS.values(), "chosen")  # of a column
+EXTRAS = ("memorised", "top_eigenvalue")  # shown if runs have them
 
 
 @dataclass(frozen=True)
@@ -40,6 +33,11 @@ class TableSection:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     wide: bool = False
+
+
+def extra_headers(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers of the further columns; ``settings`` are those of a run."""
+    return dict(zip(EXTRAS, ("memorised, %", f"λmax, {measured_on(settings)}"), strict=True))
 
 
 def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
@@ -71,11 +69,11 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 **_statistics(measure.factor * scores),
                 "diverged": int((group["state"] == "diverged").sum()),
                 "missing": int((~group["state"].isin(ENDED)).sum()),
-                "paper": paper or planned,
-                **{name: _statistics(finished[name]) for name in EXTRAS if finished[name].notna().any()},
+                "paper": paper if paper and (groups or paper["mean"] == number) else planned,
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
-            cells.append(cell)
+            extras = [name for name in EXTRAS if measure is task.measure and finished[name].notna().any()]
+            cells.append({**cell, **{name: _statistics(finished[name]) for name in extras}})
             if measure.name in note.get("scores", ()):  # a score without training
                 empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
                 mean = measure.factor * note["scores"][measure.name]
@@ -88,11 +86,20 @@ def _statistics(values: pd.Series) -> dict[str, Any]:
     return {"mean": mean, "std": std, "n": int(values.count())}
 
 
-def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list[TableSection]:
+def sections_of(
+    cells: Sequence[Mapping[str, Any]], published: str = "", settings: Mapping[str, Any] = MappingProxyType({})
+) -> list[TableSection]:
     """Return the table as text, without rows and columns in which no run has ended.
 
     Published numbers are next to ours or, for poses, in rows below them.
+
+    Args:
+        cells: from :func:`cells_of`.
+        published: the name of a table in ``published.json``.
+        settings: the settings of a run, for the name of its loss.
     """
+    headers = extra_headers(settings)
+    parts = ("", "paper", *headers.values(), "chosen")  # of a column
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
     notes, decimals = footnotes(cells), published_tables()[published]["decimals"] if published else 2
     wide, sections = published == "pose", []
@@ -105,12 +112,12 @@ def sections_of(cells: Sequence[Mapping[str, Any]], published: str = "") -> list
             if cell["paper"]:
                 of_method = theirs.setdefault(cell["row"].partition(" (")[0] + PAPER_ROW, {}) if wide else row
                 of_method[column, "" if wide else "paper"] = paper_text(cell["paper"], notes, decimals)
-            row |= {(column, header): _text(cell[name], 1) for name, header in EXTRAS.items() if name in cell}
+            row |= {(column, header): _text(cell[name], 1) for name, header in headers.items() if name in cell}
             if cell["chosen"] and (not wide or column == "Mean"):
                 row[column, "chosen"] = setting_text(cell["chosen"])
         rows = {**ours, **theirs}
         columns = dict.fromkeys(cell["column"] for cell in group)
-        keys = [(name, part) for name in columns for part in PARTS if any((name, part) in row for row in rows.values())]
+        keys = [(name, part) for name in columns for part in parts if any((name, part) in row for row in rows.values())]
         body = tuple((row, *(texts.get(key, "-") for key in keys)) for row, texts in rows.items())
         sections.append(TableSection(title, ("method", *(part or name for name, part in keys)), body, wide))
     return sections
@@ -149,7 +156,13 @@ def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: s
     lines += [f"{mark} {note}" for mark, note in zip(FOOTNOTE_MARKS, footnotes(cells), strict=False)]
     names = set(runs.loc[runs["state"].isin(ENDED), "variant"])
     lines += [variant.note for name, variant in variants().items() if variant.note and name in names]
-    lines += [note for name, note in EXTRA_NOTES.items() if runs[name].notna().any()]
+    notes = {
+        "memorised": "Memorised: the share of the wrong training labels that the network predicts after the last "
+        "epoch, in %.",
+        "top_eigenvalue": f"λmax: the largest eigenvalue of the Hessian ({measured_on(run.settings())}), without label "
+        "smoothing, with the labels used in training.",
+    }
+    lines += [note for name, note in notes.items() if runs[name].notna().any()]
     if (runs["state"] == "diverged").any():
         lines.append(
             "diverged: the loss became non-finite; to train a run again, remove its directory (see results.json)."
@@ -162,5 +175,6 @@ def markdown(title: str, sections: Sequence[TableSection], lines: Sequence[str])
     text = [f"# {title}", ""]
     for section in sections:
         rows = [section.header, ("---", *["---:"] * (len(section.header) - 1)), *section.rows]
-        text += [f"## {section.title}", "", *(f"| {' | '.join(row)} |" for row in rows), ""]
+        lines_of = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+        text += [f"## {section.title}", "", *(f"| {line} |" for line in lines_of), ""]
     return "\n".join([*text, *(f"{line}  " for line in lines)]) + "\n"

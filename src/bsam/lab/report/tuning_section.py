@@ -7,7 +7,7 @@ import math
 from ..common.grouping import group_by
 from ..common.progress import duration
 from ..recipes.planning import setting_text
-from ..recipes.tuning import TUNING_FACTORS, Choice, Tuned
+from ..recipes.tuning import SPLITS, TUNING_FACTORS, Choice, Tuned
 from ..recipes.variants import passes_of, variant_of
 from .recipe_table import TableSection
 
@@ -20,7 +20,8 @@ def tuning_tables(tuned: Tuned) -> tuple[list[TableSection], list[str]]:
 
     Both are empty if nothing was tuned or no tuning run has ended.
     """
-    begun = [each for each in (tuned.base, *tuned.choices) if each and any(state.ended for state in each.states)]
+    listed = [choice for choice in (tuned.base, *tuned.choices) if choice is not None]
+    begun = [choice for choice in listed if any(state.ended for state in choice.states)]
     tables = []
     if begun and begun[0] is tuned.base:
         tables.append(_base_table(begun[0]))
@@ -28,12 +29,14 @@ def tuning_tables(tuned: Tuned) -> tuple[list[TableSection], list[str]]:
         (choice for choice in begun if choice is not tuned.base),
         lambda choice: (choice.plan.about["section"], choice.plan.about["column"]),
     )
-    for place, choices in places.items():
+    columns = {choice.plan.about["column"] for choice in tuned.choices}
+    for (section, column), choices in places.items():
         labels = [f"candidate {number}" for number in range(1, len(choices[0].values) + 1)]
         if is_factor := choices[0].tuning.radii:
             labels = [f"x {factor:g}" for factor in TUNING_FACTORS]
         rows = [(choice.plan.about["row"], *_scores(choice, not is_factor), *_last(choice)) for choice in choices]
-        title = f"Tuning: {', '.join(filter(None, place))}"
+        place = (section, column if len(columns) > 1 else "")
+        title = f"Tuning: {', '.join(filter(None, place))}, score on {SPLITS[choices[0].tuning.split]} samples"
         tables.append(TableSection(title, ("method", *labels, *LAST), tuple(rows)))
     return tables, _notes(begun[0]) if begun else []
 

@@ -81,7 +81,7 @@ def local_processes(
 
         try:
             yield Executor(lambda: jobs, submit)
-        except BaseException:  # Ctrl-C, too: the workers end at once, and the exception goes on
+        except BaseException:  # also on Ctrl-C: kill the workers and re-raise
             for process in [process for pool in pools.values() for process in (pool._processes or {}).values()]:
                 process.kill()  # like kill_workers in Python 3.14
             raise

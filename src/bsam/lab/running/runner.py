@@ -23,7 +23,7 @@ LOOK = 1.0  # seconds between checks of the runs in other processes
 
 
 class Progress(NamedTuple):
-    """What the runs are, such as "tuning", their states, how many train and can at a time, and why others failed."""
+    """The stage, the state of each run, the number running, the number of slots, and errors by run."""
 
     stage: str
     states: Sequence[RunState]

@@ -247,17 +247,19 @@ class Run(SubjectSettings):
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
-        kind = task if isinstance(task, type) else task_class(task).settings_type
-        own = [item.name for item in fields(kind)]
-        known = [*(item.name for item in fields(cls)), *own]
+        kind = task if isinstance(task, type) and issubclass(task, TaskSettings) else task_class(task).settings_type
+        task_names = [item.name for item in fields(kind)]
+        known = [*(item.name for item in fields(cls)), *task_names]
         for name in [name for name in settings if name not in known]:
             if name in OWNERS:
                 raise BsamValueError(
-                    f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out, or set task to "
-                    f"{OWNERS[name]}"
+                    f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out or change the "
+                    "task"
                 )
-            settings[find_name("setting", name, known)] = settings.pop(name)
-        of_task = kind(**{name: settings.pop(name) for name in own if name in settings})
+            if (valid := find_name("setting", name, known)) in settings:
+                raise BsamValueError(f"{valid} is given twice, also as {name}: give it once")
+            settings[valid] = settings.pop(name)
+        of_task = kind(**{name: settings.pop(name) for name in task_names if name in settings})
         return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
 
     def settings(self) -> dict[str, Any]:
@@ -317,6 +319,8 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
         settings: from :meth:`Run.settings`.
         kind: the settings of a task of the user; other tasks are known by name.
     """
+    if "method" not in settings:
+        raise BsamValueError("the method is missing")
     name = settings.get("task", Run.task.name)
     if kind is None or kind.name != name:
         kind = task_class(name).settings_type
