@@ -180,6 +180,7 @@ def test_the_sentences_on_60_percent_label_noise():
     assert "| the same: 60 % label noise, **Algorithm 1**; 20 %; CIFAR-100 | not run | |" in text
     assert f"(1): below by {behind:.1f} | {released:.2f} and {wide:.2f} |" in text
     assert f"At 60 % (54 % wrong), SGD reaches {sgd:.2f} (1), and 48.50 in BSAM's paper" in text
+    assert f"at 20 % (18 % wrong), {last('noise20-sgd-seed0', RERUN):.2f} (1), and 85.94 in the paper" in text
     assert f"({sgd:.2f} and 48.50)" in text
     assert f"are {sam - 67.22:.1f} and {released - 76.37:.1f} points above the published numbers" in text
     assert f"SAM at 0.1 is {behind:.1f} points above BSAM as released and {gain:.1f} above SAM at 0.05" in text
