@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from bsam.lab.inference.class_prediction import predict
-from bsam.lab.report.figures.prediction_pictures import draw_grid
+from bsam.lab.inference.prediction_pictures import draw_grid
 from bsam.lab.training import Run, fit
 
 HERE = Path(__file__).parent

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsam.lab.recipes.planning import titles_of
-from bsam.lab.recipes.variants import variant_of
-from bsam.lab.report.figures.prediction_pictures import (
+from bsam.lab.inference.prediction_pictures import (
     GAP,
     arrange,
     draw_person,
@@ -22,6 +20,8 @@ from bsam.lab.report.figures.prediction_pictures import (
     stack,
     text_picture,
 )
+from bsam.lab.recipes.planning import titles_of
+from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.pose_inputs import PoseInputs
 from bsam.lab.training import POSE, Run, fit
 from bsam.lab.training.run_dir import RunDir

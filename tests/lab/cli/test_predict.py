@@ -15,7 +15,7 @@ from bsam.lab.cli import predict as cli_predict
 from bsam.lab.data.pose.joints import LSP
 from bsam.lab.inference import find_joints
 from bsam.lab.inference import predict as bsam_predict
-from bsam.lab.report.figures.prediction_pictures import side_legend
+from bsam.lab.inference.prediction_pictures import side_legend
 
 WHOLE = "The whole image was used as the person's box; set --box to change it."
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...common.errors import BsamValueError
 from ..inference.class_prediction import Prediction, image_paths, predict
 from ..inference.pose_prediction import FoundJoints, find_joints
-from ..report.figures.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid, printable
+from ..inference.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid, printable
 from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
 from .run_flags import DEVICE_HELP

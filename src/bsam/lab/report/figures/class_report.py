@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...inference.prediction_pictures import captioned, encoded, grid, printable, stack, text_picture
 from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
 from ...training.config import Run
-from .prediction_pictures import captioned, encoded, grid, printable, stack, text_picture
 from .style import COLOURS
 
 if TYPE_CHECKING:

@@ -82,7 +82,8 @@ def curves(
     known = _values(runs, epochs, metric, factor)
     if known.empty:
         return None
-    finished = known[known["state"] == "finished"]
+    is_finished = known["state"] == "finished"
+    finished, unfinished = known[is_finished], known[~is_finished]
     tables = {row: _by_epoch(group) for row, group in finished.groupby("row", sort=False)}
     many = len(tables) > FEW_CURVES
     data, spans = list[Trace](), []
@@ -90,8 +91,8 @@ def curves(
         if row in tables:
             table = smooth(tables[row]).assign(std=np.nan) if many else tables[row]
             spans.append(_add_curve(data, style, table))
-        others = known[(known["row"] == row) & (known["state"] != "finished")]
-        for (_, state), run in others.groupby(["seed", "state"], sort=False):
+        others = unfinished[unfinished["row"] == row]
+        for (_, state), run in others.groupby(["seed", "state"], sort=False) if len(others) else ():
             if state != "diverged" or row not in tables:
                 line = {**style["line"], "dash": "dot", "width": 1.2}
                 name = f"{row}, {state}"

@@ -13,9 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...data.pose.joints import Skeleton
+from ...inference.prediction_pictures import side_colour
 from ...tasks.pose_inputs import PoseInputs
 from ...training.files import reading
-from ..figures.prediction_pictures import side_colour
 from ..figures.score_figures import first_predictions
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...data.images.decoding import Crop
-from ...data.pose.joints import Skeleton
-from ...data.pose.persons import MARGIN
-from ...inference.class_prediction import Prediction
-from ...inference.pose_prediction import FoundJoints
-from ...training.files import write
-from .style import COLOURS
+from ..data.images.decoding import Crop
+from ..data.pose.joints import Skeleton
+from ..data.pose.persons import MARGIN
+from ..training.files import write
+from .class_prediction import Prediction
+from .pose_prediction import FoundJoints
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
     from PIL.ImageFont import FreeTypeFont
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures
+CLASS = "#2f8fd0"  # the letters of the most probable class
 MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline, also the colour of letters, is visible on light pictures
 SIDE = 360  # pixels, the longer side of a picture in a grid
 MAX_COLUMNS = 4  # of a grid
@@ -159,7 +159,7 @@ def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
     pictures = []
     for prediction in predictions:
         first, *rest = class_texts(prediction)
-        pictures.append(captioned(prediction.pixels, first, [*rest, prediction.path.name], COLOURS[1]))
+        pictures.append(captioned(prediction.pixels, first, [*rest, prediction.path.name], CLASS))
     save(grid(pictures), path)
 
 

@@ -10,10 +10,10 @@ import bsam
 from bsam.lab.cli.predict import picture_paths
 from bsam.lab.data.images.decoding import Resize
 from bsam.lab.data.pose.joints import LSP, MPII, Skeleton
+from bsam.lab.inference import prediction_pictures
 from bsam.lab.inference.class_prediction import Prediction
 from bsam.lab.inference.pose_prediction import FoundJoints
-from bsam.lab.report.figures import prediction_pictures
-from bsam.lab.report.figures.prediction_pictures import (
+from bsam.lab.inference.prediction_pictures import (
     GAP,
     LETTERS,
     MIDDLE,
