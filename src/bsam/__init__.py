@@ -12,9 +12,11 @@ from .methods import METHODS as METHODS
 from .methods.aesam import AESAM as AESAM
 from .methods.asam import ASAM as ASAM
 from .methods.bsam import BSAM as BSAM
+from .methods.crsam import CRSAM as CRSAM
 from .methods.esam import ESAM as ESAM
 from .methods.fisher_sam import FisherSAM as FisherSAM
 from .methods.friendly_sam import FriendlySAM as FriendlySAM
+from .methods.functional_sam import FunctionalSAM as FunctionalSAM
 from .methods.gam import GAM as GAM
 from .methods.gsam import GSAM as GSAM
 from .methods.ksam import KSAM as KSAM
@@ -25,5 +27,7 @@ from .methods.pgn import PGN as PGN
 from .methods.rst import RST as RST
 from .methods.saf import SAF as SAF
 from .methods.sam import SAM as SAM
+from .methods.saner import SANER as SANER
+from .methods.vasso import VaSSO as VaSSO
 
 __version__ = "0.3.0"

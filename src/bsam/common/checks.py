@@ -46,6 +46,13 @@ def check_count(name: str, value: object, low: int = 1, high: float = math.inf) 
     return count
 
 
+def check_share(name: str, value: object) -> float:
+    """Return ``value`` if it is a number above 0 and at most 1; otherwise raise."""
+    if not is_number(value) or not 0 < value <= 1:  # type: ignore[operator]
+        raise BsamValueError(f"{name} must be a number above 0 and at most 1, got {value!r}")
+    return value  # type: ignore[return-value]
+
+
 def check_flag(name: str, value: object) -> bool:
     """Return ``value`` if it is True or False; otherwise raise."""
     if not isinstance(value, bool):

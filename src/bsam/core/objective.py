@@ -6,7 +6,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -21,10 +20,16 @@ from .vector import Vector
 from .weights import Gradients, Weights
 
 Closure: TypeAlias = Callable[..., Any]
+Subset: TypeAlias = Tensor | slice  # of the samples of a batch
+Backward: TypeAlias = Callable[[Tensor, Tensor | None], None]  # called with the loss and the outputs of a micro-batch
 
 OUTSIDE = (
     "the loss, or a part of it, was computed before this pass, and therefore not at the perturbed weights: compute the "
     "whole loss inside the closure, or detach the parts that are meant to stay constant"
+)
+NO_OUTPUTS = (
+    "this method needs the outputs of the network: let the closure return a pair, as in `outputs = model(x); return "
+    "loss_fn(outputs, y), outputs`"
 )
 
 
@@ -125,7 +130,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         finally:
             self.gradients.has_grad = has_grad
 
-    def value(self, at: Vector | None = None, *, subset: Tensor | None = None) -> Tensor:
+    def value(self, at: Vector | None = None, *, subset: Subset | None = None) -> Tensor:
         """Return the mean loss at ``w + at``, without gradients."""
         try:
             return self._evaluate(at, subset)[0]
@@ -154,7 +159,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return self._sample_losses
 
     def grad(
-        self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
+        self, at: Vector | None = None, *, subset: Subset | None = None, wrt: Sequence[bool] | None = None
     ) -> Vector:
         """Return the gradient at ``w + at``."""
         return self.value_and_grad(at, subset=subset, wrt=wrt)[1]
@@ -191,7 +196,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return at_w and self._weights.on_one_gpu and torch.cuda.is_current_stream_capturing()
 
     def value_and_grad(
-        self, at: Vector | None = None, *, subset: Tensor | None = None, wrt: Sequence[bool] | None = None
+        self, at: Vector | None = None, *, subset: Subset | None = None, wrt: Sequence[bool] | None = None
     ) -> tuple[Tensor, Vector]:
         """Return the mean loss and its gradient at ``w + at``; None is ``w`` itself.
 
@@ -201,13 +206,48 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         if wrt is not None and not any(wrt):
             return self.value(at, subset=subset), self._take_gradient(wrt, 1.0, without_reducer=False)
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
-        without_reducer = wrt is not None or (self._ranks is not None and self._ranks.inside_ddp_forward)
-        backward = partial(self._backward, inputs=None if self._weights.layout.mesh is not None else inputs)
-        loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer)
-        gradient = self._take_gradient(wrt, batches, without_reducer)
+        inputs = None if self._weights.layout.mesh is not None else inputs
+        loss, gradient = self._run(at, subset, lambda loss, _: self._backward(loss, inputs), wrt)
         if self.keep_evaluations and subset is None and wrt is None:
             self.evaluations.append(Evaluation(at, loss, gradient))
         return loss, gradient
+
+    def _run(
+        self, at: Vector | None, subset: Subset | None, backward: Backward, wrt: Sequence[bool] | None = None
+    ) -> tuple[Tensor, Vector]:
+        """Run one pass, and return the mean loss and the gradient."""
+        without_reducer = wrt is not None or (self._ranks is not None and self._ranks.inside_ddp_forward)
+        loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer)
+        return loss, self._take_gradient(wrt, batches, without_reducer)
+
+    def grad_and_signals(self) -> tuple[Vector, list[Tensor]]:
+        """Return the gradient at ``w``, and the gradient of the loss with respect to the outputs of each micro-batch.
+
+        The closure must return, or yield, pairs of the loss and the outputs that it was computed from.
+        """
+        signals: list[Tensor] = []
+
+        def backward(loss: Tensor, outputs: Tensor | None) -> None:
+            if outputs is None:
+                raise BsamRuntimeError(NO_OUTPUTS)
+            outputs.retain_grad()
+            self._backward(loss, None)
+            if outputs.grad is None:
+                raise BsamRuntimeError("the loss does not depend on the outputs: return those it was computed from")
+            signals.append(outputs.grad)
+
+        return self._run(None, None, backward)[1], signals
+
+    def pull_back(self, signals: Sequence[Tensor], at: Vector) -> Vector:
+        """Return the transposed Jacobian of the outputs at ``w + at``, times the signals of the micro-batches."""
+        rest = iter(signals)
+
+        def backward(loss: Tensor, outputs: Tensor | None) -> None:
+            if outputs is None:
+                raise BsamRuntimeError(NO_OUTPUTS)
+            outputs.backward(next(rest))
+
+        return self._run(at, None, backward)[1]
 
     def extrapolate(self, g: Vector, g_e: Vector, k: Scalar, *, keep: bool) -> tuple[Vector, Vector]:
         """Return ``g``, and the gradient at ``w - k e`` to first order, from those at ``w`` and ``w + e``.
@@ -224,15 +264,19 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""
         if self._weights.layout.mesh is not None:
             raise BsamRuntimeError("a Hessian-vector product needs second derivatives, which FSDP does not support")
-        backward = partial(self._second_backward, along=v.tensors(self._weights.params))
+        along = v.tensors(self._weights.params)
+
+        def backward(loss: Tensor, _: Tensor | None) -> None:
+            self._second_backward(loss, along)
+
         _, batches = self._evaluate(at, None, backward, without_reducer=True, twice=True)
         return self._take_gradient(None, batches, without_reducer=True)
 
     def _evaluate(
         self,
         at: Vector | None,
-        subset: Tensor | None,
-        backward: Callable[[Tensor], None] | None = None,
+        subset: Subset | None,
+        backward: Backward | None = None,
         *,
         without_reducer: bool = False,
         twice: bool = False,
@@ -257,7 +301,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
             stack.enter_context(torch.set_grad_enabled(backward is not None))
             losses_of_batches = micro_batches(call(self._closure, subset))
             stack.enter_context(contextlib.closing(losses_of_batches))  # does not stay suspended after an error
-            for losses, yielded in losses_of_batches:
+            for losses, outputs, yielded in losses_of_batches:
                 if backward is not None:
                     self._loss_check.check(losses, self._weights.moved, since)
                 samples.append(losses.detach())
@@ -265,11 +309,11 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                 mean = losses if losses.dim() == 0 else losses.mean()
                 may_run_backward = not twice and not yielded
                 if backward is not None and (batches > 0 or not self._closure_ran_backward(may_run_backward)):
-                    backward(mean if share == 1 else mean * share)
+                    backward(mean if share == 1 else mean * share, outputs)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
         self._sample_losses = None if samples[0].dim() == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
-        if subset is not None and len(self.sample_losses) != len(subset):
+        if isinstance(subset, Tensor) and len(self.sample_losses) != len(subset):
             raise BsamRuntimeError(
                 f"the closure was asked for {len(subset)} samples and returned {len(self.sample_losses)} losses: it "
                 "must use the indices it is called with"
@@ -327,16 +371,19 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return gradient * (1.0 / batches)
 
 
-def micro_batches(answer: object) -> Generator[tuple[Tensor, bool]]:
-    """Iterate over the losses that a closure returned or yields.
+def micro_batches(answer: object) -> Generator[tuple[Tensor, Tensor | None, bool]]:
+    """Iterate over the losses, or pairs of losses and outputs, that a closure returned or yields.
 
     Yields:
-        The losses of a micro-batch, 0-dim or one per sample, and whether the closure yielded them.
+        The losses of a micro-batch, 0-dim or one per sample, its outputs, and whether the closure yielded them.
     """
     yields = isinstance(answer, Iterator)
     dim = None
     with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():
         for item in answer if isinstance(answer, Iterator) else (answer,):
+            outputs = None
+            if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Tensor):
+                item, outputs = item
             losses = as_losses(item)
             if losses.numel() == 0 and not yields:
                 raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
@@ -348,12 +395,12 @@ def micro_batches(answer: object) -> Generator[tuple[Tensor, bool]]:
                     "two"
                 )
             dim = losses.dim()
-            yield losses, yields
+            yield losses, outputs, yields
     if dim is None:
         raise BsamRuntimeError("the closure yielded no loss: yield one loss per micro-batch")
 
 
-def call(closure: Closure, subset: Tensor | None) -> Any:
+def call(closure: Closure, subset: Subset | None) -> Any:
     """Call the closure, with the indices of selected samples if ``subset`` is given."""
     if subset is None:
         try:

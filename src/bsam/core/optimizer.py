@@ -49,7 +49,7 @@ from .calls import observe_calls, refuse_batch_norm
 from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
-from .schedule import LR_SEEN, LR_START, note_lr, scheduled
+from .schedule import LR_SEEN, LR_START, SHARE, START, WARMUP, note_lr, note_step, scheduled, warmed_up
 from .tensors import Scalar, local
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Gradients, Weights
@@ -81,6 +81,8 @@ class StepOptions(TypedDict, total=False):
 
     m_sharpness: bool
     same_draws: bool
+    warmup: int
+    start: int
 
 
 @dataclass
@@ -135,6 +137,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             With False, every pass draws new numbers. Python's ``random``, NumPy and other torch generators are
             left alone either way. In a CUDA graph, passes share their draws only if the :meth:`generators` were
             registered with the graph.
+        warmup: the number of steps in which all radii rise linearly from 0, which forgives radii that are too large.
+        start: the number of plain steps before, with one pass each; the warm-up begins after them. The parameter groups
+            store both as ``sharpness_warmup`` and ``sharpness_start``, where a group may have its own.
     """
 
     model: nn.Module | None
@@ -176,10 +181,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         *,
         m_sharpness: bool = False,
         same_draws: bool = True,
+        warmup: int = 0,
+        start: int = 0,
     ) -> None:
         check_base(base)
         modules = check_modules(model, base)
-        settings = {**settings, **dict.fromkeys(self.numbers), "steps_taken": 0, METHOD: self.method()}
+        settings = {**settings, **dict.fromkeys(self.numbers), WARMUP: warmup, START: start, SHARE: None}
+        settings |= {"steps_taken": 0, METHOD: self.method()}
         if self.scheduled_radii:
             settings |= {LR_START: None, LR_SEEN: None}
         settings[ENTRY_NAMES] = (*settings, ENTRY_NAMES, *self.vectors)
@@ -232,10 +240,19 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def step_kind(self) -> Hashable:
         """Return the kind of the next step. Steps of one kind launch the same kernels and can share a CUDA graph."""
-        return None
+        return "plain" if self.is_plain_step else None
+
+    @property
+    def is_plain_step(self) -> bool:
+        """Whether the next step comes before the start of all groups: it takes the gradient at ``w``."""
+        return all(group["steps_taken"] < group[START] for group in self.param_groups)
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
+        return warmed_up(group, self.full_radius(group, name))
+
+    def full_radius(self, group: dict[str, Any], name: str) -> Scalar:
+        """Return the radius ``name`` of a group in this step as if its warm-up were over."""
         if not group.get(PERTURB, True):
             return 0.0
         return scheduled(group, name, self.scheduled_radii[name]) if name in self.scheduled_radii else group[name]
@@ -329,7 +346,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 observers = [observer for observer in self.observers if observer.due(self.t)]
                 L.keep_evaluations = bool(observers)
                 with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
-                    d = self.direction(L)
+                    d = L.grad() if self.is_plain_step else self.direction(L)
                 self._check_batch_norm = False
                 if not isinstance(d, Vector):
                     raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
@@ -441,6 +458,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._store_values(with_grad)
         for group in self.param_groups:
             group["steps_taken"] += 1
+            note_step(group)
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()
@@ -529,6 +547,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """
         self._rng.update_clones()
         for group in self.param_groups:
+            note_step(group)
             group["steps_taken"] += 1
 
     def generators(self) -> list[torch.Generator]:

@@ -1,4 +1,4 @@
-"""Radii that follow the learning rate: linear from a floor at ``lr_min`` to the radius at ``lr_max``."""
+"""Radii that follow the learning rate or the number of steps: floors, warm-up and a late start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.errors import BsamRuntimeError
 from .tensors import Scalar
 
 # Keys of the parameter groups. The prefix avoids clashes: schedule-free optimizers have an lr_max, too.
@@ -14,6 +15,9 @@ LR_MAX = "sharpness_lr_max"  # the argument lr_max: a number, or None
 LR_MIN = "sharpness_lr_min"  # the argument lr_min
 LR_START = "sharpness_lr_start"  # the learning rate before any scheduler lowered it
 LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tensor if lr is one
+WARMUP = "sharpness_warmup"  # the argument warmup: the number of steps in which the radii rise from 0
+START = "sharpness_start"  # the argument start: the number of plain steps before
+SHARE = "sharpness_share"  # the share of the radii in the next step, which a CUDA graph reads; None if lr is a number
 
 
 def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
@@ -21,6 +25,49 @@ def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
     if group[floor] in (None, group[radius]):
         return group[radius]
     return follow_lr(_lr(group), top=group[radius], floor=group[floor], lr_max=top_lr(group), lr_min=group[LR_MIN])
+
+
+def warmed_up(group: dict[str, Any], radius: Scalar) -> Scalar:
+    """Return the share of a radius that a group uses in this step.
+
+    A CUDA graph reads it from a tensor, which :func:`note_step` updates.
+    """
+    if not group[WARMUP] and not group[START]:
+        return radius
+    if not _capturing():
+        return radius * share_of_radius(group)
+    if group[SHARE] is None:
+        raise BsamRuntimeError(
+            "in a CUDA graph, warmup and start need a learning rate that is a tensor, and a few steps before the "
+            "capture: build base with lr=torch.tensor(...), and take some steps first"
+        )
+    return radius * group[SHARE]
+
+
+def share_of_radius(group: dict[str, Any]) -> float:
+    """Return 0 before the start, then a share that rises linearly to 1 during the warm-up.
+
+    Example:
+        >>> group = {WARMUP: 4, START: 2}
+        >>> [share_of_radius({**group, "steps_taken": t}) for t in range(8)]
+        [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    """
+    steps = group["steps_taken"] + 1 - group[START]
+    return max(0.0, min(1.0, steps / max(group[WARMUP], 1)))
+
+
+def note_step(group: dict[str, Any]) -> None:
+    """Update the share for CUDA graphs, which read it in the next step. A captured step must not update it."""
+    lr = group.get("lr")
+    if not isinstance(lr, Tensor) or not (group[WARMUP] or group[START]) or _capturing():
+        return
+    if group[SHARE] is None or group[SHARE].device != lr.device:
+        group[SHARE] = torch.empty_like(lr)
+    group[SHARE].fill_(share_of_radius(group))
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def follow_lr(lr: Scalar, *, top: float, floor: float, lr_max: Scalar, lr_min: float) -> Scalar:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..common.checks import check_flag, check_names, check_radius, is_number
+from ..common.checks import check_count, check_flag, check_names, check_radius, is_number
 from ..common.errors import BsamValueError
-from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START
+from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START, START, WARMUP
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"
@@ -28,7 +28,7 @@ class OptimizerWrapper(Optimizer):
     """
 
     vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
-    numbers: ClassVar[tuple[str, ...]] = ()  # names of the numbers that it remembers
+    numbers: tuple[str, ...] = ()  # names of the numbers that it remembers
     scheduled_radii: ClassVar[dict[str, str]] = {}  # from radii that follow the learning rate to their floors
 
     base: Optimizer
@@ -42,6 +42,8 @@ class OptimizerWrapper(Optimizer):
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a group, and return it with derived settings filled in."""
         check_flag(f"{PERTURB} of a parameter group", group.get(PERTURB, True))
+        for name in (WARMUP, START):
+            check_count(name.removeprefix("sharpness_"), group[name], low=0)
         for name, value in group.items():
             if name.startswith("rho") and name not in self.scheduled_radii.values():
                 check_radius(name, value)

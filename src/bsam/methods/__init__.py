@@ -6,10 +6,12 @@ from ..core.optimizer import SharpnessAware
 from .aesam import AESAM
 from .asam import ASAM
 from .bsam import BSAM
+from .crsam import CRSAM
 from .distillation import Distillation
 from .esam import ESAM
 from .fisher_sam import FisherSAM
 from .friendly_sam import FriendlySAM
+from .functional_sam import FunctionalSAM
 from .gam import GAM
 from .gsam import GSAM
 from .ksam import KSAM
@@ -20,6 +22,8 @@ from .pgn import PGN
 from .rst import RST
 from .saf import SAF
 from .sam import SAM
+from .saner import SANER
+from .vasso import VaSSO
 
 # By name on the command line: optimizers, and (SAF and MESA) losses that any optimizer can minimise.
 METHODS: dict[str, type[SharpnessAware] | type[Distillation]] = {
@@ -36,6 +40,10 @@ METHODS: dict[str, type[SharpnessAware] | type[Distillation]] = {
     "msam": MSAM,
     "aesam": AESAM,
     "rst": RST,
+    "functional_sam": FunctionalSAM,
+    "saner": SANER,
+    "vasso": VaSSO,
+    "crsam": CRSAM,
     "saf": SAF,
     "mesa": MESA,
     "bsam": BSAM,

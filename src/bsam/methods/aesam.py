@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
@@ -63,7 +63,7 @@ class AESAM(SharpnessAware):
     needs = (Need.TOTAL_STEPS,)
 
     vectors: tuple[str, ...] = ("g_v",)
-    numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_var")
+    numbers: tuple[str, ...] = ("norm_mean", "norm_var")
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
@@ -147,8 +147,8 @@ class BSAM(SharpnessAware):
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         return 1 + (arguments.get("passes", cls.passes) - 1) / arguments.get("every", 1)
 
-    def step_kind(self) -> bool:
-        return self.t % self.every == 0
+    def step_kind(self) -> Hashable:
+        return super().step_kind() or self.t % self.every == 0
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()  # Algorithm 1, line 3
@@ -193,7 +193,8 @@ class BSAM(SharpnessAware):
         return k
 
     def _common_ratio(self) -> Scalar | None:
-        radii = [(self.radius(group, "rho_min"), self.radius(group, "rho_max"), group) for group in self.param_groups]
+        groups = self.param_groups  # a warm-up scales both radii, and so does not change their ratio
+        radii = [(self.full_radius(group, "rho_min"), self.full_radius(group, "rho_max"), group) for group in groups]
         moved = [(a, b, group) for a, b, group in radii if b != 0.0 or isinstance(a, Tensor) or a != 0.0]
         if any(b == 0.0 for _, b, _ in moved):
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Unpack
 
 from torch.optim import Optimizer
@@ -70,8 +70,8 @@ class LookSAM(SharpnessAware):
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         return 1 + 1 / arguments["k"] if "k" in arguments else cls.passes
 
-    def step_kind(self) -> bool:
-        return self.t % self.k == 0
+    def step_kind(self) -> Hashable:
+        return super().step_kind() or self.t % self.k == 0
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")

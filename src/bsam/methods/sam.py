@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from torch.optim import Optimizer
 
+from ..common.checks import check_share
 from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from ..core.wrapper import radius_settings
 
@@ -24,7 +27,11 @@ class SAM(SharpnessAware):
             ``rho_max=a, rho_min=b``.
         lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        ascent: the share of the batch for the first pass: the perturbation is computed from its first samples, and a
+            step takes ``1 + ascent`` passes. The closure must take indices of samples and return one loss for each. The
+            returned loss and the batch norm statistics are those of these samples. If the size of the batch changes,
+            the step finds the new size with one more pass.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam
@@ -38,7 +45,9 @@ class SAM(SharpnessAware):
         ICLR 2021.
 
     Differences from the paper:
-        None, unless ``rho_floor`` is given: the paper's radius is fixed.
+        None, unless ``rho_floor`` or ``ascent`` is given: the paper's radius is fixed, and its perturbation is computed
+        from the whole batch. ``ascent`` is from Bahri, Mobahi, Tay, "Sharpness-Aware Minimization Improves Language
+        Model Generalization", ACL 2022.
     """
 
     title = "SAM"
@@ -58,10 +67,37 @@ class SAM(SharpnessAware):
         rho_floor: float | None = None,
         lr_max: float | None = None,
         lr_min: float = 0.0,
+        ascent: float = 1.0,
         **options: Unpack[StepOptions],
     ) -> None:
+        self.ascent = check_share("ascent", ascent)
+        if ascent < 1:
+            self.numbers = ("batch_size",)
+            self.passes = self.passes_with({"ascent": ascent})
         super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
+    @classmethod
+    def passes_with(cls, arguments: Mapping[str, Any]) -> float:
+        return 1 + arguments.get("ascent", 1.0)
+
     def direction(self, L: Objective) -> Vector:
+        if self.ascent < 1:
+            return self._from_share(L)
         g = L.grad()
         return L.grad(at=self.epsilon(g, "rho"))
+
+    def _from_share(self, L: Objective) -> Vector:
+        """Return the gradient of the batch, perturbed along that of its first samples.
+
+        The size of a batch is known after a pass over it. It is assumed to be that of the last step; if it is not, the
+        step is computed again.
+        """
+        n = self.recall("batch_size") or len(L.losses())
+        while True:
+            g = L.grad(subset=slice(math.ceil(self.ascent * n)))
+            d = L.grad(at=self.epsilon(g, "rho"))
+            size = len(L.sample_losses)
+            if size == n:
+                self.remember("batch_size", n)
+                return d
+            n = size

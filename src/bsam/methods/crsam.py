@@ -1,0 +1,75 @@
+"""CR-SAM."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch.optim import Optimizer
+
+from ..common.checks import check_flag, check_number
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
+from ..core.wrapper import radius_settings
+
+
+class CRSAM(SharpnessAware):
+    r"""Curvature Regularized SAM: SAM with terms that penalise the curvature and the gradient norm.
+
+    .. math::
+        d = g_+ + \gamma\, (g_+ + g_- - 2 g) + \beta\, (g_+ - g_-), \qquad
+        g_\pm = \nabla L(w \pm \rho\, g / |g|), \qquad g = \nabla L(w)
+
+    Args:
+        rho: the radius, or its maximum if it follows the learning rate.
+        rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
+        gamma: the weight of the second difference, which estimates the curvature along the gradient.
+        beta: the weight of the first difference, which estimates the gradient norm.
+        side_by_side: compute both gradients at the same time in a captured step, as in :class:`BSAM`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
+
+    Example:
+        >>> import torch, bsam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.CRSAM(base, model, rho=0.1)
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
+
+    Reference:
+        Wu, Luo, Wunsch, "CR-SAM: Curvature Regularized Sharpness-Aware Minimization", AAAI 2024.
+
+    Differences from the paper:
+        The direction is that of the authors' released code.
+    """
+
+    title = "CR-SAM"
+    reference = "Wu et al., AAAI 2024"
+    arxiv = "2312.13555"
+    purpose = "SAM that also reduces the curvature along the gradient, in three passes."
+    passes: float = 3
+    memory = "3"
+    capturable = True
+
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: Modules,
+        *,
+        rho: float = 0.1,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
+        gamma: float = 0.1,
+        beta: float = 0.1,
+        side_by_side: bool = False,
+        **options: Unpack[StepOptions],
+    ) -> None:
+        self.gamma, self.beta = check_number("gamma", gamma), check_number("beta", beta)
+        self.side_by_side = check_flag("side_by_side", side_by_side)
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        e = self.epsilon(g, "rho")
+        g_up, g_down = L.grads(e, -e)
+        return g_up + self.gamma * (g_up + g_down - 2 * g) + self.beta * (g_up - g_down)

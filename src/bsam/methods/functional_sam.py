@@ -1,0 +1,74 @@
+"""Functional SAM."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch.optim import Optimizer
+
+from ..common.method_info import Need
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
+from ..core.wrapper import radius_settings
+
+
+class FunctionalSAM(SharpnessAware):
+    r"""Functional SAM: the perturbed network's Jacobian, with the loss's gradient at the unperturbed outputs.
+
+    .. math::
+        d = J_F(w + \rho\, g / |g|)^\top s, \qquad s = \partial L / \partial F(w), \qquad g = \nabla L(w)
+
+    :math:`F` are the outputs of the network. SAM's gradient is :math:`J_F(w + \epsilon)^\top s'` with :math:`s'` at the
+    perturbed outputs: keeping :math:`s` leaves out that the perturbation changes the outputs, which SAM otherwise
+    reduces mainly by changing the logits. The second pass back-propagates ``s`` instead of the loss.
+
+    The closure returns a pair, the loss and the outputs; with micro-batches it yields one pair for each.
+
+    Args:
+        rho: the radius, or its maximum if it follows the learning rate.
+        rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
+
+    Example:
+        >>> import torch, bsam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.FunctionalSAM(base, model, rho=0.05)
+        >>> def closure():
+        ...     outputs = model(torch.ones(8, 3))
+        ...     return outputs.square().mean(), outputs
+        >>> loss = optimizer.step(closure)
+
+    Reference:
+        Singh, Mobahi, Agarwala, Dauphin, "Avoiding spurious sharpness minimization broadens applicability of SAM",
+        ICML 2025.
+
+    Differences from the paper:
+        The paper also preconditions the perturbation with Adam's second moment; here it is that of SAM.
+    """
+
+    title = "Functional SAM"
+    reference = "Singh et al., ICML 2025"
+    arxiv = "2502.02407"
+    purpose = "SAM without the part that acts on the logits, for language models and noisy labels."
+    memory = "2"
+    capturable = True
+    needs = (Need.OUTPUTS,)
+
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: Modules,
+        *,
+        rho: float = 0.05,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
+        **options: Unpack[StepOptions],
+    ) -> None:
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+
+    def direction(self, L: Objective) -> Vector:
+        g, signals = L.grad_and_signals()
+        return L.pull_back(signals, at=self.epsilon(g, "rho"))

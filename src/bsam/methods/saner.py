@@ -1,0 +1,86 @@
+"""SANER."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..common.checks import check_count, check_number
+from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
+from ..core.wrapper import radius_settings
+
+
+class SANER(SharpnessAware):
+    r"""Sharpness-Aware Noise-Explicit Reweighting: SAM that damps the gradient entries that fit wrong labels.
+
+    .. math::
+        d_i = \begin{cases}
+        a\, \hat g_i & \text{if } 0 < \hat g_i / g_i < 1 \\
+        \hat g_i & \text{otherwise}
+        \end{cases}
+        \qquad \hat g = \nabla L(w + \rho\, g / |g|), \qquad g = \nabla L(w)
+
+    The entries of SAM's gradient that are smaller than those of the plain gradient, with the same sign, mostly come
+    from samples with wrong labels. :math:`a` falls linearly from 1 to ``alpha`` in the first ``ramp`` steps.
+
+    Args:
+        rho: the radius, or its maximum if it follows the learning rate.
+        rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
+        alpha: the factor of these entries; 1 gives SAM.
+        ramp: the number of steps until the factor is ``alpha``; the paper takes 50 epochs. With 0 it is ``alpha`` from
+            the start.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
+
+    Example:
+        >>> import torch, bsam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = bsam.SANER(base, model, rho=0.05, ramp=100)
+        >>> loss = optimizer.step(lambda: model(torch.ones(8, 3)).square().mean())
+
+    Reference:
+        Luong, Nguyen, Tran, Tran, "Understanding SAM's Robustness to Noisy Labels through Gradient Down-weighting",
+        AISTATS 2026.
+
+    Differences from the paper:
+        None from the authors' released code. Their README writes the factor as ``1 - alpha``, which is the same at 0.5.
+    """
+
+    title = "SANER"
+    reference = "Luong et al., AISTATS 2026"
+    arxiv = "2411.17132"
+    purpose = "SAM for wrong labels: damps the gradient entries that the perturbation makes smaller."
+    memory = "4"
+
+    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: Modules,
+        *,
+        rho: float = 0.05,
+        rho_floor: float | None = None,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
+        alpha: float = 0.5,
+        ramp: int = 0,
+        **options: Unpack[StepOptions],
+    ) -> None:
+        self.alpha, self.ramp = check_number("alpha", alpha, low=0, high=1), check_count("ramp", ramp, low=0)
+        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+
+    def direction(self, L: Objective) -> Vector:
+        g = L.grad()
+        g_hat = L.grad(at=self.epsilon(g, "rho"))
+        a = 1 + (self.alpha - 1) * (min(1.0, self.t / self.ramp) if self.ramp else 1.0)
+        plain = g.tensors()
+
+        def damped(i: int, entries: Tensor) -> Tensor:
+            smaller = (entries * plain[i] > 0) & (entries.abs() < plain[i].abs())
+            return torch.where(smaller, a * entries, entries)
+
+        return g_hat.map(damped)
