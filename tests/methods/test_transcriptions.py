@@ -4,6 +4,7 @@ a cosine schedule.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -77,15 +78,19 @@ class Step:
     def names(self) -> list[str]:
         return [name for name, _ in self.problem.model.named_parameters()]
 
-    def evaluated(self, w: Tensors, indices: list[int] | None = None) -> Tensor:
-        """Per-sample losses. The first evaluation of a step moves the batch-norm statistics, later ones move a copy."""
+    def outputs(self, w: Tensors, indices: list[int] | None = None) -> Tensor:
+        """The first evaluation of a step moves the batch-norm statistics, later ones move a copy."""
         model, kept = self.problem.model, slice(None) if indices is None else indices
         buffers = {name: b.clone() for name, b in model.named_buffers()} if self.evaluations else {}
         self.evaluations += 1
-        out = torch.func.functional_call(
+        return torch.func.functional_call(
             model, {**dict(zip(self.names(), w, strict=True)), **buffers}, (self.problem.x[kept],)
         )
-        return F.cross_entropy(out, self.problem.y[kept], reduction="none")
+
+    def evaluated(self, w: Tensors, indices: list[int] | None = None) -> Tensor:
+        """Per-sample losses."""
+        y = self.problem.y if indices is None else self.problem.y[indices]
+        return F.cross_entropy(self.outputs(w, indices), y, reduction="none")
 
     def at(self, e: Tensors | None) -> Tensors:
         return [p.clone().requires_grad_() for p in (self.w if e is None else mix((1, self.w), (1, e)))]
@@ -241,6 +246,59 @@ def rst(L: Step, rho=0.05, p=0.5, gamma=1.0, seed=0) -> Tensors:
     return mix((1 - gamma, g), (gamma, L.grad(ball(rho, g)))) if chosen else g
 
 
+def functional_sam(L: Step, rho=0.05, **schedule) -> Tensors:
+    w = L.at(None)
+    outputs = L.outputs(w)
+    loss = F.cross_entropy(outputs, L.problem.y)
+    (s,) = torch.autograd.grad(loss, outputs, retain_graph=True)
+    there = L.at(ball(radius(L, rho, **schedule), list(torch.autograd.grad(loss, w))))
+    return list(torch.autograd.grad((L.outputs(there) * s).sum(), there))
+
+
+def saner(L: Step, rho=0.05, alpha=0.5, ramp=0, **schedule) -> Tensors:
+    g = L.grad()
+    g_hat = L.grad(ball(radius(L, rho, **schedule), g))
+    a = alpha if L.t >= ramp else 1 - (1 - alpha) * L.t / ramp
+    quotients = [b / a for a, b in zip(g, g_hat, strict=True)]
+    masks = [((q > 0) & (q < 1)).double() for q in quotients]
+    return [(a * m + 1 - m) * b for m, b in zip(masks, g_hat, strict=True)]
+
+
+def vasso(L: Step, rho=0.05, theta=0.9, **schedule) -> Tensors:
+    g = L.grad()
+    L.memory["v"] = mix((1 - theta, L.memory["v"]), (theta, g)) if "v" in L.memory else g
+    return L.grad(ball(radius(L, rho, **schedule), L.memory["v"]))
+
+
+def crsam(L: Step, rho=0.1, gamma=0.1, beta=0.1, **schedule) -> Tensors:
+    g = L.grad()
+    e = ball(radius(L, rho, **schedule), g)
+    up, down = L.grad(e), L.grad(mix((-1, e)))
+    curvature, slope = mix((1, up), (1, down), (-2, g)), mix((1, up), (-1, down))
+    return mix((1, up), (gamma, curvature), (beta, slope))
+
+
+def sam_on_a_share(L: Step, rho=0.05, ascent=1.0) -> Tensors:
+    n = len(L.problem.x)
+    if L.t == 0:
+        L.losses()  # finds out how large the batch is
+    return L.grad(ball(rho, L.grad(indices=list(range(math.ceil(ascent * n))))))
+
+
+def warmed_up(direction):
+    """The method with all radii, and floors, times the share that the warm-up has reached."""
+
+    def warm(L: Step, warmup=0, start=0, **arguments) -> Tensors:
+        if L.t < start:
+            return L.grad()
+        share = min(1.0, (L.t - start + 1) / warmup) if warmup else 1.0
+        defaults = {name: p.default for name, p in inspect.signature(direction).parameters.items()}
+        radii = {name: value for name, value in {**defaults, **arguments}.items() if name.startswith("rho")}
+        return direction(L, **{**arguments, **{name: share * rho for name, rho in radii.items()}})
+
+    return warm
+
+
 RADII = {"rho_max": 0.05, "rho_min": 0.04, "rho_min_floor": 0.01}
 WIDE = {"rho_max": 0.5, "rho_min": 0.4, "rho_min_floor": 0.1, "adaptive": True, "eta": 0.01}
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
@@ -282,6 +340,21 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "rst": ("RST", rst, {}),
     "rst-seed": ("RST", rst, {"rho": 0.2, "p": 0.3, "seed": 3}),
     "g-rst": ("RST", rst, {"gamma": 2.0}),
+    "functional": ("FunctionalSAM", functional_sam, {}),
+    "functional-schedule": ("FunctionalSAM", functional_sam, {"rho": 0.3, "rho_floor": 0.1}),
+    "saner": ("SANER", saner, {}),
+    "saner-ramp": ("SANER", saner, {"rho": 0.2, "alpha": 0.2, "ramp": 20}),
+    "vasso": ("VaSSO", vasso, {}),
+    "vasso-0.4": ("VaSSO", vasso, {"rho": 0.2, "theta": 0.4}),
+    "crsam": ("CRSAM", crsam, {}),
+    "crsam-strong": ("CRSAM", crsam, {"rho": 0.2, "gamma": 0.5, "beta": 0.3}),
+    "sam-share": ("SAM", sam_on_a_share, {"ascent": 0.3}),
+    "sam-warmup": ("SAM", warmed_up(sam), {"rho": 0.2, "warmup": 12}),
+    "sam-late": ("SAM", warmed_up(sam), {"rho": 0.2, "rho_floor": 0.05, "warmup": 8, "start": 6}),
+    "bsam-warmup": ("BSAM", warmed_up(bsam_), {**RADII, "warmup": 15}),
+    "bsam-2-late": ("BSAM", warmed_up(bsam_), {**RADII, "passes": 2, "start": 9}),
+    "looksam-late": ("LookSAM", warmed_up(look_sam), {"rho": 0.1, "warmup": 11, "start": 5}),
+    "msam-warmup": ("MSAM", warmed_up(msam), {"rho": 0.3, "warmup": 9}),
 }
 
 
@@ -314,6 +387,16 @@ def ends() -> Callable[..., tuple[Tensors, list[int]]]:
     return end
 
 
+def closure_for(problem, name: str, arguments: dict[str, Any]) -> Callable[..., Any]:
+    def loss_and_outputs():
+        outputs = problem.model(problem.x)
+        return F.cross_entropy(outputs, problem.y), outputs
+
+    if name == "FunctionalSAM":
+        return loss_and_outputs
+    return problem.losses if name in ("ESAM", "KSAM") or "ascent" in arguments else problem.loss
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_transcription(problem, case, ends):
     name, _, arguments = CASES[case]
@@ -322,7 +405,7 @@ def test_equals_the_transcription(problem, case, ends):
     optimizer = getattr(bsam, name)(base, problem.model, **arguments)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     for _ in range(STEPS):
-        optimizer.step(problem.losses if name in ("ESAM", "KSAM") else problem.loss)
+        optimizer.step(closure_for(problem, name, arguments))
         scheduler.step()
     assert_close(problem.weights() + problem.buffers(), expected, atol=1e-11)
 
