@@ -44,6 +44,10 @@ class Problem:
     def loss(self) -> Tensor:
         return F.cross_entropy(self.model(self.x), self.y)
 
+    def loss_and_outputs(self) -> tuple[Tensor, Tensor]:
+        outputs = self.model(self.x)
+        return F.cross_entropy(outputs, self.y), outputs
+
     def losses(self, indices: Any = slice(None)) -> Tensor:
         """Return the loss of each sample at ``indices``, for methods that select samples."""
         return F.cross_entropy(self.model(self.x[indices]), self.y[indices], reduction="none")

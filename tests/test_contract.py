@@ -56,6 +56,11 @@ def chooses(method: str) -> bool:
     return Need.PER_SAMPLE_LOSSES in getattr(own, "func", own).needs
 
 
+def needs_outputs(method: str) -> bool:
+    own = variants()[method]
+    return Need.OUTPUTS in getattr(own, "func", own).needs
+
+
 CHOOSING = [name for name in sorted(variants()) if chooses(name)]
 all_methods = pytest.mark.parametrize("method", sorted(variants()))
 
@@ -74,7 +79,18 @@ def build(method, problem, make_base=SGD, **arguments):
 
 
 def closure_of(method, problem):
+    if needs_outputs(method):
+        return problem.loss_and_outputs
     return problem.losses if chooses(method) else problem.loss
+
+
+def mean_loss(answer):
+    """The mean loss of what a closure returned."""
+    return (answer[0] if isinstance(answer, tuple) else answer).mean()
+
+
+def times(answer, factor):
+    return (answer[0] * factor, answer[1]) if isinstance(answer, tuple) else answer * factor
 
 
 def twins(method, problem, make_base=SGD, **arguments):
@@ -120,7 +136,7 @@ def test_radius_zero_is_the_base_optimizer(problem, plain, method, make_base):
     # with all samples and weights, and of GAM's sum g1 alone (its default is tested below)
     whole = {"esam": {"beta": 1.0, "gamma": 1.0}, "ksam": {"k": 64}, "gam": {"beta": (1, 0, 0)}}.get(method, {})
     # (1 - a) g + a g, and projections of g on itself
-    rounds = method in ("pgn", "g-rst", "gam", "gsam", "gsam-following")
+    rounds = method in ("pgn", "g-rst", "gam", "gsam", "gsam-following", "crsam")
     if rounds:
         problem = plain  # before batch norm a bias has no gradient but rounding, and Adam makes steps of that
     other = problem.clone()
@@ -129,7 +145,7 @@ def test_radius_zero_is_the_base_optimizer(problem, plain, method, make_base):
     base = make_base(other.model.parameters())
     for _ in range(7):
         base.zero_grad()
-        closure_of(method, other)().mean().backward()
+        mean_loss(closure_of(method, other)()).backward()
         base.step()
     assert (close if rounds else same)(problem.weights(), other.weights())
     assert same(problem.buffers(), other.buffers())
@@ -233,7 +249,7 @@ def test_passes_are_as_stated(problem, method):
 def test_the_loss_at_w_is_returned(problem, method):
     optimizer = build(method, problem)
     for _ in range(3):
-        expected = closure_of(method, problem.clone())().mean()
+        expected = mean_loss(closure_of(method, problem.clone())())
         loss = optimizer.step(closure_of(method, problem))
         assert torch.equal(loss, expected.detach())
         assert not loss.requires_grad
@@ -324,7 +340,7 @@ def test_the_mean_is_refused_where_samples_are_chosen(problem, method):
 
 
 @pytest.mark.parametrize("returned", [lambda loss: loss, lambda loss: loss.item()], ids=["tensor", "number"])
-@all_but(*CHOOSING, DIFFERENTIATED_TWICE)  # which refuse it: below
+@all_but(*CHOOSING, DIFFERENTIATED_TWICE, "functional_sam")  # which refuse it: below
 def test_a_closure_may_run_backward_itself(problem, method, returned):
     ours, other, whole = twins(method, problem)
 
@@ -337,6 +353,25 @@ def test_a_closure_may_run_backward_itself(problem, method, returned):
     for _ in range(5):
         assert float(ours.step(closure)) == pytest.approx(float(whole.step(other.loss)), rel=1e-6)
     assert same(problem.weights(), other.weights())
+
+
+def test_functional_sam_refuses_closures_without_outputs_or_with_a_backward(problem):
+    optimizer, before = build("functional_sam", problem), problem.weights()
+
+    def runs_backward():
+        loss, outputs = problem.loss_and_outputs()
+        loss.backward()
+        return loss, outputs
+
+    def other_outputs():
+        loss, outputs = problem.loss_and_outputs()
+        return loss, outputs + 1
+
+    closures = {problem.loss: "return a pair", runs_backward: "run backward", other_outputs: "does not depend"}
+    for closure, words in closures.items():
+        with pytest.raises(bsam.BsamError, match=words):
+            optimizer.step(closure)
+        assert same(before, problem.weights())
 
 
 @pytest.mark.parametrize("method", [*CHOOSING, DIFFERENTIATED_TWICE])
@@ -415,7 +450,7 @@ def test_a_nan_perturbation_leaves_the_weights_as_they_were(problem, method):
     optimizer, twin, undisturbed = twins(method, problem)
     for _ in range(3):
         before = problem.weights()
-        optimizer.backward(lambda *indices: closure_of(method, problem)(*indices) * float("nan"))
+        optimizer.backward(lambda *indices: times(closure_of(method, problem)(*indices), float("nan")))
         assert same(before, problem.weights())
         optimizer.zero_grad()
         optimizer.step(closure_of(method, problem))
@@ -423,7 +458,9 @@ def test_a_nan_perturbation_leaves_the_weights_as_they_were(problem, method):
         assert same(problem.weights(), twin.weights())
 
 
-def reduced(method, losses):
+def reduced(method, losses, outputs):
+    if needs_outputs(method):
+        return losses.mean(), outputs
     return losses if chooses(method) else losses.mean()
 
 
@@ -435,7 +472,8 @@ def test_a_parameter_no_pass_reaches_stays_untouched(problem, method, make_base)
 
     def closure(indices=slice(None)):
         outputs = problem.model[:-1](problem.x[indices])
-        return reduced(method, nn.functional.cross_entropy(outputs, problem.y[indices], reduction="none"))
+        losses = nn.functional.cross_entropy(outputs, problem.y[indices], reduction="none")
+        return reduced(method, losses, outputs)
 
     for _ in range(3):
         optimizer.step(closure)
@@ -455,7 +493,7 @@ def test_a_parameter_reached_by_a_later_pass_only_is_used(plain, method):
         calls += 1
         x = plain.x[indices]
         out = plain.model[:5](x) + (extra(x) if calls > 1 else 0.0)
-        return reduced(method, nn.functional.cross_entropy(out, plain.y[indices], reduction="none"))
+        return reduced(method, nn.functional.cross_entropy(out, plain.y[indices], reduction="none"), out)
 
     optimizer.backward(closure)
     assert extra.weight.grad is not None
@@ -484,7 +522,7 @@ def test_zero_gradient_moves_nothing_by_nan(problem, method, base):
     """Nor with a memory and a momentum of zeros; and what comes after is finite."""
     optimizer, before = build(method, problem, partial(BASES[base], weight_decay=0.0)), problem.weights()
     for _ in range(6):
-        optimizer.step(lambda *indices: closure_of(method, problem)(*indices) * 0.0)
+        optimizer.step(lambda *indices: times(closure_of(method, problem)(*indices), 0.0))
         assert same(before, problem.weights())
     train(problem, optimizer, 2, closure_of(method, problem))
     assert not same(before, problem.weights())
@@ -501,6 +539,11 @@ def test_a_quadratic_converges(method, base, steps):
     w = nn.Parameter(0.3 * torch.randn(10, dtype=torch.float64))
     scale = torch.linspace(0.5, 2.0, 10, dtype=torch.float64)
     start = float(w.detach().norm())
+
+    def quadratic(indices):  # an entry is a sample
+        outputs = w[indices] * 1
+        return 5 * scale[indices] * outputs**2, outputs
+
     small = {
         "asam": {"rho": 0.05},
         "bsam-adaptive": {"rho_max": 0.05, "rho_min": 0.05},
@@ -511,7 +554,7 @@ def test_a_quadratic_converges(method, base, steps):
     optimizer = variants()[method](base, None, **small.get(method, {}))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     for _ in range(steps):
-        optimizer.step(lambda indices=slice(None): reduced(method, 5 * (scale * w**2)[indices]))  # an entry is a sample
+        optimizer.step(lambda indices=slice(None): reduced(method, *quadratic(indices)))
         scheduler.step()
     assert start > 0.8
     assert float(w.detach().norm()) < 0.1  # from 0.9: within two radii of the minimum

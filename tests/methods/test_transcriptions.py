@@ -388,12 +388,8 @@ def ends() -> Callable[..., tuple[Tensors, list[int]]]:
 
 
 def closure_for(problem, name: str, arguments: dict[str, Any]) -> Callable[..., Any]:
-    def loss_and_outputs():
-        outputs = problem.model(problem.x)
-        return F.cross_entropy(outputs, problem.y), outputs
-
     if name == "FunctionalSAM":
-        return loss_and_outputs
+        return problem.loss_and_outputs
     return problem.losses if name in ("ESAM", "KSAM") or "ascent" in arguments else problem.loss
 
 

@@ -213,11 +213,16 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return loss, gradient
 
     def _run(
-        self, at: Vector | None, subset: Subset | None, backward: Backward, wrt: Sequence[bool] | None = None
+        self,
+        at: Vector | None,
+        subset: Subset | None,
+        backward: Backward,
+        wrt: Sequence[bool] | None = None,
+        by_closure: bool = True,
     ) -> tuple[Tensor, Vector]:
         """Run one pass, and return the mean loss and the gradient."""
         without_reducer = wrt is not None or (self._ranks is not None and self._ranks.inside_ddp_forward)
-        loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer)
+        loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer, by_closure=by_closure)
         return loss, self._take_gradient(wrt, batches, without_reducer)
 
     def grad_and_signals(self) -> tuple[Vector, list[Tensor]]:
@@ -236,7 +241,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                 raise BsamRuntimeError("the loss does not depend on the outputs: return those it was computed from")
             signals.append(outputs.grad)
 
-        return self._run(None, None, backward)[1], signals
+        return self._run(None, None, backward, by_closure=False)[1], signals
 
     def pull_back(self, signals: Sequence[Tensor], at: Vector) -> Vector:
         """Return the transposed Jacobian of the outputs at ``w + at``, times the signals of the micro-batches."""
@@ -247,7 +252,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                 raise BsamRuntimeError(NO_OUTPUTS)
             outputs.backward(next(rest))
 
-        return self._run(at, None, backward)[1]
+        return self._run(at, None, backward, by_closure=False)[1]
 
     def extrapolate(self, g: Vector, g_e: Vector, k: Scalar, *, keep: bool) -> tuple[Vector, Vector]:
         """Return ``g``, and the gradient at ``w - k e`` to first order, from those at ``w`` and ``w + e``.
@@ -269,7 +274,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         def backward(loss: Tensor, _: Tensor | None) -> None:
             self._second_backward(loss, along)
 
-        _, batches = self._evaluate(at, None, backward, without_reducer=True, twice=True)
+        _, batches = self._evaluate(at, None, backward, without_reducer=True, by_closure=False)
         return self._take_gradient(None, batches, without_reducer=True)
 
     def _evaluate(
@@ -279,12 +284,12 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         backward: Backward | None = None,
         *,
         without_reducer: bool = False,
-        twice: bool = False,
+        by_closure: bool = True,
     ) -> tuple[Tensor, float]:
         """Run one pass at ``w + at``: the closure and, for every loss that it computes, ``backward``.
 
-        Without ``backward``, the closure runs under ``torch.no_grad``; if it differentiates ``twice``, the closure must
-        not run backward itself. Return the mean loss, and the number of micro-batches in units of the first one's size.
+        Without ``backward``, the closure runs under ``torch.no_grad``. ``by_closure`` says whether it may run backward
+        itself. Return the mean loss, and the number of micro-batches in units of the first one's size.
         """
         if self.loss_scale is not None and self.loss_scale.overflowed():
             at = None  # it may be NaN, and some losses raise at NaN weights
@@ -307,7 +312,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                 samples.append(losses.detach())
                 share = losses.numel() / samples[0].numel()
                 mean = losses if losses.dim() == 0 else losses.mean()
-                may_run_backward = not twice and not yielded
+                may_run_backward = by_closure and not yielded
                 if backward is not None and (batches > 0 or not self._closure_ran_backward(may_run_backward)):
                     backward(mean if share == 1 else mean * share, outputs)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
@@ -328,8 +333,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         ran = any(p.grad is not None for p in self._weights.params)
         if ran and not allowed:
             raise BsamRuntimeError(
-                "a closure that yields micro-batches, or whose loss is differentiated twice, must not run backward "
-                "itself: return (or yield) the loss without calling backward"
+                "a closure that yields micro-batches, or whose loss this method differentiates itself, must not run "
+                "backward itself: return (or yield) the loss without calling backward"
             )
         return ran
 
