@@ -5,6 +5,7 @@ from . import flatness as flatness
 from . import integrations as integrations
 from .common.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from .common.errors import BsamError as BsamError
+from .common.norm_groups import norm_groups as norm_groups
 from .core.objective import Objective as Objective
 from .core.optimizer import SharpnessAware as SharpnessAware
 from .core.vector import Vector as Vector
