@@ -94,6 +94,18 @@ class Run(SubjectSettings):
         },
     )
     _: KW_ONLY
+    rho_warmup: float = setting(
+        0.0,
+        "epochs over which the radii rise linearly from 0, which forgives radii that are too large",
+        "Method",
+        NOT_NEGATIVE,
+    )
+    rho_start: float = setting(
+        0.0,
+        "epochs of the base optimizer alone before the method starts, with one pass per step",
+        "Method",
+        NOT_NEGATIVE,
+    )
     task: TaskSettings = setting(ClassificationSettings(), f"the task, one of {', '.join(TASKS)}", "Model", _check_task)
     base: str = setting(
         "sgd", f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}", "Optimization"
@@ -208,8 +220,11 @@ class Run(SubjectSettings):
             raise BsamValueError(f"head_lr is {self.head_lr} but lr is 0: to train only the head, set freeze_backbone")
         if self.batch % self.accumulate:
             raise BsamValueError(f"accumulate must divide the batch of {self.batch} samples, got {self.accumulate}")
-        if self.warmup > self.epochs:
-            raise BsamValueError(f"warmup must be at most the {self.epochs} epochs of the run, got {self.warmup}")
+        for name in ("warmup", "rho_warmup", "rho_start"):
+            if getattr(self, name) > self.epochs:
+                raise BsamValueError(
+                    f"{name} must be at most the {self.epochs} epochs of the run, got {getattr(self, name)}"
+                )
 
     def _check_method(self) -> None:
         object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
@@ -225,7 +240,11 @@ class Run(SubjectSettings):
         for name in self.arguments:
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
-        if self.probe is not None and (self.method == BASE or METHODS[self.method].is_loss):
+        has_radius = self.method != BASE and not METHODS[self.method].is_loss
+        for name in ("rho_warmup", "rho_start"):
+            if getattr(self, name) and not has_radius:
+                raise BsamValueError(f"{name} needs a method with a radius, and {self.method} has none: leave it out")
+        if self.probe is not None and not has_radius:
             raise BsamValueError(
                 f"probe needs a sharpness-aware optimizer, and {self.method} is not one. Leave probe out; to probe "
                 "the base optimizer alone, use sam with rho=0"

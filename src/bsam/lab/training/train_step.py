@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ...common.checks import check_count
 from ...common.errors import BsamRuntimeError, BsamValueError
+from ...common.method_info import Need
 from ...core.optimizer import SharpnessAware
 from ...methods import METHODS
 from ...methods.distillation import Distillation
@@ -65,10 +66,14 @@ class TrainStep:
 
     def losses(self, *batch: Tensor) -> Tensor:
         """Return the loss of each sample in a batch: inputs, targets, indices in the training set."""
+        return self.losses_and_outputs(*batch)[0]
+
+    def losses_and_outputs(self, *batch: Tensor) -> tuple[Tensor, Any]:
+        """Return the loss of each sample in a batch, and the network's outputs."""
         outputs = self.model(batch[0])
         if self.loss is None:
-            return self.criterion(outputs, batch)
-        return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1])
+            return self.criterion(outputs, batch), outputs
+        return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1]), outputs
 
     def backward(self, *batch: Tensor) -> Tensor:
         """Add the optimizer's direction for this batch to ``p.grad``, and return the mean loss.
@@ -76,12 +81,15 @@ class TrainStep:
         With a scaler, the direction is scaled.
         """
         size = len(batch[0]) // self.accumulate
+        evaluate: Callable[..., Any] = self.losses
+        if isinstance(self.optimizer, SharpnessAware) and Need.OUTPUTS in self.optimizer.needs:
+            evaluate = self.losses_and_outputs
 
-        def closure(chosen: Tensor | slice = slice(None)) -> Tensor | Iterator[Tensor]:
+        def closure(chosen: Tensor | slice = slice(None)) -> Any:
             samples = [t[chosen] for t in batch]
             if self.accumulate == 1:
-                return self.losses(*samples)
-            return (self.losses(*part) for part in zip(*(t.split(size) for t in samples), strict=True))
+                return evaluate(*samples)
+            return (evaluate(*part) for part in zip(*(t.split(size) for t in samples), strict=True))
 
         if isinstance(self.optimizer, SharpnessAware):
             return self.optimizer.backward(closure, self.scaler)
@@ -176,6 +184,8 @@ def build_run_step(
         "classes": task.classes,
         "label_smoothing": task.smoothing,
         "side_by_side": capturable,
+        "warmup": round(run.rho_warmup * steps / run.epochs),
+        "start": round(run.rho_start * steps / run.epochs),
     }
     base = build_base(run, network or model, capturable)
     arguments = _arguments(run, processes)
