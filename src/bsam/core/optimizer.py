@@ -49,7 +49,7 @@ from .calls import observe_calls, refuse_batch_norm
 from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
-from .schedule import LR_SEEN, LR_START, SHARE, START, WARMUP, note_lr, note_step, scheduled, warmed_up
+from .schedule import COUNTER, LR_SEEN, LR_START, START, WARMUP, count_on_device, note_lr, scheduled, warmed_up
 from .tensors import Scalar, local
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Gradients, Weights
@@ -186,7 +186,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     ) -> None:
         check_base(base)
         modules = check_modules(model, base)
-        settings = {**settings, **dict.fromkeys(self.numbers), WARMUP: warmup, START: start, SHARE: None}
+        settings = {**settings, **dict.fromkeys(self.numbers), WARMUP: warmup, START: start, COUNTER: None}
         settings |= {"steps_taken": 0, METHOD: self.method()}
         if self.scheduled_radii:
             settings |= {LR_START: None, LR_SEEN: None}
@@ -458,7 +458,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._store_values(with_grad)
         for group in self.param_groups:
             group["steps_taken"] += 1
-            note_step(group)
+            count_on_device(group)
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()
@@ -547,7 +547,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         """
         self._rng.update_clones()
         for group in self.param_groups:
-            note_step(group)
             group["steps_taken"] += 1
 
     def generators(self) -> list[torch.Generator]:

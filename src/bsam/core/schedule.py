@@ -17,7 +17,7 @@ LR_START = "sharpness_lr_start"  # the learning rate before any scheduler lowere
 LR_SEEN = "sharpness_lr_seen"  # the largest learning rate of all steps; a tensor if lr is one
 WARMUP = "sharpness_warmup"  # the argument warmup: the number of steps in which the radii rise from 0
 START = "sharpness_start"  # the argument start: the number of plain steps before
-SHARE = "sharpness_share"  # the share of the radii in the next step, which a CUDA graph reads; None if lr is a number
+COUNTER = "sharpness_counter"  # steps_taken as a tensor, which CUDA graphs read and raise; None if lr is a number
 
 
 def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
@@ -30,40 +30,42 @@ def scheduled(group: dict[str, Any], radius: str, floor: str) -> Scalar:
 def warmed_up(group: dict[str, Any], radius: Scalar) -> Scalar:
     """Return the share of a radius that a group uses in this step.
 
-    A CUDA graph reads it from a tensor, which :func:`note_step` updates.
+    A CUDA graph computes it from a tensor that counts the steps.
     """
     if not group[WARMUP] and not group[START]:
         return radius
     if not _capturing():
-        return radius * share_of_radius(group)
-    if group[SHARE] is None:
+        return radius * share_of_radius(group, group["steps_taken"])
+    if group[COUNTER] is None:
         raise BsamRuntimeError(
             "in a CUDA graph, warmup and start need a learning rate that is a tensor, and a few steps before the "
             "capture: build base with lr=torch.tensor(...), and take some steps first"
         )
-    return radius * group[SHARE]
+    return radius * share_of_radius(group, group[COUNTER])
 
 
-def share_of_radius(group: dict[str, Any]) -> float:
+def share_of_radius(group: dict[str, Any], steps: Scalar) -> Scalar:
     """Return 0 before the start, then a share that rises linearly to 1 during the warm-up.
 
     Example:
-        >>> group = {WARMUP: 4, START: 2}
-        >>> [share_of_radius({**group, "steps_taken": t}) for t in range(8)]
+        >>> [share_of_radius({WARMUP: 4, START: 2}, t) for t in range(8)]
         [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     """
-    steps = group["steps_taken"] + 1 - group[START]
-    return max(0.0, min(1.0, steps / max(group[WARMUP], 1)))
+    share = (steps + 1 - group[START]) / max(group[WARMUP], 1)
+    return torch.clamp(share, 0.0, 1.0) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
 
 
-def note_step(group: dict[str, Any]) -> None:
-    """Update the share for CUDA graphs, which read it in the next step. A captured step must not update it."""
+def count_on_device(group: dict[str, Any]) -> None:
+    """Count a step in the tensor that CUDA graphs read; a captured step counts itself at every replay."""
     lr = group.get("lr")
-    if not isinstance(lr, Tensor) or not (group[WARMUP] or group[START]) or _capturing():
+    if not isinstance(lr, Tensor) or not (group[WARMUP] or group[START]):
         return
-    if group[SHARE] is None or group[SHARE].device != lr.device:
-        group[SHARE] = torch.empty_like(lr)
-    group[SHARE].fill_(share_of_radius(group))
+    if _capturing() and group[COUNTER] is not None:
+        group[COUNTER] += 1
+    elif group[COUNTER] is None or group[COUNTER].device != lr.device:
+        group[COUNTER] = torch.tensor(group["steps_taken"], device=lr.device)
+    else:
+        group[COUNTER].fill_(group["steps_taken"])
 
 
 def _capturing() -> bool:
