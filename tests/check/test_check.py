@@ -37,6 +37,11 @@ def test_a_correct_loop(problem, method, capsys):
     twin = problem.clone()
     ours, other = (METHODS[method](sgd(p.model.parameters()), p.model, **arguments) for p in (problem, twin))
     closures = [lambda i=slice(None), p=p: F.dropout(p.losses(i), 0.2) for p in (problem, twin)]
+    if method == "functional_sam":
+        closures = [
+            lambda p=p: (lambda out: (F.cross_entropy(F.dropout(out, 0.2), p.y), out))(p.model(p.x))
+            for p in (problem, twin)
+        ]
     for _ in range(2):
         torch.manual_seed(5)
         state = copy.deepcopy([problem.model.state_dict(), ours.state_dict()])

@@ -68,7 +68,8 @@ def without_radius(name, problem, **options):
 def test_passes_at_radius_zero_have_one_gradient(noisy, name):
     """Bit for bit; it is the gradient of a plain pass, and the generator continues as after that pass."""
     optimizer, gradients = without_radius(name, noisy), recorded_gradients(noisy.model)
-    closure = noisy.losses if name in ("esam", "ksam") else noisy.loss
+    closures = {"esam": noisy.losses, "ksam": noisy.losses, "functional_sam": noisy.loss_and_outputs}
+    closure = closures.get(name, noisy.loss)
     for _ in range(3):
         state = torch.get_rng_state()
         expected = torch.autograd.grad(noisy.loss(), list(noisy.model.parameters()))

@@ -249,7 +249,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
-        return warmed_up(group, self.full_radius(group, name))
+        full = self.full_radius(group, name)
+        return warmed_up(group, full) if group[WARMUP] or group[START] else full
 
     def full_radius(self, group: dict[str, Any], name: str) -> Scalar:
         """Return the radius ``name`` of a group in this step as if its warm-up were over."""
@@ -458,7 +459,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._store_values(with_grad)
         for group in self.param_groups:
             group["steps_taken"] += 1
-            count_on_device(group)
+            if group[WARMUP] or group[START]:
+                count_on_device(group)
             if group.get(LR_SEEN) is not None:
                 note_lr(group)
         self._reset()

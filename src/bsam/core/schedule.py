@@ -32,8 +32,6 @@ def warmed_up(group: dict[str, Any], radius: Scalar) -> Scalar:
 
     A CUDA graph computes it from a tensor that counts the steps.
     """
-    if not group[WARMUP] and not group[START]:
-        return radius
     if not _capturing():
         return radius * share_of_radius(group, group["steps_taken"])
     if group[COUNTER] is None:
@@ -58,7 +56,7 @@ def share_of_radius(group: dict[str, Any], steps: Scalar) -> Scalar:
 def count_on_device(group: dict[str, Any]) -> None:
     """Count a step in the tensor that CUDA graphs read; a captured step counts itself at every replay."""
     lr = group.get("lr")
-    if not isinstance(lr, Tensor) or not (group[WARMUP] or group[START]):
+    if not isinstance(lr, Tensor):
         return
     if _capturing() and group[COUNTER] is not None:
         group[COUNTER] += 1

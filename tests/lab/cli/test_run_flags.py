@@ -176,11 +176,11 @@ def test_flags_are_grouped_by_subject(capsys):
         }
         titles = [title for title in shown[command] if title not in ("options", "positional arguments")]
         assert titles[-1] == "Output"
-        assert len(titles) == {"train": 9, "compare": 9, "run": 4}[command]
+        assert len(titles) == {"train": 9, "compare": 10, "run": 4}[command]
         assert not shown[command]["options"]  # --help has a short form
         assert max(map(len, shown[command].values())) <= 20
     train = shown["train"]
-    assert train["Method"] == ["--method", "--set"]
+    assert train["Method"] == ["--method", "--set", "--rho-warmup", "--rho-start"]
     assert train["Optimization"][:3] == ["--base", "--base-set", "--lr"]
     assert {"--accumulate", "--clip-norm", "--ema", "--head-lr", "--seed"} <= set(train["Optimization"])
     assert train["Precision and speed"] == ["--precision", "--compile", "--capture", "--device"]
