@@ -280,7 +280,7 @@ def test_refusals(hf, tmp_path, monkeypatch):
     paper = {"method": "gam", "method_kwargs": {"form": "paper"}}
     collators = [{"data_collator": lambda rows, kind=kind: kind(default_collate(rows))} for kind in (dict, UserDict)]
     for cls, arguments, word in [
-        (hf.SharpnessAwareTrainer, paper, "twice"),
+        (hf.SharpnessAwareTrainer, paper, "differentiates itself"),
         *((Shifting, collator, "in place") for collator in collators),
     ]:
         with pytest.raises(bsam.BsamError, match=word):

@@ -78,7 +78,7 @@ class SAM(SharpnessAware):
 
     @classmethod
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
-        return 1 + arguments.get("ascent", 1.0)
+        return 1 + arguments.get("ascent", 1)
 
     def direction(self, L: Objective) -> Vector:
         if self.ascent < 1:

@@ -43,7 +43,7 @@ class VaSSO(SharpnessAware):
     reference = "Li and Giannakis, NeurIPS 2023"
     arxiv = "2309.15639"
     purpose = "SAM with a steadier perturbation, along a running mean of the gradients."
-    memory = "3, 1 kept"
+    memory = "4, 1 kept"
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)

@@ -47,7 +47,7 @@ def test_the_table_by_hand(table):
     runs = table("classification", seeds=3)
     cells = cells_of(runs, "classification")
     values = [90.0, 91.0, 92.0]
-    assert len(cells) == 126
+    assert len(cells) == 150
     for cell in cells:
         assert (cell["mean"], cell["std"]) == pytest.approx((statistics.fmean(values), statistics.stdev(values)))
         assert (cell["n"], cell["diverged"], cell["missing"], cell["chosen"]) == (3, 0, 0, None)

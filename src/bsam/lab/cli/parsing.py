@@ -44,13 +44,14 @@ class Parser(argparse.ArgumentParser):
                     return  # the parser of the command checks the rest
                 continue
             flag, _, value = word.partition("=")
-            if not any(known.startswith(flag) for known in self._option_string_actions):  # flags may be abbreviated
+            known = [name for name in self._option_string_actions if name.startswith(flag)]  # it may be abbreviated
+            if not known or (flag not in known and _argument(flag) in _method_arguments()):  # --rho is not --rho-start
                 following = words[i + 1] if i + 1 < len(words) and not _is_flag(words[i + 1]) else "VALUE"
                 raise BsamValueError(f"`{self.prog}` has no flag {flag}{self._hint(flag, value or following)}")
 
     def _hint(self, flag: str, value: str) -> str:
         """Return the rest of the sentence about an unknown flag."""
-        arguments = {name for method in METHODS for name in arguments_of(method)}
+        arguments = _method_arguments()
         flags = [known for known in self._option_string_actions if known.startswith("--")]
         name = _argument(flag)
         if name not in arguments:
@@ -66,6 +67,10 @@ class Parser(argparse.ArgumentParser):
         if "--set" in flags:
             return f". Arguments of the method are given with --set: --set {name}={value}"
         return f". Only `bsam train` takes arguments of the method: --set {name}={value}"
+
+
+def _method_arguments() -> set[str]:
+    return {name for method in METHODS for name in arguments_of(method)}
 
 
 def _is_flag(word: str) -> bool:
