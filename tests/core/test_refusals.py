@@ -125,6 +125,10 @@ GROUPS = [  # values of a parameter group, and a word of the message
     ({"rho": 0.1}, "rho"),
     ({"rho_max": -1.0}, "rho_max"),
     ({"lr_max": 0.4}, "sharpness_lr_max"),
+    ({"warmup": 4}, "sharpness_warmup"),
+    ({"start": 4}, "sharpness_start"),
+    ({"sharpness_warmup": 0.25}, "warmup"),
+    ({"sharpness_start": -1}, "start"),
 ]
 
 

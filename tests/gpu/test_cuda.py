@@ -32,6 +32,10 @@ METHODS = {
     "aesam": partial(bsam.AESAM, total_steps=20),
     "aesam-reuse": partial(bsam.AESAM, total_steps=20, alpha=0.2),
     "rst": bsam.RST,
+    "functional-sam": bsam.FunctionalSAM,
+    "saner": bsam.SANER,
+    "vasso": bsam.VaSSO,
+    "crsam": bsam.CRSAM,
     "bsam": bsam.BSAM,
     "bsam-2": partial(bsam.BSAM, passes=2),
     "bsam-released": partial(bsam.BSAM, start_from_min=True),
@@ -77,7 +81,10 @@ def closure_of(optimizer, model, x, y):
 
     def closure(indices=slice(None)):
         chosen = [t[indices if isinstance(indices, slice) else indices.to(t.device)] for t in (x, y)]
-        losses = F.cross_entropy(model(chosen[0]), chosen[1], reduction="none")
+        outputs = model(chosen[0])
+        losses = F.cross_entropy(outputs, chosen[1], reduction="none")
+        if isinstance(optimizer, bsam.FunctionalSAM):
+            return losses.mean(), outputs
         return losses if isinstance(optimizer, (bsam.ESAM, bsam.KSAM)) else losses.mean()
 
     return closure

@@ -48,6 +48,14 @@ RUNS = {
     "bsam-2": Run.of("bsam", {**FLOOR, "passes": 2}, **SAME),
     "bsam every second step": Run.of("bsam", {**FLOOR, "passes": 2, "every": 2}, **SAME),
     "bsam as released": Run.of("bsam", {"start_from_min": True}, **SAME),
+    "sam on a share": Run.of("sam", {"rho": 0.2, "ascent": 0.25}, **SAME),
+    # the warm-up ends, and the late start is, within the twenty steps
+    "sam, warm-up": Run.of("sam", {"rho": 0.5}, rho_warmup=1.5, **SAME),
+    "sam, late": Run.of("sam", {"rho": 0.5, "rho_floor": 0.1}, rho_start=0.7, rho_warmup=0.8, **SAME),
+    "bsam, warm-up": Run.of("bsam", FLOOR, rho_warmup=1.5, **SAME),
+    "bsam-2, late": Run.of("bsam", {**FLOOR, "passes": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
+    "looksam, warm-up": Run.of("looksam", {"rho": 0.3}, rho_warmup=1.5, **SAME),
+    "looksam, late": Run.of("looksam", {"rho": 0.3}, rho_start=0.7, rho_warmup=0.8, **SAME),
     "augmented": Run.of("sam", augment="crop-flip", **SAME),
     "adamw": Run.of("base", base="adamw", **{**SAME, "lr": 3e-3}),
     "bsam on adamw": Run.of("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
@@ -123,7 +131,8 @@ def test_captured_steps_are_plain_steps(run):
     captured, metrics, _ = train(run)
     reference, expected, _ = train(plain(run))
     assert type(captured.take_step) is CapturedSteps
-    assert len(captured.take_step._graphs) == (2 if run.method == "looksam" or "every" in run.arguments else 1)
+    kinds = 2 if run.method == "looksam" or "every" in run.arguments else 1
+    assert len(captured.take_step._graphs) == kinds + bool(run.rho_start)
     assert not isinstance(reference.take_step, CapturedSteps)
     assert apart(captured, reference) < tolerance(run)
     for captured_metrics, wanted in zip(metrics, expected, strict=True):

@@ -73,7 +73,7 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
         raise BsamValueError(f"base and this method both have a setting {clash[0]}: use another base")
-    for name in ("lr_max", "lr_min"):
+    for name in ("lr_max", "lr_min", "warmup", "start"):
         if name in group and name not in defaults and f"sharpness_{name}" in settings:
             raise BsamValueError(f"a parameter group has {name}, which is not used: rename it to sharpness_{name}")
     unused = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]

@@ -330,7 +330,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         Args:
             closure: returns the loss, or one loss per sample; or runs ``backward`` itself and returns the loss; or
-                yields one loss per micro-batch.
+                yields one loss per micro-batch. Some methods need the outputs, too: it then returns, or yields, pairs.
             scaler: the ``torch.amp.GradScaler`` in use. The direction stays scaled, for ``unscale_`` and
                 ``scaler.step``. A closure that runs ``backward`` itself must scale the loss:
                 ``scaler.scale(loss).backward()``.

@@ -67,8 +67,9 @@ class OptimizerWrapper(Optimizer):
         lines = [f"{type(self).__name__} with {type(self.base).__name__} ("]
         for i, group in enumerate(self.param_groups):
             internal = {"params", "steps_taken", "initial_lr", *self.numbers}
-            names = (name for name in group if name not in internal and not name.startswith("sharpness_"))
-            shown = (f"{name}: {group[name]}" for name in names if group[name] is not None and group[name] is not False)
+            names = [name for name in group if name not in internal and not name.startswith("sharpness_")]
+            names = [name for name in names if group[name] is not None and group[name] is not False]
+            shown = (f"{name}: {group[name]}" for name in (*names, *(name for name in (WARMUP, START) if group[name])))
             lines += [f"Parameter group {i}", *(f"    {line}" for line in shown)]
         return "\n".join(lines) + "\n)"
 

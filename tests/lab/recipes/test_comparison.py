@@ -4,11 +4,22 @@ import pytest
 
 from bsam.common.errors import BsamValueError
 from bsam.lab.recipes.comparison import compared_runs, comparison_folder, plan_comparison, tuning_split
+from bsam.lab.recipes.published_numbers import paper_table
 from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import variant_of, variants
 from bsam.lab.training.config import Run
 
 SETTINGS = {"data": "cifar100", "model": "resnet8", "epochs": 3, "lr": 0.1}
+
+
+def test_a_warm_up_of_the_radius_is_for_methods_with_a_radius():
+    runs = compared_runs(["sgd", "sam", "saf"], {"rho_warmup": 5, "rho_start": 2.5})
+    assert [run.rho_warmup for run in runs.values()] == [0, 5, 0]
+    experiment = plan_comparison(["sgd", "sam"], {"rho_warmup": 5}, tune_base=True)
+    assert [plan.about["row"] for plan in experiment.planned[:2]] == ["SGD", "SAM, rho_warmup 5"]
+    assert len({plan.about["experiment"] for plan in experiment.planned}) == 1
+    assert paper_table(Run("sam", model="resnet18", data="cifar10")) == "classification"
+    assert paper_table(Run("sam", model="resnet18", data="cifar10", rho_warmup=5)) is None
 
 
 def test_runs_differ_in_the_method_alone():

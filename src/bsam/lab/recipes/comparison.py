@@ -8,10 +8,11 @@ from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ...methods import METHODS
 from ..common.names import find_name
 from ..data import dataset_entry
 from ..tasks.settings import Split
-from ..training.config import BASE, Run
+from ..training.config import BASE, RADIUS_SCHEDULE, Run
 from ..training.run_dir import subject_name
 from .experiments import MAX_SEEDS, Experiment, Recipe
 from .planning import place, titles_of
@@ -31,7 +32,8 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
 
     Args:
         methods: names of :func:`~bsam.lab.recipes.variants.variants`, or ``"base"``; at least two different ones.
-        settings: settings of :class:`~bsam.lab.training.config.Run` that all methods share.
+        settings: settings of :class:`~bsam.lab.training.config.Run` that all methods share; methods without a radius
+            leave out its warm-up and its start.
 
     Example:
         >>> runs = compared_runs(["sgd", "bsam-2"], {"epochs": 10})
@@ -41,13 +43,15 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
     if isinstance(methods, str):
         raise BsamValueError(f"methods must be a list of names, got {methods!r}: pass [{methods!r}, ...]")
     runs: dict[str, Run] = {}
+    without_radius = {name: value for name, value in settings.items() if name not in RADIUS_SCHEDULE}
     for method in methods:
         name = find_name("method", method, (BASE, *variants()))
         if name in (BASE, "sgd"):
-            run = Run.of(name, **settings)  # raises if sgd is combined with another base
+            run = Run.of(name, **without_radius)  # raises if sgd is combined with another base
         else:
             variant = variants()[name]
-            run = Run.of(variant.method, arguments(variant, settings.get("data", Run.data)), **settings)
+            accepted = without_radius if METHODS[variant.method].is_loss else settings
+            run = Run.of(variant.method, arguments(variant, settings.get("data", Run.data)), **accepted)
         if run not in runs.values():  # sgd and base may be the same
             runs[name] = run
     if len(runs) < 2:

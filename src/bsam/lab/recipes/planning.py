@@ -16,7 +16,7 @@ from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks import TASKS
 from ..tasks.settings import Check
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, Run, default_settings
+from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, RADIUS_SCHEDULE, Run, default_settings
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
@@ -26,7 +26,7 @@ TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random n
 # settings that do not make another experiment: those of the row, of the seed, of speed and of measurements
 NOT_COMPARED = frozenset(
     ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "radius", "curvature", "surface")
-)
+) | {*RADIUS_SCHEDULE}
 # settings that the title words specially
 TITLED = frozenset(
     ("task", "model", "data", "label_noise", "noise_labels", "weight_bits", "weights", "limit_train", "eval_split")
@@ -171,6 +171,7 @@ def row_title(run: Run) -> str:
     usual = paper_arguments(run)[variant.name]
     values = all_arguments(run.method, run.arguments)
     different = [setting_text(value, name) for name, value in values.items() if value != usual.get(name)]
+    different += [setting_text(value, name) for name in RADIUS_SCHEDULE if (value := getattr(run, name))]
     return ", ".join([variant.title, *different])
 
 

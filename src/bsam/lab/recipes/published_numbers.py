@@ -12,7 +12,7 @@ from typing import Any
 
 from ...common.checks import is_number
 from ...methods import METHODS
-from ..training.config import BASE, Run, arguments_of
+from ..training.config import BASE, RADIUS_SCHEDULE, Run, arguments_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
 EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them
@@ -131,6 +131,8 @@ def paper_table(run: Run) -> str | None:
     unset = (run.limit_train, run.limit_test, run.clip_norm, run.ema)
     base = "adam" if run.task.name == "pose" else "sgd"
     if any(value is not None for value in unset) or run.base_arguments or run.base != base:
+        return None
+    if any(getattr(run, name) for name in RADIUS_SCHEDULE):
         return None
     if run.task.name == "pose":
         return "pose"

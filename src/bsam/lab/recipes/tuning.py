@@ -226,7 +226,7 @@ def tune(planned: Sequence[Planned], tuning: Tuning | None, out: Path) -> Tuned:
     """
     tuning, base = tuning or Tuning(), None
     if tuning.base:
-        run = replace(planned[0].run, method=BASE, arguments={}, probe=None)
+        run = replace(planned[0].run, method=BASE, arguments={}, probe=None, rho_warmup=0.0, rho_start=0.0)
         base = _choice(Planned(run, describe(run), base_candidates(run)), tuning, (), out)
         planned = [_with_settings(plan, base) for plan in planned]
     first = [plan for plan in planned if plan.run.seed == min(plan.run.seed for plan in planned)]

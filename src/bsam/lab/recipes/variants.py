@@ -157,8 +157,16 @@ def variant_of(run: Run) -> MethodVariant:
 
 
 def passes_of(run: Run) -> float:
-    """Return the forward and backward passes per step."""
-    return 1 if run.method == BASE else METHODS[run.method].passes_with(run.arguments)
+    """Return the forward and backward passes per step, on average if steps differ.
+
+    Example:
+        >>> passes_of(Run("sam", epochs=40, rho_start=10))
+        1.75
+    """
+    if run.method == BASE:
+        return 1
+    passes = METHODS[run.method].passes_with(run.arguments)
+    return passes if not run.rho_start else passes + (1 - passes) * run.rho_start / run.epochs
 
 
 def baseline_row(rows: Iterable[str], baseline: str) -> str | None:

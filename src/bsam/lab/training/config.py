@@ -25,6 +25,7 @@ from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameter
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
 BASE = "base"  # the method name for the base optimizer alone
+RADIUS_SCHEDULE = ("rho_warmup", "rho_start")  # settings of a run that only methods with a radius take
 # the task that each setting of a task belongs to
 OWNERS = {item.name: name for name, task in TASKS.items() for item in fields(task.settings_type)}
 
@@ -220,7 +221,7 @@ class Run(SubjectSettings):
             raise BsamValueError(f"head_lr is {self.head_lr} but lr is 0: to train only the head, set freeze_backbone")
         if self.batch % self.accumulate:
             raise BsamValueError(f"accumulate must divide the batch of {self.batch} samples, got {self.accumulate}")
-        for name in ("warmup", "rho_warmup", "rho_start"):
+        for name in ("warmup", *RADIUS_SCHEDULE):
             if getattr(self, name) > self.epochs:
                 raise BsamValueError(
                     f"{name} must be at most the {self.epochs} epochs of the run, got {getattr(self, name)}"
@@ -241,7 +242,7 @@ class Run(SubjectSettings):
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
         has_radius = self.method != BASE and not METHODS[self.method].is_loss
-        for name in ("rho_warmup", "rho_start"):
+        for name in RADIUS_SCHEDULE:
             if getattr(self, name) and not has_radius:
                 raise BsamValueError(f"{name} needs a method with a radius, and {self.method} has none: leave it out")
         if self.probe is not None and not has_radius:
