@@ -386,6 +386,8 @@ def test_refusals(pl):
     for build, word in (
         (partial(pl.Net, method=bsam.MSAM), "MSAM"),
         (partial(pl.Net, method=bsam.ESAM), "ESAM"),
+        (partial(pl.Net, method=bsam.FunctionalSAM), "FunctionalSAM"),
+        (partial(pl.Net, method=partial(bsam.SAM, ascent=0.5)), "SAM"),
         (partial(pl.Net, method=ElsewhereFirst), "ElsewhereFirst"),
         (partial(pl.Net, method=with_m_sharpness), "m_sharpness"),
         (Stepping, "closure"),

@@ -250,10 +250,13 @@ def test_training_twice_and_an_optimizer_of_the_user(hf, tmp_path):
 def test_refusals(hf, tmp_path, monkeypatch):
     model = hf.network()
     chooses = bsam.KSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    on_a_share = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, ascent=0.5)
     for optim, arguments, word in [
         ("sgd", {"method": "sgd"}, "'sgd'"),
         ("sgd", {"method": "saf"}, "'saf'"),
         ("sgd", {"method": "ksam"}, "K-SAM"),
+        ("sgd", {"method": "functional_sam"}, "outputs"),
+        ("sgd", {"optimizers": (on_a_share, None), "method": None, "method_kwargs": None}, "per-sample"),
         ("sgd", {"method_kwargs": {"m_sharpness": True}}, "m_sharpness"),
         ("sgd", {"optimizers": (hf.sam(model), None), "method": "bsam", "method_kwargs": None}, "optimizers"),
         ("sgd", {"optimizers": (hf.sam(model), None), "method": None}, "optimizers"),

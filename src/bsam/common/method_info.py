@@ -29,7 +29,7 @@ class MethodInfo:
     arxiv: ClassVar[str] = ""  # the paper's number on arXiv; empty if it is not there
     passes: float = 2  # per step, on average, with the default arguments; instances may override it
     memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept after it; 1 is the size of the weights
-    needs: ClassVar[tuple[Need, ...]] = ()
+    needs: tuple[Need, ...] = ()  # with the default arguments; instances may override it
     is_loss: ClassVar[bool] = False  # a loss, not an optimizer
     capturable: ClassVar[bool] = False  # whether steps of one kind launch the same kernels on the same memory
 

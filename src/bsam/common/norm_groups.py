@@ -9,7 +9,7 @@ from torch import nn
 from .errors import BsamTypeError, BsamValueError
 
 # torch's batch, instance, group, layer and RMS norm; others, such as timm's and transformers', by the names of classes
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:

@@ -185,7 +185,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
     lightnings = ("lightning.", "pytorch_lightning.")
     if optimizer.m_sharpness:
         problem = "m_sharpness=True needs the gradient of each rank, but Lightning averages over ranks: leave it out"
-    elif isinstance(optimizer, MSAM) or Need.PER_SAMPLE_LOSSES in optimizer.needs:
+    elif isinstance(optimizer, MSAM) or {Need.PER_SAMPLE_LOSSES, Need.OUTPUTS} & {*optimizer.needs}:
         problem = _first_pass_problem(optimizer)
     elif next(kind.__name__ for kind in strategy.__mro__ if kind.__module__.startswith(lightnings)) not in STRATEGIES:
         problem = f"the strategy {strategy.__name__} is not supported: use a single device or DDP"
@@ -197,7 +197,7 @@ def _check(module: SharpnessAwareMixin, optimizer: SharpnessAware) -> None:
 
 def _first_pass_problem(optimizer: SharpnessAware) -> str:
     return (
-        f"the first pass of {optimizer.method()} is not the loss of the whole batch at w, which Lightning computes: "
+        f"the first pass of {optimizer.method()} is not just the mean loss at w, which Lightning computes: "
         "set automatic_optimization = False and call `optimizer.backward(closure)` and `optimizer.step()` in "
         "training_step"
     )

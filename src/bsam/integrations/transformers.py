@@ -79,7 +79,7 @@ class SharpnessAwareTrainer(Trainer):
                     "optimizers already contains a sharpness-aware optimizer: leave out method and method_kwargs, or "
                     "pass its base optimizer"
                 )
-            _check_needs(type(self.optimizer))
+            _check_needs(self.optimizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the Trainer's optimizer and wrap it in the method."""
@@ -133,8 +133,9 @@ def _method_class(method: str | type[SharpnessAware], kwargs: Mapping[str, Any])
     return cls
 
 
-def _check_needs(cls: type[SharpnessAware]) -> None:
-    if Need.PER_SAMPLE_LOSSES in cls.needs:
-        raise BsamValueError(
-            f"{cls.title} needs per-sample losses, but the Trainer computes their mean: use another method"
-        )
+def _check_needs(method: type[SharpnessAware] | SharpnessAware) -> None:
+    for need, words in {Need.PER_SAMPLE_LOSSES: "per-sample losses", Need.OUTPUTS: "the outputs, too"}.items():
+        if need in method.needs:
+            raise BsamValueError(
+                f"{method.title} needs {words}, but the Trainer computes the mean loss alone: use another method"
+            )

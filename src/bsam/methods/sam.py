@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Unpack
 from torch.optim import Optimizer
 
 from ..common.checks import check_share
+from ..common.method_info import Need
 from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from ..core.wrapper import radius_settings
 
@@ -73,6 +74,7 @@ class SAM(SharpnessAware):
         self.ascent = check_share("ascent", ascent)
         if ascent < 1:
             self.numbers = ("batch_size",)
+            self.needs = (Need.PER_SAMPLE_LOSSES,)
             self.passes = self.passes_with({"ascent": ascent})
         super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
