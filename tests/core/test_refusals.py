@@ -121,6 +121,7 @@ def test_frozen_and_sparse_parameters():
 
 GROUPS = [  # values of a parameter group, and a word of the message
     *(({"perturb": value}, "perturb") for value in (0, 1.0, None, "no")),
+    ({"in_norm": 0}, "in_norm"),
     ({"rho_mx": 0.1}, "rho_mx"),
     ({"rho": 0.1}, "rho"),
     ({"rho_max": -1.0}, "rho_max"),

@@ -15,8 +15,9 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     """Return two parameter groups: the normalization layers, and all other parameters, which are not perturbed.
 
-    With them, any method perturbs only the normalization layers, as SAM-ON does (Mueller et al., NeurIPS 2023). Their
-    radii are larger: about 0.5 for SAM, and 10 for ASAM. The base optimizer trains all parameters.
+    With them, any method perturbs only the normalization layers, as SAM-ON does (Mueller et al., NeurIPS 2023), and
+    only their gradients count in the length of a perturbation. Their radii are larger: about 0.5 for SAM, and 10 for
+    ASAM. The base optimizer trains all parameters.
 
     Args:
         model: the network. A layer counts as normalization if its class is one of torch's, or if the name of its class
@@ -39,7 +40,7 @@ def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     others = [p for p in model.parameters() if p not in norms]
     return [
         {"params": [p for p in model.parameters() if p in norms], "perturb": True, **options},
-        {"params": others, "perturb": False},
+        {"params": others, "perturb": False, "in_norm": False},
     ]
 
 

@@ -53,7 +53,7 @@ from .schedule import COUNTER, LR_SEEN, LR_START, START, WARMUP, count_on_device
 from .tensors import Scalar, local
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Gradients, Weights
-from .wrapper import ENTRY_NAMES, METHOD, PERTURB, OptimizerWrapper
+from .wrapper import ENTRY_NAMES, IN_NORM, METHOD, PERTURB, OptimizerWrapper
 
 NOT_READY = {
     "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
@@ -121,7 +121,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     A method implements :meth:`direction` and passes its settings to this constructor; they become values of the
     parameter groups, and each group may override them. A group with ``perturb=False`` is not perturbed: all its radii
-    are 0, but its gradients still count in norms. ``param_groups`` and ``state`` are the base optimizer's, so that
+    are 0, but its gradients still count in norms, unless it has ``in_norm=False``, too. ``param_groups`` and ``state`` are the base optimizer's, so that
     schedulers, clipping and ``GradScaler`` work as usual.
 
     Args:
@@ -265,8 +265,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return values[0] if alike or len(values) == 1 else PerGroup(values)
 
     def epsilon(self, v: Vector, radius: str, length: Tensor | None = None) -> Vector:
-        """Return the perturbation ``rho v / length``; ``length`` defaults to ``|v|``."""
-        return v * self.radii(radius) / ((v.norm() if length is None else length) + TINY)
+        """Return the perturbation ``rho v / length``; ``length`` defaults to ``|v|``, of the groups that count."""
+        return v * self.radii(radius) / ((self.counted(v).norm() if length is None else length) + TINY)
+
+    def counted(self, v: Vector) -> Vector:
+        """Return ``v`` with zeros in the groups with ``in_norm=False``, which do not count in lengths."""
+        counts = [float(group.get(IN_NORM, True)) for group in self.param_groups]
+        return v if all(counts) else v * PerGroup(counts)
 
     @property
     def params(self) -> list[Tensor]:

@@ -17,7 +17,9 @@ from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START, START, WARMUP
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"
-PERTURB = "perturb"  # a key for the user's groups: parameters of a group with False are not perturbed
+# Keys for the user's groups: parameters of a group with False are not perturbed, or do not count in the length |g| that
+# a perturbation rho g / |g| is divided by.
+PERTURB, IN_NORM = "perturb", "in_norm"
 
 
 class OptimizerWrapper(Optimizer):
@@ -41,7 +43,8 @@ class OptimizerWrapper(Optimizer):
 
     def completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """Check the settings of a group, and return it with derived settings filled in."""
-        check_flag(f"{PERTURB} of a parameter group", group.get(PERTURB, True))
+        for name in (PERTURB, IN_NORM):
+            check_flag(f"{name} of a parameter group", group.get(name, True))
         for name in (WARMUP, START):
             check_count(name.removeprefix("sharpness_"), group[name], low=0)
         for name, value in group.items():

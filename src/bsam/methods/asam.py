@@ -71,7 +71,7 @@ class ASAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         T2_g, Tg = rescale(self, g, self.eta)
-        return L.grad(at=self.epsilon(T2_g, "rho", length=Tg.norm()))
+        return L.grad(at=self.epsilon(T2_g, "rho", length=self.counted(Tg).norm()))
 
 
 def rescale(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:

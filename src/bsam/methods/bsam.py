@@ -163,8 +163,9 @@ class BSAM(SharpnessAware):
     def algorithm_1(self, L: Objective, g: Vector) -> Vector:
         """Return the direction of Algorithm 1, from the gradient ``g``."""
         v, Tg = rescale(self, g, self.eta) if self.adaptive else (g, g)
-        e_max = self.epsilon(v, "rho_max", Tg.norm())  # line 4
-        e_min = self.epsilon(v, "rho_min", Tg.norm())  # line 6
+        length = self.counted(Tg).norm()
+        e_max = self.epsilon(v, "rho_max", length)  # line 4
+        e_min = self.epsilon(v, "rho_min", length)  # line 6
         if self.start_from_min:
             self.start_from(-e_min)
         k = self.ratio_of_radii() if self.full_passes == 2 else None
