@@ -32,6 +32,7 @@ def batch():
     return torch.randn(16, 5, dtype=torch.float64), torch.randint(0, 3, (16,))
 
 
+@torch.enable_grad()
 def gradient(model, x, y):
     return list(torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters())))
 
@@ -56,7 +57,7 @@ def by_hand(method, rho, model, x, y):
             ]
             for p, move in zip(model.parameters(), moves, strict=True):
                 p += move
-            there = gradient_of(model, x, y)
+            there = gradient(model, x, y)
             for p, move in zip(model.parameters(), moves, strict=True):
                 p -= move
         return there
@@ -67,11 +68,6 @@ def by_hand(method, rho, model, x, y):
     down = at(-1)
     a, b = (torch.cat([part.flatten() for part in parts]).norm() for parts in (up, down))
     return [part + u - a / b * d for part, u, d in zip(g, up, down, strict=True)]
-
-
-@torch.enable_grad()
-def gradient_of(model, x, y):
-    return gradient(model, x, y)
 
 
 @pytest.mark.parametrize(("method", "rho"), [("SAM", 0.5), ("ASAM", 2.0), ("BSAM", 0.3)])

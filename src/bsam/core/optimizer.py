@@ -121,8 +121,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     A method implements :meth:`direction` and passes its settings to this constructor; they become values of the
     parameter groups, and each group may override them. A group with ``perturb=False`` is not perturbed: all its radii
-    are 0, but its gradients still count in norms, unless it has ``in_norm=False``, too. ``param_groups`` and ``state`` are the base optimizer's, so that
-    schedulers, clipping and ``GradScaler`` work as usual.
+    are 0, but its gradients still count in norms; with ``in_norm=False``, they do not count in the lengths that
+    perturbations are divided by. ``param_groups`` and ``state`` are the base optimizer's, so that schedulers, clipping
+    and ``GradScaler`` work as usual.
 
     Args:
         base: the optimizer that takes the step, built on the parameters.
