@@ -3,10 +3,12 @@
 The timed epochs are those of `bsam train` (augmentation on the device, schedule, all steps) without evaluation and
 checkpoints. The images are noise in the shape of CIFAR, already on the device; this does not change the time of a step.
 Slow networks get shorter epochs (--steps), and their seconds per epoch are those of a step times 390. The first epoch
-of each case, which compiles, captures and warms up, is not timed.
+of each case, which compiles, captures and warms up, is not timed. The timed epochs are in the middle of the schedule:
+AE-SAM takes fewer passes early in training than late. Methods that cannot be captured run eagerly, as in `bsam train`.
 
     python benchmarks/throughput.py    # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16
     python benchmarks/throughput.py --models resnet18 --compile
+    python benchmarks/throughput.py --models resnet18 --compile --methods all --rounds 3
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +30,7 @@ from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.trainer import Trainer
+from bsam.methods import METHODS
 from step_time import spread
 
 IMAGES, BATCH = 50_000, 128  # CIFAR's training images, and the paper's batch size
@@ -36,6 +40,15 @@ CASES = {
     "BSAM2": Run("bsam", {"passes": 2}, data="cifar10"),
     "BSAM3": Run("bsam", data="cifar10"),
     "BSAM3 in turn": Run("bsam", {"side_by_side": False}, data="cifar10"),  # not on two streams
+}
+DEFAULT = tuple(CASES)
+# the losses of SAF and MESA are complete from the first timed epoch on
+EARLY = {"saf": {"start_epoch": 0, "epochs_back": 1}, "mesa": {"start_epoch": 0}}
+CASES["SAM ascent 0.25"] = Run("sam", {"ascent": 0.25}, data="cifar10")
+CASES |= {
+    method.__name__: Run(name, EARLY.get(name, {}), data="cifar10")
+    for name, method in METHODS.items()
+    if name not in ("sam", "bsam")
 }
 STEPS = {
     "cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60},
@@ -51,17 +64,19 @@ def noise(samples: int) -> Dataset:
     return Dataset("noise", 10, examples, None, examples.some(min(samples, 10_000)), (0.5,) * 3, (0.25,) * 3)
 
 
-def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Time all cases on one network."""
+def measure(
+    model: str, run: Run, steps: int, rounds: int, device: torch.device, methods: Sequence[str] = DEFAULT
+) -> dict[str, Any]:
+    """Time these cases on one network."""
     data, trainings = noise(steps * BATCH), {}
-    seconds: dict[str, list[float]] = {name: [] for name in CASES}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     with side_stream(device):
-        for name, case in CASES.items():
+        for name in methods:
             timed = replace(
-                case,
+                CASES[name],
                 model=model,
                 batch=BATCH,
-                epochs=rounds + 1,
+                epochs=rounds + 2,  # one before and one after those that are timed
                 precision=run.precision,
                 compile=run.compile,
                 capture=run.capture,
@@ -77,6 +92,7 @@ def measure(model: str, run: Run, steps: int, rounds: int, device: torch.device)
     return {
         "model": model,
         "parameters": sum(p.numel() for p in trainings["SGD"].network.parameters()),
+        "cases": {name: {"method": CASES[name].method, "arguments": CASES[name].arguments} for name in methods},
         "batch": BATCH,
         "precision": run.precision,
         "compile": trainings["SGD"].compiled,
@@ -99,11 +115,11 @@ def table(result: dict[str, Any]) -> str:
         "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, ".format(**result)
         + "{steps_timed} steps per epoch, n = {n}".format(**result)
     ]
-    lines.append(f"  {'':<16}{'s per epoch of 390 steps':<28}{'images/s':>10}   over SGD")
+    lines.append(f"  {'':<17}{'s per epoch of 390 steps':<28}{'images/s':>10}   over SGD")
     for name, s in result["epoch_seconds"].items():
         epoch = f"{s['median']:.3f} [{s['q1']:.3f}, {s['q3']:.3f}]"
         lines.append(
-            f"  {name:<16}{epoch:<28}{result['images_per_second'][name]:>10.0f}   "
+            f"  {name:<17}{epoch:<28}{result['images_per_second'][name]:>10.0f}   "
             f"{result['over_sgd'][name]['median']:.3f}"
         )
     return "\n".join(lines)
@@ -120,6 +136,14 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="MODEL",
         help=f"default: {', '.join(STEPS['cuda'])} on CUDA, resnet8 on the CPU",
     )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[*CASES, "all"],
+        default=list(DEFAULT),
+        metavar="METHOD",
+        help=f"some of: {', '.join(CASES)}; or all (default: {', '.join(DEFAULT)}); SGD is always timed",
+    )
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, fp32 on the CPU")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--plain", action="store_true", help="use no CUDA graphs")
@@ -129,9 +153,11 @@ def main(arguments: list[str] | None = None) -> None:
     device = machine.pick_device(parser, args.device)
     precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
     run = Run("sgd", precision=precision, compile=args.compile, capture=not args.plain)
+    methods = list(CASES) if "all" in args.methods else list(dict.fromkeys(["SGD", *args.methods]))
     results = []
     for model in args.models or STEPS[device.type]:
-        results.append(measure(model, run, args.steps or STEPS[device.type].get(model, 60), args.rounds, device))
+        steps = args.steps or STEPS[device.type].get(model, 60)
+        results.append(measure(model, run, steps, args.rounds, device, methods))
         print(table(results[-1]) + "\n", flush=True)
         torch._dynamo.reset()
     content = {"benchmark": "throughput", **machine.description(device), "results": results}

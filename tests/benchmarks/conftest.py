@@ -49,3 +49,8 @@ def hessian() -> ModuleType:
 @pytest.fixture(scope="session")
 def whole_run() -> ModuleType:
     return _load("whole_run")
+
+
+@pytest.fixture(scope="session")
+def throughput() -> ModuleType:
+    return _load("throughput")

@@ -1,0 +1,36 @@
+"""The benchmark of epochs times every method, each as `bsam train` would run it."""
+
+import json
+
+from torch import nn
+
+from bsam.methods import METHODS, distillation
+
+
+class Tiny(nn.Sequential):
+    def __init__(self, *_, **__):
+        super().__init__(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 10))
+
+
+def test_all_methods(throughput, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("bsam.lab.tasks.classification.build_network", lambda *_: Tiny())
+    compared, divergence = [], distillation.divergence
+    monkeypatch.setattr(distillation, "divergence", lambda *given: compared.append(1) or divergence(*given))
+    out = tmp_path / "throughput.json"
+    flags = ["--device", "cpu", "--models", "resnet8", "--steps", "1", "--rounds", "2", "--methods", "all"]
+    throughput.main([*flags, "--out", str(out)])
+    (result,) = json.loads(out.read_text())["results"]
+    assert {case["method"] for case in result["cases"].values()} == {"base", *METHODS}
+    assert result["cases"]["BSAM2"] == {"method": "bsam", "arguments": {"passes": 2}}
+    assert list(result["epoch_seconds"]) == list(result["over_sgd"]) == list(result["cases"])
+    assert all(s["median"] > 0 for s in result["epoch_seconds"].values())
+    assert len(compared) == 2 * 2  # SAF and MESA, in all timed epochs
+
+
+def test_sgd_is_always_timed(throughput, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("bsam.lab.tasks.classification.build_network", lambda *_: Tiny())
+    out = tmp_path / "throughput.json"
+    flags = ["--device", "cpu", "--models", "resnet8", "--steps", "1", "--rounds", "1", "--methods", "VaSSO"]
+    throughput.main([*flags, "--out", str(out)])
+    (result,) = json.loads(out.read_text())["results"]
+    assert list(result["cases"]) == ["SGD", "VaSSO"]
