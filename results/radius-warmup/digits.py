@@ -21,7 +21,7 @@ from bsam.lab.models import MODELS, ModelEntry
 from bsam.lab.training import Run, fit
 from bsam.lab.training.environment import environment_info
 
-SETTINGS: dict[str, Any] = {"batch": 64, "epochs": 40, "noise_labels": "other"}
+SETTINGS: dict[str, Any] = {"batch": 64, "epochs": 40}
 SCHEDULES: dict[str, dict[str, float]] = {"constant": {}, "warmup": {"rho_warmup": 10.0}, "start": {"rho_start": 10.0}}
 RADII = (0.05, 0.1, 0.2, 0.4, 0.8)
 NETWORKS = ("mlp", "digits_net", "transformer")
@@ -81,7 +81,8 @@ def train(row: tuple[Any, ...], seed: int) -> float:
     network, wrong, method, radius, schedule = row
     torch.set_num_threads(1)
     register()
-    settings = {**SETTINGS, **SCHEDULES.get(schedule, {}), "label_noise": wrong, "seed": seed, "model": network}
+    settings = {**SETTINGS, **SCHEDULES.get(schedule, {}), "seed": seed, "model": network}
+    settings |= {"label_noise": wrong, "noise_labels": "other"} if wrong else {}
     run = Run.of(*arguments(method, radius), **settings)
     return float(fit(run, device="cpu").last.metrics["test_accuracy"])
 
@@ -107,7 +108,7 @@ def main() -> None:
         "what": "test accuracy after the last epoch, by seed; the radius of BSAM is the sum of its two",
         "made": "python results/radius-warmup/digits.py, one thread per run",
         "machine": environment_info(),
-        "settings": {**SETTINGS, "schedules": SCHEDULES},
+        "settings": {**SETTINGS, "noise_labels": "other", "schedules": SCHEDULES},
         "seeds": list(SEEDS),
     }
     table = [
