@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ..common.grouping import count_text
@@ -18,7 +19,8 @@ from .planning import TUNING_SEED, Planned
 if TYPE_CHECKING:  # `bsam list` works without pandas
     import pandas as pd
 
-RUNGS = (0.25, 0.45)  # shares of the epochs after the first and the last halving: results/tuning has the comparison
+RUNGS = (0.325, 0.375)  # shares of the epochs after the first and the last halving: results/tuning has the comparison
+WINDOW = 0.05  # the share of the epochs over which the scores before the last epoch are averaged
 SPLITS = {"validation": "validation", "holdout": "held-out"}
 
 
@@ -213,9 +215,20 @@ def _ranked(scores: pd.DataFrame, score: str = "score") -> pd.DataFrame:
 
 
 def _score(state: RunState, epoch: int) -> dict[str, Any]:
-    """Return the score of a tuning run after an epoch and that on the true labels, NaN if there is none."""
+    """Return the score of a tuning run after an epoch and that on the true labels, NaN if there is none.
+
+    With a large learning rate, scores differ by points from one epoch to the next: before the last epoch, it is the
+    mean over a few epochs.
+    """
     if state.diverged is not None or len(state.epochs) < epoch:
         return {"score": math.nan, "clean": math.nan, "diverged": state.diverged is not None}
-    last, split = state.epochs[epoch - 1], state.run.eval_split
-    score, clean = TASKS[state.run.task.name].measure.shown(last, split), last.get(f"{split}_clean_accuracy")
-    return {"score": score, "clean": score if clean is None else 100 * clean, "diverged": False}
+    window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
+    rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
+    measure = TASKS[state.run.task.name].measure
+    score = fmean(measure.shown(row, split) for row in rows)
+    clean = f"{split}_clean_accuracy"
+    return {
+        "score": score,
+        "clean": 100 * fmean(row[clean] for row in rows) if clean in rows[-1] else score,
+        "diverged": False,
+    }
