@@ -116,7 +116,21 @@ def test_tuned_radii_and_a_kill(tmp_path, capsys):
     """All radii are trained for 4 of 12 epochs, the better two for 5. A process that is killed while these go on is
     continued: the same radius is chosen, and no epoch is trained twice.
     """
-    flags = ("--methods", "sgd", "sam", "--seeds", 1, "--tune", "--epochs", 12, "--checkpoint-every", 0)
+    settings = {**SETTINGS, "epochs": 12, "limit_train": 64}
+    flags = (
+        "--methods",
+        "sgd",
+        "sam",
+        "--seeds",
+        1,
+        "--tune",
+        "--epochs",
+        12,
+        "--limit-train",
+        64,
+        "--checkpoint-every",
+        0,
+    )
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert cli.main(command(whole, *flags)) == 0
     text, (curves, _) = text_of(capsys), tuning_curves(whole)
@@ -140,9 +154,7 @@ def test_tuned_radii_and_a_kill(tmp_path, capsys):
             time.sleep(0.001)
         process.kill()
     assert not list(killed.glob("*seed0-*"))
-    again = bsam.lab.compare(
-        "digits", methods=["sgd", "sam"], seeds=1, tune=True, out=killed, device="cpu", **{**SETTINGS, "epochs": 12}
-    )
+    again = bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, tune=True, out=killed, device="cpu", **settings)
     assert str(again) in text
     assert again.table["radius"].iloc[1] == best
     same, logged = tuning_curves(killed)
