@@ -1,6 +1,7 @@
-"""Train every candidate radius to the end, and write the score after each epoch: python results/tuning/curves.py NAME
+"""Train all candidates of --tune to the end: python results/tuning/curves.py STUDY [--data-dir FOLDER]
 
-NAME.json has them. Successive halving stops these same runs early, so the files tell what it would choose.
+STUDY.json gets the score of each tuning run after each epoch, and its test accuracy after the last one. Halving stops
+these same runs early, so that results/tuning/replay.py can tell what it chooses.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,26 @@ import torch
 from torch import nn
 
 from bsam.lab.models import MODELS, ModelEntry
-from bsam.lab.recipes.planning import TUNING_SEED
+from bsam.lab.recipes.tuning import base_candidates
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Run, fit
 from bsam.lab.training.environment import environment_info
 
-FACTORS = (0.25, 0.5, 1, 2, 4, 8)
+FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # a wider grid than that of --tune, which is 0.5 to 4
+RADII = {"sam": ("rho",), "bsam": ("rho_max", "rho_min")}
 DIGITS = {"batch": 64, "epochs": 40, "eval_split": "validation"}
+FASHION = {"data": "fashion_mnist", "limit_train": 2000, "epochs": 20, "eval_split": "holdout"}
 STUDIES: dict[str, dict[str, Any]] = {
     "digits-mlp": {**DIGITS, "model": "mlp"},
     "digits-conv": {**DIGITS, "model": "digits_net"},
-    "fashion-mnist": {
-        "data": "fashion_mnist",
-        "model": "conv",
-        "limit_train": 2000,
-        "epochs": 20,
-        "eval_split": "holdout",
-    },
+    "fashion-mnist": {**FASHION, "model": "conv"},
+    "digits-base": {**DIGITS, "model": "mlp"},  # learning rate and weight decay of SGD, as for --tune-base
 }
-NOISE = (0.0, 0.4, 0.7)
-RADII = {"sam": ["rho"], "bsam": ["rho_max", "rho_min"]}
+SEEDS = {"fashion-mnist": 3, "digits-base": 3}  # 5 otherwise
 
 
 def mlp(classes: int, channels: int) -> nn.Module:
-    """Return a network without batch norm, with 64 hidden units."""
+    """Return a network without batch norm for images of 8 x 8 pixels, with 64 hidden units."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 64), nn.ReLU(), nn.Linear(64, classes))
 
 
@@ -52,22 +48,25 @@ def conv(classes: int, channels: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 7 * 7, classes))
 
 
-def train(study: str, noise: float, method: str, factor: float, seed: int, data_dir: Path | None) -> dict[str, Any]:
-    """Train one candidate; return its scores after each epoch and its test accuracy after the last one, in %."""
-    torch.set_num_threads(1)
-    MODELS["mlp"] = ModelEntry("mlp", mlp, "MLP", 4810, 8, channels=1, memory_format=torch.contiguous_format)
-    MODELS["conv"] = ModelEntry("conv", conv, "conv", 9_146, 28, channels=1, memory_format=torch.contiguous_format)
-    settings = {**STUDIES[study], "seed": TUNING_SEED + seed}
-    settings |= {"label_noise": noise, "noise_labels": "other"} if noise else {}
-    run = Run.of(method, dict.fromkeys(RADII[method], 0.05 * factor), **settings)
+def candidates(study: str, noise: float, seed: int) -> list[tuple[dict[str, Any], Run]]:
+    """Return the tuning runs of a seed, each with what tells it apart."""
+    wrong = {"label_noise": noise, "noise_labels": "other"} if noise else {}
+    settings = {**STUDIES[study], **wrong, "seed": 10_000 + seed}
+    if study == "digits-base":
+        sgd = Run.of("sgd", **settings)
+        return [({"method": "sgd", **pair}, sgd.changed(**pair)) for pair in base_candidates(sgd)]
+    return [
+        ({"method": method, "factor": factor}, Run.of(method, dict.fromkeys(names, 0.05 * factor), **settings))
+        for method, names in RADII.items()
+        for factor in FACTORS
+    ]
+
+
+def train(run: Run, data_dir: Path | None) -> Mapping[str, Any]:
+    """Train a run; return its scores after each epoch and its test accuracy after the last one, in %."""
     trainers: list[Any] = []
-    result = fit(
-        run,
-        data_dir=data_dir,
-        device="cpu",
-        at_start=lambda trainer, _: trainers.append(trainer),
-        on_message=lambda _: None,
-    )
+    quiet: dict[str, Any] = {"device": "cpu", "on_message": lambda _: None}
+    result = fit(run, data_dir=data_dir, at_start=lambda trainer, _: trainers.append(trainer), **quiet)
     task = Classification(run.changed(eval_split="test"), torch.device("cpu"), data_dir)
     test = task.evaluate(trainers[0].result_network.eval())["test_accuracy"]
     scores = [epoch.metrics[f"{run.eval_split}_accuracy"] for epoch in result.epochs]
@@ -79,30 +78,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--noise", type=float, nargs="+", default=NOISE)
     flags = parser.parse_args()
-    cells = [(n, m, f, s) for s in range(flags.seeds) for n in flags.noise for m in RADII for f in FACTORS]
+    torch.set_num_threads(1)
+    MODELS["mlp"] = ModelEntry("mlp", mlp, "MLP", 4810, 8, channels=1, memory_format=torch.contiguous_format)
+    MODELS["conv"] = ModelEntry("conv", conv, "conv", 9146, 28, channels=1, memory_format=torch.contiguous_format)
     rows = []
-    out = flags.out or Path(__file__).with_name(f"{flags.study}.json")
-    with ProcessPoolExecutor(1) as pool:
-        for cell, numbers in zip(
-            cells, pool.map(partial(train, flags.study, data_dir=flags.data_dir), *zip(*cells)), strict=True
-        ):
-            rows.append(dict(zip(("label_noise", "method", "factor", "seed"), cell, strict=True)) | numbers)
-            print(cell, numbers["scores"][-1], numbers["test"], flush=True)
-            if len(rows) % 12 == 0:
-                out.write_text(json.dumps({"settings": STUDIES[flags.study], "runs": rows}))
+    for seed in range(SEEDS.get(flags.study, 5)):
+        for noise in (0.0, 0.4) if flags.study == "fashion-mnist" else (0.0, 0.4, 0.7):
+            for label, run in candidates(flags.study, noise, seed):
+                rows.append({"label_noise": noise, "seed": seed, **label, **train(run, flags.data_dir)})
+                print({name: value for name, value in rows[-1].items() if name != "scores"}, flush=True)
+    write(Path(__file__).with_name(f"{flags.study}.json"), flags.study, rows)
+
+
+def write(file: Path, study: str, rows: list[dict[str, Any]]) -> None:
+    """Write the runs of a study."""
     content = {
-        "what": "score after each epoch on validation or held-out samples, and test accuracy after the last one, in %",
-        "made": f"python results/tuning/curves.py {flags.study}, one thread",
+        "what": "score after each epoch on validation or held-out samples, test accuracy after the last one, in %",
+        "made": f"python results/tuning/curves.py {study}, one thread",
         "machine": environment_info(),
-        "settings": STUDIES[flags.study],
+        "settings": STUDIES[study],
         "runs": rows,
     }
     text = json.dumps(content, indent=1)
-    out.write_text(re.sub(r"(?<=[\[\d.,])\s+(?=[-\d\]])", " ", text) + "\n", encoding="utf-8")
+    file.write_text(re.sub(r"(?<=[\[\d.,])\s+(?=[-\d\]])", " ", text) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
