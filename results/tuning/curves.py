@@ -32,7 +32,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "fashion-mnist": {**FASHION, "model": "conv"},
     "digits-base": {**DIGITS, "model": "mlp"},  # learning rate and weight decay of SGD, as for --tune-base
 }
-SEEDS = {"fashion-mnist": 3, "digits-base": 3}  # 5 otherwise
+SEEDS = {"digits-mlp": 10, "digits-conv": 5, "fashion-mnist": 3, "digits-base": 3}
 
 
 def mlp(classes: int, channels: int) -> nn.Module:
@@ -83,7 +83,7 @@ def main() -> None:
     MODELS["mlp"] = ModelEntry("mlp", mlp, "MLP", 4810, 8, channels=1, memory_format=torch.contiguous_format)
     MODELS["conv"] = ModelEntry("conv", conv, "conv", 9146, 28, channels=1, memory_format=torch.contiguous_format)
     rows = []
-    for seed in range(SEEDS.get(flags.study, 5)):
+    for seed in range(SEEDS[flags.study]):
         for noise in (0.0, 0.4) if flags.study == "fashion-mnist" else (0.0, 0.4, 0.7):
             for label, run in candidates(flags.study, noise, seed):
                 rows.append({"label_noise": noise, "seed": seed, **label, **train(run, flags.data_dir)})

@@ -1,4 +1,4 @@
-"""Say what the full grid and successive halving choose from the curves in this folder: python results/tuning/replay.py"""
+"""Print what the full grid and successive halving choose from the curves: python results/tuning/replay.py"""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from bsam.lab.recipes.choice import Choice, Tuning
 from bsam.lab.training import Run
 from bsam.lab.training.run_dir import RunState
 
-STUDIES = ("digits-mlp", "digits-conv", "fashion-mnist", "digits-base")
+# the first seeds, on which the epochs of the halvings were chosen: they are left out
+STUDIES = {"digits-mlp": 5, "digits-conv": 1, "fashion-mnist": 1, "digits-base": 0}
 TUNED = ("factor", "lr", "weight_decay")  # what tells candidates apart
 GRID = (0.5, 1, 2, 4)  # the factors of --tune
 
 
 def choices(study: str, grid: tuple[float, ...] = GRID) -> pd.DataFrame:
-    """Return a row for each tuning seed, with the test accuracies of both choices and the cost of halving.
+    """Return a row for each further tuning seed, with the test accuracies of both choices and the cost of halving.
 
     The test accuracy of a candidate is its mean over the tuning seeds, since final runs have other seeds. The cost is
     that of halving divided by that of the full grid.
     """
     content = json.loads((Path(__file__).parent / f"{study}.json").read_text(encoding="utf-8"))
     runs = pd.DataFrame(content["runs"])
+    runs = runs[runs["seed"] >= STUDIES[study]]
     names = [name for name in TUNED if name in runs]
     runs = runs[runs["factor"].isin(grid)] if "factor" in runs else runs
-    runs["mean"] = runs.groupby(["label_noise", "method", *names])["test"].transform("mean")
+    runs = runs.assign(mean=runs.groupby(["label_noise", "method", *names])["test"].transform("mean"))
     rows = []
     for (noise, method, seed), group in runs.groupby(["label_noise", "method", "seed"], sort=False):
         full, half = (choice(group, names, halving) for halving in (False, True))
@@ -39,7 +41,7 @@ def choices(study: str, grid: tuple[float, ...] = GRID) -> pd.DataFrame:
 
 
 def choice(group: pd.DataFrame, names: list[str], halving: bool) -> Choice:
-    """Return the choice between candidates whose runs are on disk, all epochs of them, finished if nothing is halved."""
+    """Return the choice between candidates with all epochs on disk; a full grid also has the trained networks."""
     run = Run("sgd", epochs=len(group["scores"].iloc[0]), eval_split="holdout")
     plan = Planned(run, describe(run), group[names].to_dict("records"))
 

@@ -57,8 +57,8 @@ def compare(
         tune_base: whether to choose learning rate and weight decay before that, for the base optimizer alone; all
             methods then use them.
         tune_seeds: the number of seeds of each candidate.
-        tune_full: whether to train every candidate to the end; by default, only the better half goes on after a quarter
-            of the epochs, and so on until one is left.
+        tune_full: whether to train every candidate to the end; by default, only the better half goes on after a third
+            of the epochs, and training stops when one is left.
         out: the folder for the results; None is ``runs/compare-MODEL-DATA``, followed by ``-tuned`` if ``tune`` and by
             ``-base`` if ``tune_base``.
         baseline: the method that the others are compared with; None takes the first one.

@@ -26,8 +26,8 @@ figures, to --out. `bsam list recipes` describes the experiments. Each run has a
 `bsam train`. Finished runs are not trained again, interrupted ones continue, and several processes may work on the same
 --out."""
 TUNE_FULL_HELP = (
-    "train every candidate to the end; by default all are trained for a quarter of the epochs, and only the better "
-    "half goes on, until one is left before half of the epochs"
+    "train every candidate to the end. By default, all are trained for a third of the epochs, only the better half "
+    "goes on, and training stops when one is left, which costs about a third"
 )
 
 

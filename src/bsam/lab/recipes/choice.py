@@ -59,7 +59,7 @@ def rungs(epochs: int, candidates: int) -> list[int]:
 
     Example:
         >>> rungs(40, 4), rungs(40, 12)
-        ([10, 18], [10, 13, 16, 18])
+        ([13, 15], [13, 14, 15, 15])
     """
     count = (candidates - 1).bit_length()  # halvings, with the larger half going on
     first, last = RUNGS
