@@ -33,8 +33,8 @@ class Tuning:
         seeds: the number of seeds that each candidate is trained with.
         radii: whether the candidates are multiples of radii (``--tune``).
         base: whether learning rate and weight decay are chosen first, for the base optimizer alone (``--tune-base``).
-        halving: whether only the best half of the candidates goes on after each epoch of :func:`rungs`, and the runs
-            stop when one is left; otherwise all candidates are trained to the end and compared after the last epoch.
+        halving: whether only the better half of the candidates goes on after a third of the epochs, and training stops
+            when one is left; otherwise all candidates are trained to the end and compared after the last epoch.
     """
 
     split: Split = "validation"
