@@ -15,7 +15,7 @@ class FakeFit:
     def __init__(self, score=lambda run: 0.5):
         self.score, self.asked, self.trouble = score, [], {}
 
-    def __call__(self, run, folder, on_epoch=lambda *_: None, on_message=print, **options):
+    def __call__(self, run, folder, on_epoch=lambda *_: None, on_message=print, until=None, **options):
         self.asked.append(run)
         trouble = self.trouble.pop(run_dir_name(run), None)
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,13 +25,15 @@ class FakeFit:
         if trouble is not None:
             (folder / "diverged.json").write_text(json.dumps({"reason": trouble}))
             raise Diverged(trouble)
-        for epoch in range(len(RunDir(folder).metrics()) + 1, run.epochs + 1):
-            score = self.score(run) if epoch == run.epochs else 0.99
+        until = until or run.epochs
+        for epoch in range(len(RunDir(folder).metrics()) + 1, until + 1):
+            score = self.score(run) if epoch == until else 0.99
             metrics = {"epoch": epoch, f"{run.eval_split}_accuracy": score, "seconds": 1.0}
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(metrics) + "\n")
             on_epoch(epoch, metrics)
-        write_network(folder)
+        if until == run.epochs:
+            write_network(folder)
 
 
 def write_network(folder):

@@ -33,6 +33,7 @@ PAGES = {
     name: " ".join((ROOT / name).read_text(encoding="utf-8").split())
     for name in ("README.md", "docs/results.md", "docs/what-bsam-does.md", "docs/guides/methods-and-radii.md")
 }
+COMPARE = " ".join((ROOT / "docs/guides/compare.md").read_text(encoding="utf-8").split())
 TITLES = {"sam": "SAM", "follow": "SAM (follow)", "bsam": "BSAM (Algorithm 1)", "bsam-2": "BSAM (2 passes)"}
 
 
@@ -480,6 +481,54 @@ def test_bsam_every_fifth_step():
     assert f"with three passes gains {whole[0]:.1f} and {whole[1]:.1f}" in page
     assert f"{gains['looksam-alpha0.5'][0] - every[0]:.1f} points above it on CIFAR-10" in page
     assert f"SAM at 0.1 is {gains['sam'][0] - every[0]:.1f} points above it" in page
+
+
+def test_the_table_of_halving():
+    """Means over seeds of the test accuracy of what each rule chooses, and where halving misses."""
+    page = COMPARE
+    choices = runpy.run_path(str(ROOT / "results/tuning/replay.py"))["choices"]
+    losses = {}
+    for study, title in {
+        "digits-mlp": "digits, MLP",
+        "digits-conv": "digits, DigitsNet",
+        "fashion-mnist": "Fashion-MNIST, small CNN",
+    }.items():
+        table = choices(study).groupby(["noise", "method"])[["full", "half", "cost"]].mean()
+        for noise in table.index.levels[0]:
+            sam, bsam = table.loc[noise, "sam"], table.loc[noise, "bsam"]
+            cells = " | ".join(f"{row[rule]:.1f}" for row in (sam, bsam) for rule in ("full", "half"))
+            assert f"| {title} | {100 * noise:.0f} % | {cells} | {100 * sam['cost']:.0f} % |" in page
+        losses |= {(study, *key): loss for key, loss in (table["full"] - table["half"]).items()}
+    missed = {key: loss for key, loss in losses.items() if loss > 0.5}
+    assert f"In {len(losses) - len(missed)} of these {len(losses)} comparisons" in page
+    assert list(missed) == [("digits-mlp", 0.4, "sam"), ("digits-mlp", 0.7, "sam")]
+    assert "by {:.1f} points with 40 % wrong labels and by {:.1f} with 70 %".format(*missed.values()) in page
+    assert f"also {-min(losses.values()):.1f} points better once" in page
+    base = choices("digits-base").groupby("noise")[["full", "half", "cost"]].mean()
+    lost = "{:.1f}, {:.1f} and {:.1f}".format(*abs(base["full"] - base["half"]))
+    assert f"cost {100 * base['cost'].mean():.0f} %, and lose {lost} points with 0, 40 and 70 %" in page
+    wide = [choices(study, (0.5, 1, 2, 4, 8)) for study in ("digits-mlp", "digits-conv")]
+    wide = [runs[(runs["noise"] == 0.4) & (runs["method"] == "sam")] for runs in wide]
+    lost = [f"{(runs['full'] - runs['half']).mean():.1f}" for runs in wide]
+    assert "halving loses {} points (MLP) and {} points (DigitsNet)".format(*lost) in page
+
+
+def test_halving_on_the_curves_of_cifar():
+    leads = []
+    for method in ("sam", "bsam"):
+        differences = []
+        for seed in (0, 1):
+            files = [NOISE / f"{method}{radius}-seed{seed}.jsonl" for radius in ("", "-rho0.1")]
+            curves = [
+                [100 * json.loads(line)["test_accuracy"] for line in file.read_text("utf-8").splitlines()]
+                for file in files
+            ]
+            differences.append([large - small for small, large in zip(*curves, strict=True)])
+        early = statistics.fmean(number for curve in differences for number in curve[65:75])
+        leads += [early, statistics.fmean(curve[-1] for curve in differences)]
+    assert "leads SAM at 0.05 by {:.1f} points, and ends {:.1f} points above it".format(*leads[:2]) in COMPARE
+    behind = f"{-leads[2]:.1f} points behind BSAM at 0.05 / 0.05, and ends {leads[3]:.1f} points above it"
+    assert behind in COMPARE
 
 
 def test_the_table_of_unfinished_runs():

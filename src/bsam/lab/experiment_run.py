@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from .data import check_data, download_all
 from .recipes.experiments import Experiment
 from .recipes.planning import Planned, states_of
 from .recipes.scales import Scale
-from .recipes.tuning import tune
+from .recipes.tuning import Tuned, tune
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
 from .training.environment import devices_of, pick_device
@@ -74,7 +74,7 @@ def planned_states(experiment: Experiment, out: Path) -> list[RunState]:
 
     check_folder(out, experiment)
     tuned = tune(experiment.selected, experiment.tuning, out)
-    return states_of([plan.run for plan in (*tuned.base_trials, *tuned.trials, *tuned.finals)], out)
+    return states_of([*tuned.base_trials, *tuned.trials, *tuned.finals], out)
 
 
 def run_experiment(
@@ -130,25 +130,30 @@ def _train(
     def train(planned: Sequence[Planned], stage: str) -> None:
         shared = _is_shared(options, executor)
         abouts = {plan.name: {**plan.about, "shared": shared} for plan in planned}
+        until = {plan.name: plan.until for plan in planned}
         try:
-            run_all([plan.run for plan in planned], out, callbacks, executor, stage, abouts, **fit_options)
+            run_all([plan.run for plan in planned], out, callbacks, executor, stage, abouts, until, **fit_options)
         except KeyboardInterrupt:
             callbacks.on_message("Stopping.")
             raise
         except RunsFailed as error:
             failed.update(error.failed)
 
+    def train_trials(stage: str, trials_of: Callable[[Tuned], Sequence[Planned]]) -> Tuned:
+        """Train tuning runs, and go on with those that halving selects, until nothing new is to be trained."""
+        trained: Sequence[Planned] = []
+        while (trials := trials_of(tuned := tune(selected, experiment.tuning, out))) != trained:
+            train([plan for plan in trials if plan.name not in failed], stage)
+            trained = trials
+        return tuned
+
     with make_executor as executor:
-        tuned = tune(selected, experiment.tuning, out)
-        if tuned.base_trials:
-            train(tuned.base_trials, "tuning the base optimizer")
-            tuned = tune(selected, experiment.tuning, out)
-        if tuned.trials and (tuned.base is None or tuned.base.best() is not None):
-            train(tuned.trials, "tuning")
-            tuned = tune(selected, experiment.tuning, out)
+        tuned = train_trials("tuning the base optimizer", lambda tuned: tuned.base_trials)
+        if tuned.base is None or tuned.base.best() is not None:
+            tuned = train_trials("tuning", lambda tuned: tuned.trials)
         failed |= {name: "its tuning failed" for name, names in tuned.waiting.items() if failed.keys() & set(names)}
         train([plan for plan in tuned.finals if plan.name not in tuned.waiting], "runs")
-    states = states_of([plan.run for plan in tuned.finals], out)
+    states = states_of(tuned.finals, out)
     if not all(state.ended or state.path.name in failed for state in states):
         callbacks.on_message(
             "Some runs are not finished: another process is training them, or the runs that they start from."

@@ -34,6 +34,7 @@ def compare(
     tune: bool = False,
     tune_base: bool = False,
     tune_seeds: int = 1,
+    tune_full: bool = False,
     out: str | Path | None = None,
     baseline: str | None = None,
     jobs: int = 1,
@@ -56,6 +57,8 @@ def compare(
         tune_base: whether to choose learning rate and weight decay before that, for the base optimizer alone; all
             methods then use them.
         tune_seeds: the number of seeds of each candidate.
+        tune_full: whether to train every candidate to the end; by default, only the better half goes on after a third
+            of the epochs, and training stops when one is left.
         out: the folder for the results; None is ``runs/compare-MODEL-DATA``, followed by ``-tuned`` if ``tune`` and by
             ``-base`` if ``tune_base``.
         baseline: the method that the others are compared with; None takes the first one.
@@ -100,6 +103,7 @@ def compare(
         tune=tune,
         tune_base=tune_base,
         tune_seeds=tune_seeds,
+        tune_full=tune_full,
         data_dir=data_folder,
     )
     check_start(experiment.planned[0].run, data_folder)

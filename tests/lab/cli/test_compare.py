@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import re
 import statistics
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from bsam.lab.running import job
 from bsam.lab.running.runner import RunsFailed
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
+from processes import Command
 
 SETTINGS = {"epochs": 2, "batch": 32, "limit_train": 128, "limit_test": 80, "lr": 0.04}
 FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -97,42 +100,66 @@ def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monk
     assert result.table[["mean", "n"]].values.tolist() == [[pytest.approx(50.5), 2]] * 3
 
 
-def test_tuned_radii_and_an_interruption(tmp_path, capsys, monkeypatch):
-    """The radius with the best score on held-out samples is used; a test sample is never tuned on."""
-    flags = ("--methods", "sgd", "sam", "--seeds", 2, "--tune")
-    fit, asked = job.fit, []
+def tuning_curves(out):
+    """Return the scores in % after each epoch of the tuning runs, by radius, and the epochs in their logs."""
+    curves, logged = {}, {}
+    for folder in out.glob("*-seed10000-*"):
+        if (folder / "metrics.jsonl").exists():
+            rho = json.loads((folder / "config.json").read_text())["arguments"]["rho"]
+            lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            curves[rho] = [100 * line["validation_accuracy"] for line in lines]
+            logged[rho] = re.findall(r" epoch (\d+) of 12: ", (folder / "log.txt").read_text())
+    return curves, logged
 
-    def interrupt(run, *given, **named):
-        asked.append(run)
-        if len(asked) == 6:
-            raise KeyboardInterrupt
-        return fit(run, *given, **named)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "fit", interrupt)
-        assert cli.main(command(tmp_path, *flags)) == 130
-    assert f"are saved in {tmp_path}; run the same command again to continue" in capsys.readouterr().err
-    done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
-    assert len(done) == 5
-    assert cli.main(command(tmp_path, *flags)) == 0
-    assert done.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}.items()
-    trials = {dict(radii)["rho"]: seeds[10_000] for (_, radii), seeds in scores_of(tmp_path, "validation").items()}
-    assert sorted(trials) == [0.025, 0.05, 0.1, 0.2]
-    best = max(trials, key=lambda rho: (trials[rho], rho in (0.05, 0.1), -rho))  # on ties, the middle of the grid
-    finals = scores_of(tmp_path)
-    assert sorted(finals) == [("base", ()), ("sam", (("rho", best),))]
-    text = text_of(capsys)
+def test_tuned_radii_and_a_kill(tmp_path, capsys):
+    """All radii are trained for 4 of 12 epochs, the better two for 5. A process that is killed while these go on is
+    continued: the same radius is chosen, and no epoch is trained twice.
+    """
+    settings = {**SETTINGS, "epochs": 12, "limit_train": 64}
+    flags = (
+        "--methods",
+        "sgd",
+        "sam",
+        "--seeds",
+        1,
+        "--tune",
+        "--epochs",
+        12,
+        "--limit-train",
+        64,
+        "--checkpoint-every",
+        0,
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert cli.main(command(whole, *flags)) == 0
+    text, (curves, _) = text_of(capsys), tuning_curves(whole)
+
+    def ranked(epoch):  # on ties, the middle of the grid
+        reached = [rho for rho, curve in curves.items() if len(curve) >= epoch]
+        return sorted(reached, key=lambda rho: (-curves[rho][epoch - 1], rho not in (0.05, 0.1), rho))
+
+    assert sorted(curves) == sorted(ranked(4)) == [0.025, 0.05, 0.1, 0.2]
+    assert sorted(ranked(5)) == sorted(ranked(4)[:2])
+    assert max(map(len, curves.values())) == 5
+    best = ranked(5)[0]
+    finals = [json.loads(file.read_text())["arguments"] for file in whole.glob("*-sam-*seed0-*/config.json")]
+    assert [arguments.get("rho", 0.05) for arguments in finals] == [best]
     assert f"SAM, tuned at total radius {best:g} (tuned on 400 validation samples, 1 seed" in text
-    assert "the score after the last epoch on 400 validation samples, which the tuning runs did not train on" in text
-    again = bsam.lab.compare(
-        "digits", methods=["sgd", "sam"], seeds=2, tune=True, out=tmp_path, device="cpu", **SETTINGS
-    )
+    assert "on 400 validation samples, which the tuning runs did not train on" in text
+
+    with Command(*command(killed, *flags)) as process:
+        while not any(path.read_text().count("process ") > 1 for path in killed.glob("*/log.txt")):
+            assert process.returncode is None
+            time.sleep(0.001)
+        process.kill()
+    assert not list(killed.glob("*seed0-*"))
+    again = bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, tune=True, out=killed, device="cpu", **settings)
     assert str(again) in text
-    row = again.table.iloc[1]
-    assert (row["radius"], row["mean"]) == (
-        best,
-        pytest.approx(statistics.fmean(finals["sam", (("rho", best),)].values())),
-    )
+    assert again.table["radius"].iloc[1] == best
+    same, logged = tuning_curves(killed)
+    assert same == curves
+    assert all(len(epochs) == len(set(epochs)) for epochs in logged.values())
 
 
 class FakeTuning(FakeFit):
@@ -172,7 +199,7 @@ def test_the_tuned_base_and_what_console_and_pages_say_about_it(tmp_path, monkey
     assert finals == [("base", {}, 0.12, 0.01), ("sam", {"rho": 0.1}, 0.12, 0.01)] * 3
     text = text_of(capsys)
     assert 0.5 < 100 * (0.9 * 0.1 / 1200) ** 0.5 < 1  # rho 0.05, which is 0.5 points below, may be as good
-    assert "after the last epoch on 1,200 validation samples, which the tuning runs did not train on" in text
+    assert "on 1,200 validation samples, which the tuning runs did not train on" in text
     assert "SAM, tuned at total radius 0.1 (tuned on 1,200 validation samples, 2 seeds; within the noise; " in text
     shared = (
         "lr 0.12 and weight decay 0.01, which were chosen for SGD alone from 12 candidates (tuned on 1,200 validation"
@@ -265,6 +292,7 @@ def test_a_folder_of_images_and_a_dry_run(images, tmp_path, capsys):
         (["--jobs", "2", "--ray"], "use one of them"),
         (["--tune-seeds", "2"], "--tune-seeds has no effect without --tune or --tune-base"),
         (["--tune", "--tune-seeds", "0"], "tune_seeds"),
+        (["--tune-full"], "--tune-full has no effect without --tune or --tune-base"),
     ],
 )
 def test_errors(flags, message, error_of, tmp_path):

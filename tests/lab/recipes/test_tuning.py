@@ -20,7 +20,7 @@ from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from fake_fit import FakeFit
 
-RUN = Run("sam", {"rho": 0.1})
+RUN = Run("sam", {"rho": 0.1}, epochs=1)
 FACTORS = (0.5, 1, 2, 4)
 NOWHERE = Path("nowhere")
 

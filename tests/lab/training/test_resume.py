@@ -60,6 +60,20 @@ def test_a_stopped_run_continues_bit_for_bit(case, tmp_path, runs):
     assert [reading["step"] for reading in state["readings"]] == ([0, 2, 4] if run.probe else [])
 
 
+def test_a_run_stops_after_an_epoch_with_a_checkpoint_and_goes_on(tmp_path, runs):
+    """Also if no checkpoint is due, and without the files of a finished run."""
+    run = Run.of("bsam", BSAM, **{**SAME, "epochs": 3})
+    runs.train(run, tmp_path / "whole")
+    for until in (1, 2, 1):  # the last call trains nothing
+        runs.train(run, tmp_path / "parts", until=until, checkpoint_every=1000)
+        state = RunDir(tmp_path / "parts").state(run, until)
+        assert (state.stopped, state.finished, state.left) == (True, False, 0)
+        assert len(runs.load(tmp_path / "parts")["epochs"]) == len(state.epochs)
+    assert len(state.epochs) == 2
+    runs.train(run, tmp_path / "parts", checkpoint_every=1000)
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "parts"))
+
+
 def test_a_run_of_an_older_version_continues_bit_for_bit(tmp_path, runs):
     """Its config.json and its checkpoint do not have the settings and the state that came later."""
     run, added = RUNS["base"], ("base_arguments", "accumulate", "clip_norm", "ema")

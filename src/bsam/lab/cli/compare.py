@@ -16,7 +16,7 @@ from ..recipes.comparison import (
 from ..recipes.experiments import MAX_SEEDS
 from ..recipes.run_settings import check_start
 from ..recipes.variants import variants
-from .run import add_running_flags, run_command
+from .run import TUNE_FULL_HELP, add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of
 
 HELP = "compare methods on your data: which is better, by how much, and is it more than chance?"
@@ -48,6 +48,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "times --lr, each with 0.1, 1, 10 or 100 times --weight-decay. All methods then use them"
     )
     flag("--tune-base", action="store_true", help=tune_base)
+    flag("--tune-full", action="store_true", help=TUNE_FULL_HELP)
     tune_seeds = "number of seeds for each candidate of --tune and --tune-base (default: 1)"
     flag("--tune-seeds", type=int, default=1, help=tune_seeds, metavar="N")
     groups = add_run_flags(command, LEFT_OUT)
@@ -69,6 +70,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         tune=arguments.tune,
         tune_base=arguments.tune_base,
         tune_seeds=arguments.tune_seeds,
+        tune_full=arguments.tune_full,
         data_dir=arguments.data_dir,
     )
     if not (arguments.dry_run or arguments.report):

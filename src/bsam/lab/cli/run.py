@@ -25,6 +25,10 @@ Train the missing runs of an experiment, then write table.md, results.json and r
 figures, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
 `bsam train`. Finished runs are not trained again, interrupted ones continue, and several processes may work on the same
 --out."""
+TUNE_FULL_HELP = (
+    "train every candidate to the end. By default, all are trained for a third of the epochs, only the better half "
+    "goes on, and training stops when one is left, which costs about a third"
+)
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -47,6 +51,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "tuning"
     )
     flag("--tune", action="store_true", help=tune)
+    flag("--tune-full", action="store_true", help=TUNE_FULL_HELP)
     files = (
         "files from tools/convert_weights.py. The transfer recipe trains the networks of these files instead of "
         "downloading weights; the pose recipe needs a file for resnet50 at the scales short and paper"
@@ -97,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> None:
     scale = recipe.scale(arguments.scale)
     if arguments.weights:
         scale = replace(scale, weights=weights_by_network(arguments.weights, arguments.data_dir))
-    experiment = recipe.experiment(scale, arguments.seeds, tune=arguments.tune)
+    experiment = recipe.experiment(scale, arguments.seeds, tune=arguments.tune, tune_full=arguments.tune_full)
     planned = experiment.planned
     if not arguments.weights and not arguments.dry_run:
         check_weights_given(planned)

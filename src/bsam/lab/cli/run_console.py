@@ -112,17 +112,20 @@ def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
 def totals(states: Sequence[RunState]) -> str:
     """Return the counts of runs and the time left in two sentences."""
     finished = sum(state.finished for state in states)
+    stopped = sum(state.stopped for state in states)
     diverged = sum(state.diverged is not None for state in states)
     started = sum(bool(state.epochs) and not state.ended for state in states)
-    ended = f"{finished} finished" + (f", {diverged} diverged" if diverged else "")
-    counts = f"{ended}, {started} in progress, {len(states) - finished - diverged - started} not started"
+    ended = f"{finished} finished" + (f", {stopped} stopped early" if stopped else "")
+    ended += f", {diverged} diverged" if diverged else ""
+    waiting = len(states) - finished - stopped - diverged - started
+    counts = f"{ended}, {started} in progress, {waiting} not started"
     return f"{count_text(len(states), 'run')}: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
 def counts(progress: Progress) -> tuple[int, int, str]:
     """Return the numbers of finished and of failed or diverged runs, and what is known of the others in words."""
     states = progress.states
-    done = sum(state.finished for state in states)
+    done = sum(state.finished or state.stopped for state in states)
     failed = len(progress.failed) + sum(state.diverged is not None for state in states)
     seconds, unknown = EtaEstimator(states).total(state for state in states if state.path.name not in progress.failed)
     at_a_time = max(1, min(progress.slots, len(states) - done - failed))

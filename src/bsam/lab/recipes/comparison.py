@@ -78,6 +78,7 @@ def plan_comparison(
     tune: bool = False,
     tune_base: bool = False,
     tune_seeds: int = 1,
+    tune_full: bool = False,
     data_dir: Path | None = None,
 ) -> Experiment:
     """Return the runs of a comparison.
@@ -91,12 +92,13 @@ def plan_comparison(
     first = next(iter(compared.values()))
     if baseline is not None:
         first = compared[find_name("baseline", baseline, compared)]
-    if tune_seeds != 1 and not (tune or tune_base):
-        raise BsamValueError("--tune-seeds has no effect without --tune or --tune-base: add one of them")
+    for flag, is_given in {"--tune-seeds": tune_seeds != 1, "--tune-full": tune_full}.items():
+        if is_given and not (tune or tune_base):
+            raise BsamValueError(f"{flag} has no effect without --tune or --tune-base: add one of them")
     check_count("tune_seeds", tune_seeds, high=MAX_SEEDS)
     tuning = None
     if tune or tune_base:
-        tuning = Tuning(tuning_split(first.data, data_dir), tune_seeds, tune, tune_base)
+        tuning = Tuning(tuning_split(first.data, data_dir), tune_seeds, tune, tune_base, not tune_full)
     planned = [place(run, place=number) for number, run in enumerate(compared.values())]
     if tune:
         planned = with_tuned_radii(planned)

@@ -49,7 +49,12 @@ class Recipe:
         return self.scales[0] if name is None else scales[name]
 
     def experiment(
-        self, scale: str | Scale | None = None, seeds: int | None = None, first_seed: int = 0, tune: bool = False
+        self,
+        scale: str | Scale | None = None,
+        seeds: int | None = None,
+        first_seed: int = 0,
+        tune: bool = False,
+        tune_full: bool = False,
     ) -> Experiment:
         """Return its runs, seed by seed: the first seed of every run comes before the second of any.
 
@@ -60,7 +65,10 @@ class Recipe:
             seeds: the number of seeds.
             first_seed: the first of them.
             tune: whether the radii are chosen first, on held-out training samples.
+            tune_full: whether this trains every candidate to the end instead of halving their number on the way.
         """
+        if tune_full and not tune:
+            raise BsamValueError("--tune-full has no effect without --tune: add it")
         if tune and not self.tunable:
             raise BsamValueError(
                 f"the recipe {self.name} is not tunable, as it sets its radii itself: leave --tune out"
@@ -74,7 +82,7 @@ class Recipe:
         runs = with_seed(planned, first_seed)
         for seed in range(first_seed + 1, first_seed + count):
             runs += with_seed(planned, seed, surface=None)
-        tuning = Tuning("holdout", radii=True) if tune else self.tuning
+        tuning = Tuning("holdout", radii=True, halving=not tune_full) if tune else self.tuning
         title = f"{self.title} ({SMOKE})" if scale.settings is SCALES["smoke"].settings else self.title
         notes = self.notes(scale) if callable(self.notes) else self.notes
         return Experiment(self, scale, title, runs, runs, tuning, notes)

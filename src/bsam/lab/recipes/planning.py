@@ -55,12 +55,14 @@ class Planned:
         about: from :func:`describe`; written to ``run.json`` in the run directory.
         candidates: settings to choose from before it is trained, as fields of ``Run`` by name.
         chosen: the settings that tuning chose.
+        until: the epoch that a tuning run stops after; None trains all epochs.
     """
 
     run: Run
     about: Mapping[str, Any]
     candidates: Sequence[Mapping[str, Any]] = ()
     chosen: Mapping[str, Any] | None = None
+    until: int | None = None
 
     @property
     def name(self) -> str:
@@ -198,14 +200,14 @@ def setting_text(value: Any, name: str = "") -> str:
     return f"{words} {value:g}" if isinstance(value, float) else f"{words} {value}"
 
 
-def state_of(run: Run, out: Path) -> RunState:
-    """Return the state of a run, read from its directory below ``out``."""
-    return RunDir(out / run_dir_name(run)).state(run)
+def state_of(run: Run, out: Path, until: int | None = None) -> RunState:
+    """Return the state of a run that is trained up to an epoch, read from its directory below ``out``."""
+    return RunDir(out / run_dir_name(run)).state(run, until)
 
 
-def states_of(runs: Sequence[Run], out: Path) -> list[RunState]:
+def states_of(planned: Sequence[Planned], out: Path) -> list[RunState]:
     """Return the state of each run."""
-    return [state_of(run, out) for run in runs]
+    return [state_of(plan.run, out, plan.until) for plan in planned]
 
 
 def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..common.grouping import count_text
-from ..tasks import TASKS
-from ..tasks.settings import Split
 from ..training.config import BASE, Run
-from ..training.run_dir import RunDir, RunState, run_dir_name
-from .planning import TUNING_SEED, Planned, describe, experiment_title, setting_text, states_of
+from ..training.run_dir import run_dir_name
+from .choice import Choice as Choice
+from .choice import Tuning as Tuning
+from .choice import settings_text
+from .planning import Planned, describe, experiment_title, setting_text, state_of
 from .published_numbers import all_arguments, total_radius
 from .variants import variant_of
-
-if TYPE_CHECKING:  # `bsam list` works without pandas
-    import pandas as pd
 
 TUNING_FACTORS = (0.5, 1, 2, 4)  # multiples of a run's radii
 LR_FACTORS = (0.3, 1, 3)  # multiples of the learning rate
 WEIGHT_DECAY_FACTORS = (0.1, 1, 10, 100)  # weight decay helps most where SAM does, far above the usual values
 WITHOUT_WEIGHT_DECAY = (0, 1e-3, 1e-2)  # the candidates if it is 0
-SPLITS = {"validation": "validation", "holdout": "held-out"}
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How settings are chosen: by the score after the last epoch on a split, with some seeds for each candidate.
-
-    Args:
-        split: the split that the tuning runs are evaluated on.
-        seeds: the number of seeds that each candidate is trained with.
-        radii: whether the candidates are multiples of radii (``--tune``).
-        base: whether learning rate and weight decay are chosen first, for the base optimizer alone (``--tune-base``).
-    """
-
-    split: Split = "validation"
-    seeds: int = 1
-    radii: bool = False
-    base: bool = False
-
-    def trial(self, run: Run, number: int = 0, **candidate: Any) -> Run:
-        """Return a tuning run, which measures nothing but its score, with the tuning seed of this number."""
-        unset: dict[str, Any] = {"radius": None, "curvature": False, "surface": None, "probe": None, "limit_test": None}
-        return run.changed(seed=run.seed + TUNING_SEED + number, eval_split=self.split, **unset, **candidate)
 
 
 def base_candidates(run: Run) -> list[dict[str, Any]]:
@@ -77,123 +49,6 @@ def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
 def with_tuned_radii(planned: Iterable[Planned]) -> list[Planned]:
     """Return planned runs whose radii are chosen from multiples of theirs."""
     return [replace(plan, candidates=radius_candidates(plan.run)) for plan in planned]
-
-
-def settings_text(names: Sequence[str]) -> str:
-    """Return the names of settings in words."""
-    return " and ".join(name.replace("weight_decay", "weight decay") for name in names)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A planned run with candidates for its settings, and their tuning runs.
-
-    Args:
-        plan: the run.
-        tuning: how its settings are chosen.
-        states: the states of the tuning runs: all seeds of the first candidate, then those of the second ...
-    """
-
-    plan: Planned
-    tuning: Tuning
-    states: Sequence[RunState]
-
-    @cached_property
-    def values(self) -> list[dict[str, Any]]:
-        """For each candidate, the settings and arguments that differ between the candidates."""
-        tried = [{**candidate, **candidate.get("arguments", {})} for candidate in self.plan.candidates]
-        names = sorted({name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"})
-        return [{name: values[name] for name in names} for values in tried]
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """A row for each candidate.
-
-        ``score`` and ``clean`` are the mean scores of the finished runs, by the labels and by the true labels,
-        ``error`` the standard error over seeds, ``diverged`` the number of runs that diverged, ``centre`` the distance
-        from the middle of the grid, and ``edges`` the settings that are the smallest (but not 0) or the largest tried.
-        """
-        import pandas as pd
-
-        trials = pd.DataFrame([_score(state) for state in self.states])
-        groups = trials.groupby(trials.index // self.tuning.seeds)
-        scores = groups[["score", "clean"]].mean()
-        scores = scores.assign(error=groups["score"].sem(), diverged=groups["diverged"].sum())
-        values = pd.DataFrame(self.values, index=scores.index).select_dtypes("number")
-        ranks = values.rank(method="dense")
-        places = 2 * (ranks - 1) / (ranks.max() - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
-        at_edge = (places == 1) | ((places == -1) & (values != 0))
-        edges = [list(values.columns[flags]) for flags in at_edge.to_numpy(dtype=bool)]
-        return scores.assign(centre=(places**2).sum(axis=1), edges=edges)
-
-    def best(self, score: str = "score") -> int | None:
-        """Return the number of the candidate with the highest score; None until all tuning runs have ended.
-
-        On ties it is the one nearest to the middle of the grid, or the first of those. Candidates that diverged with
-        fewer seeds come first. If all diverged with every seed, it is the first one, which has the smallest radii.
-        """
-        if not all(state.ended for state in self.states):
-            return None
-        if self.table[score].isna().all():
-            return 0
-        ranked = self.table.round(9).sort_values(["diverged", score, "centre"], ascending=[True, False, True])
-        return int(ranked.index[0])
-
-    @cached_property
-    def samples(self) -> int | None:
-        """The number of samples that a tuning run is evaluated on; None before any has begun, and for old runs."""
-        known = (RunDir(state.path).note("identity").get("eval_samples") for state in self.states)
-        return next((number for number in known if number is not None), None)
-
-    @cached_property
-    def noise(self) -> float | None:
-        """The standard error of the best score, the larger of those over samples and over seeds; None if unknown.
-
-        A share of n samples has the standard error sqrt(p (1 - p) / n), here with two more successes and failures
-        (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples.
-        """
-        if (best := self.best()) is None:
-            return None
-        score, factor = self.table["score"][best], TASKS[self.plan.run.task.name].measure.factor
-        errors = [self.table["error"][best]]
-        if self.samples is not None and 0 <= score <= factor:
-            n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
-            share = (score / factor * (n - 4) + 2) / n
-            errors.append(factor * math.sqrt(share * (1 - share) / n))
-        return max((float(error) for error in errors if not math.isnan(error)), default=None)
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the score of another candidate is within a standard error of the best, equal scores included."""
-        best = self.best()
-        reach = math.nan if best is None else self.table["score"][best] - (self.noise or 0.0) - 1e-9
-        return bool((self.table["score"] >= reach).sum() > 1)
-
-    @property
-    def samples_text(self) -> str:
-        """The number and the kind of the samples that scored the candidates, in words."""
-        return f"{'' if self.samples is None else f'{self.samples:,} '}{SPLITS[self.tuning.split]} samples"
-
-    @property
-    def tuned_on(self) -> str:
-        """Describe the tuning data and any warnings. Empty until all tuning runs have ended."""
-        if (best := self.best()) is None:
-            return ""
-        edges = self.table["edges"][best]
-        which = "" if edges == list(self.values[0]) else f"{settings_text(edges)} "
-        warnings = {"within the noise": self.is_noisy, f"{which}at the edge of the grid": edges}
-        given = ", ".join(text for text, is_given in warnings.items() if is_given)
-        text = f"tuned on {self.samples_text}, {count_text(self.tuning.seeds, 'seed')}"
-        return f"{text}; {given}" if given else text
-
-
-def _score(state: RunState) -> dict[str, Any]:
-    """Return the score of a tuning run and that on the true labels, NaN unless it is finished."""
-    if not state.finished:
-        return {"score": math.nan, "clean": math.nan, "diverged": state.diverged is not None}
-    last, split = state.epochs[-1], state.run.eval_split
-    score, clean = TASKS[state.run.task.name].measure.shown(last, split), last.get(f"{split}_clean_accuracy")
-    return {"score": score, "clean": score if clean is None else 100 * clean, "diverged": False}
 
 
 @dataclass(frozen=True)
@@ -233,8 +88,8 @@ def tune(planned: Sequence[Planned], tuning: Tuning | None, out: Path) -> Tuned:
     choices = {_key(plan.run): _choice(plan, tuning, first, out) for plan in first if plan.candidates}
     initial = {choice.plan.run.init for choice in choices.values()}
     starts = [plan.run for plan in first if plan.name in initial]
-    trials = [tuning.trial(run, number) for number in range(tuning.seeds) for run in starts]
-    trials += [state.run for choice in choices.values() for state in choice.states]
+    trials = [_trial(tuning.trial(run, number)) for number in range(tuning.seeds) for run in starts]
+    trials += [_trial(state.run, state.until) for choice in choices.values() for state in choice.trials]
     finals, waiting = [], {}
     for plan in planned:
         choice = choices.get(_key(plan.run))
@@ -242,8 +97,8 @@ def tune(planned: Sequence[Planned], tuning: Tuning | None, out: Path) -> Tuned:
         if pending:
             waiting[plan.name] = [state.path.name for state in pending[0].states]
         finals.append(plan if pending else _final(plan, base, choice))
-    base_trials = [] if base is None else [state.run for state in base.states]
-    return Tuned(base, [*choices.values()], _trials(base_trials), _trials(trials), finals, waiting)
+    base_trials = [] if base is None else [_trial(state.run, state.until) for state in base.trials]
+    return Tuned(base, [*choices.values()], base_trials, trials, finals, waiting)
 
 
 def _choice(plan: Planned, tuning: Tuning, others: Sequence[Planned], out: Path) -> Choice:
@@ -256,11 +111,11 @@ def _choice(plan: Planned, tuning: Tuning, others: Sequence[Planned], out: Path)
         for number in range(tuning.seeds):
             init = {} if start is None else {"init": run_dir_name(tuning.trial(start, number))}
             runs.append(tuning.trial(plan.run, number, **candidate, **init))
-    return Choice(plan, tuning, states_of(runs, out))
+    return Choice(plan, tuning, [state_of(run, out) for run in runs])
 
 
-def _trials(runs: Sequence[Run]) -> list[Planned]:
-    return [Planned(run, describe(run, trial=True)) for run in runs]
+def _trial(run: Run, until: int | None = None) -> Planned:
+    return Planned(run, describe(run, trial=True), until=until)
 
 
 def _with_settings(plan: Planned, choice: Choice) -> Planned:

@@ -115,7 +115,7 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
             context = {"findings": findings, "tables": sections, "notes": notes}
             options = {"problems": runs.attrs["problems"], "context": context}
             write_page(out / PAGE, begun, read_epochs(begun), recipe.baseline, experiment.title, **options)
-    states = states_of([plan.run for plan in tuned.finals], out)
+    states = states_of(tuned.finals, out)
     return ExperimentResult(states, sections, [*notes, *findings], files, out / PAGE if len(begun) else None, compared)
 
 

@@ -6,8 +6,9 @@ import math
 
 from ..common.grouping import group_by
 from ..common.progress import duration
+from ..recipes.choice import SPLITS, Choice, rungs
 from ..recipes.planning import setting_text
-from ..recipes.tuning import SPLITS, TUNING_FACTORS, Choice, Tuned
+from ..recipes.tuning import TUNING_FACTORS, Tuned
 from ..recipes.variants import passes_of, variant_of
 from .recipe_table import TableSection
 
@@ -21,7 +22,7 @@ def tuning_tables(tuned: Tuned) -> tuple[list[TableSection], list[str]]:
     Both are empty if nothing was tuned or no tuning run has ended.
     """
     listed = [choice for choice in (tuned.base, *tuned.choices) if choice is not None]
-    begun = [choice for choice in listed if any(state.ended for state in choice.states)]
+    begun = [choice for choice in listed if any(state.ended for state in choice.trials)]
     tables = []
     if begun and begun[0] is tuned.base:
         tables.append(_base_table(begun[0]))
@@ -62,13 +63,22 @@ def _notes(first: Choice) -> list[str]:
         labels = "; some of their labels are wrong, too"
         brackets = " In brackets: the score on the true labels, and the choice by them where it differs."
     return [
-        f"Tuning: the score after the last epoch on {first.samples_text}, which the tuning runs did not train "
+        f"Tuning: the score {_epochs_text(first)} on {first.samples_text}, which the tuning runs did not train "
         f"on{labels}. All candidates use {seeds}. Ties go to the middle of the grid.{brackets}",
         f"Noise: the standard error of the best score, from the number of samples{and_seeds}. {NOISE} The choice is "
         f"within the noise: another candidate's score is within a standard error. {EDGE} At the edge of the grid: the "
         "smallest or the largest candidate, a better one may lie beyond.",
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
+
+
+def _epochs_text(choice: Choice) -> str:
+    """Say after which epochs candidates are scored."""
+    epochs, aims = choice.plan.run.epochs, sorted(set(choice.aims))
+    if aims == [epochs]:
+        return "after the last epoch"
+    halvings = " and ".join(map(str, sorted(set(rungs(epochs, len(choice.values))))))
+    return f"after epoch {halvings} of {epochs}, where the worse half of the candidates stops,"
 
 
 def _has_wrong_labels(choice: Choice) -> bool:
@@ -79,6 +89,7 @@ def _scores(choice: Choice, with_values: bool = False) -> list[str]:
     texts = []
     for row, values in zip(choice.table.to_dict("records"), choice.values, strict=True):
         text = _number(row["score"]) + (f" ({_number(row['clean'])})" if _has_wrong_labels(choice) else "")
+        text += f", epoch {row['epoch']}" if row["epoch"] < choice.plan.run.epochs else ""
         text += f", {row['diverged']} diverged" if row["diverged"] else ""
         text = "diverged" if row["diverged"] == choice.tuning.seeds else text
         texts.append(f"{next(iter(values.values())):g}: {text}" if with_values else text)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
-from ..recipes.planning import state_of, states_of
+from ..recipes.planning import state_of
 from ..training.config import Run
 from ..training.files import check_writable
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunDir, RunState, run_dir_name
 from .executors import RETRIES, Executor
 from .job import Outcome, message_of, train_run
 
@@ -64,6 +64,7 @@ def run_all(
     executor: Executor | None = None,
     stage: str = "runs",
     about: Mapping[str, Any] | None = None,
+    until: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> list[RunState]:
     """Train all runs that are not finished, in order, and return their states; interrupted runs continue.
@@ -77,6 +78,7 @@ def run_all(
         executor: where to train; None trains in this process, one run after another.
         stage: what the runs are, for :class:`Progress`.
         about: what each run is, for its ``run.json``, by the name of the run directory.
+        until: the epoch that a run stops after, if it is not the last one, by the name of the run directory.
         options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``.
 
     Example:
@@ -87,7 +89,7 @@ def run_all(
         ['done']
     """
     out = Path(out)
-    states = {state.path.name: state for state in states_of(runs, out)}
+    states = {(name := run_dir_name(run)): state_of(run, out, (until or {}).get(name)) for run in runs}
     if not all(state.ended for state in states.values()):
         check_writable(out, "runs")  # one error, instead of one for each run
     queue = _Queue(states, out, callbacks or Callbacks(), executor, stage, about or {}, options)
@@ -95,7 +97,7 @@ def run_all(
     queue.train(queue.locked)
     if queue.failed:
         raise RunsFailed(queue.failed, len(states))
-    return states_of(runs, out)
+    return [state_of(run, out, states[run_dir_name(run)].until) for run in runs]
 
 
 @dataclass
@@ -130,7 +132,8 @@ class _Queue:
             self._look()
 
     def _start(self, name: str) -> None:
-        run, options = self.states[name].run, {**self.options, "about": self.about.get(name)}
+        run, until = self.states[name].run, self.states[name].until
+        options = {**self.options, "about": self.about.get(name), "until": until}
         initial = None if RunDir(self.out / name).has_checkpoint() else self.states.get(run.init or "")
         future = self.running[name] = Future()
         if run.init in self.locked:
@@ -173,7 +176,7 @@ class _Queue:
         self.callbacks.on_progress(self._progress())
 
     def _update(self, name: str) -> None:
-        self.states[name] = state_of(self.states[name].run, self.out)
+        self.states[name] = state_of(self.states[name].run, self.out, self.states[name].until)
 
     def _progress(self) -> Progress:
         slots = 1 if self.executor is None else max(1, self.executor.slots())  # at least 1: a run can wait for a node

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ...common.checks import check_count
 from ...common.errors import BsamError, BsamRuntimeError
 from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import landscape
@@ -79,6 +80,7 @@ def fit(
     init: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
+    until: int | None = None,
     at_start: Callable[[Trainer, int], None] | None = None,
     on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
     report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
@@ -107,6 +109,7 @@ def fit(
         about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
         checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
             Checkpoints are written only at the end of an epoch, and always after the last one.
+        until: the epoch to stop after, with a checkpoint; a later call continues. None trains all epochs.
         at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         report: called after the last epoch, if there is a folder, with the run and the result of
@@ -136,7 +139,8 @@ def fit(
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
-        for number in range(len(epochs), run.epochs):
+        end = run.epochs if until is None else min(check_count("until", until), run.epochs)
+        for number in range(len(epochs), end):
             metrics: dict[str, Any] = {"epoch": number + 1, **trainer.train_epoch(number), **trainer.evaluate()}
             if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
                 reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint_epochs, folder))
@@ -146,15 +150,17 @@ def fit(
                 metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
             epochs.append(metrics)
             readings += trainer.take_readings()
-            out.save(trainer, epochs, readings)
+            out.save(trainer, epochs, readings, is_last=number + 1 == end)
             if on_epoch is not None and context.is_main:
                 on_epoch(number + 1, metrics)
-        top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
-        curvature = {"top_eigenvalue": top, "surface": None if surface is None else asdict(surface)}
-        measured = curvature if run.curvature or run.surface is not None else None
-        predictions = {} if folder is None else trainer.predictions()
-        files = report(run, predictions) if report is not None and predictions else {}
-        out.finish(trainer.result_network, measured, predictions, files)
+        top, surface = None, None
+        if len(epochs) == run.epochs:
+            top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
+            curvature = {"top_eigenvalue": top, "surface": None if surface is None else asdict(surface)}
+            measured = curvature if run.curvature or run.surface is not None else None
+            predictions = {} if folder is None else trainer.predictions()
+            files = report(run, predictions) if report is not None and predictions else {}
+            out.finish(trainer.result_network, measured, predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in epochs) / trainer.steps
         return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, top, surface, work.measure.name)
 

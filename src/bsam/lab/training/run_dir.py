@@ -80,6 +80,7 @@ class RunState:
         epochs: the metrics of each finished epoch.
         finished: whether all epochs are finished and the trained network is saved.
         diverged: the message of a run that ended with a non-finite loss; otherwise None.
+        until: the epoch to train up to; None trains all.
     """
 
     run: Run
@@ -87,16 +88,23 @@ class RunState:
     epochs: tuple[Mapping[str, Any], ...] = ()
     finished: bool = False
     diverged: str | None = None
+    until: int | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether the run has finished or diverged."""
-        return self.finished or self.diverged is not None
+        """Whether the run has finished, has diverged, or is trained up to ``until``."""
+        return self.finished or self.stopped or self.diverged is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is trained up to ``until``, which is not its end."""
+        is_reached = self.until is not None and self.until <= len(self.epochs)
+        return is_reached and not self.finished and self.diverged is None
 
     @property
     def left(self) -> int:
         """The number of remaining epochs."""
-        return 0 if self.ended else max(self.run.epochs - len(self.epochs), 0)
+        return 0 if self.ended else max((self.until or self.run.epochs) - len(self.epochs), 0)
 
     def __str__(self) -> str:
         if self.diverged is not None:
@@ -165,16 +173,16 @@ class RunDir:
         """Return whether there is a checkpoint; without one, training starts with the first epoch."""
         return (self.path / CHECKPOINT).exists()
 
-    def state(self, run: Run) -> RunState:
+    def state(self, run: Run, until: int | None = None) -> RunState:
         """Return the state of the run; raise if the directory holds a run with other settings."""
         if not (self.path / CONFIG).exists():
-            return RunState(run, self.path)
+            return RunState(run, self.path, until=until)
         check_settings(self.path, self.run(type(run.task)).settings(), run.settings())
         epochs, diverged = self.metrics(), None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
             diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run").get("reason"))
-        return RunState(run, self.path, tuple(epochs), finished, diverged)
+        return RunState(run, self.path, tuple(epochs), finished, diverged, until)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""

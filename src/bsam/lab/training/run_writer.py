@@ -135,10 +135,12 @@ class RunWriter(RunDir):
                 self._events.add(metrics)
         self._write_metrics(epochs, readings)
 
-    def save(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+    def save(
+        self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], is_last: bool
+    ) -> None:
         """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
         if self._writes:
-            due = len(epochs) == self.settings["epochs"] or time.monotonic() - self._checkpoint_time >= self._every
+            due = is_last or time.monotonic() - self._checkpoint_time >= self._every
             if due:
                 buffer = io.BytesIO()
                 torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
