@@ -1,0 +1,122 @@
+"""The page that compares the methods: accuracy against seconds on one task, from stored runs and measurements."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from draw import GREY, STYLE
+
+from bsam.lab import read_runs
+from bsam.lab.analysis.sentences import numbers_text
+from bsam.lab.report.figures.style import style_of
+from bsam.lab.training.config import BASE
+from bsam.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+FIGURE = "accuracy-and-seconds.svg"
+TASK = {"model": "resnet18", "data": "cifar10", "label_noise": 0.4, "noise_labels": "all", "epochs": 200, "batch": 128}
+PAGE = """\
+# Accuracy and seconds
+
+All methods on one task: ResNet-18 on CIFAR-10 with 40 % of the training labels drawn from all classes (36 % are wrong),
+200 epochs with batch size 128, in bf16. Accuracies are those of the last epoch on the test set, from the finished runs
+in `results/cifar10-resnet18-label-noise`: mean ± standard deviation (number of seeds). Seconds are the training time
+of 200 epochs on {machine}, without evaluation and checkpoints: 200 times the median epoch of
+`benchmarks/throughput.py --methods all`.
+
+![Test accuracy against the seconds of 200 epochs]({figure})
+
+:::{{container}}
+| method | radius | passes | seconds | relative to SGD | step | accuracy in % |
+|---|---|---|---|---|---|---|
+{rows}
+:::
+
+- **Radius** is `rho`, or the sum of BSAM's two. Each run has the radius of its paper, or the sum of BSAM's radii; none
+  was tuned on this task.
+- **Step**: captured in a CUDA graph or, if the method does not allow that, eager, as `bsam train` runs it. Eager steps
+  of a network of this size wait for Python.
+- **Not run**: timed, but not trained on this task yet.
+"""
+
+
+def passes(method: str, arguments: Mapping[str, Any]) -> float:
+    """Return the passes per step; methods with equal passes take equal time, whatever their radii."""
+    return 1.0 if method == BASE else METHODS[method].passes_with(arguments)
+
+
+def timed_cases() -> tuple[pd.DataFrame, str]:
+    """Return one row per timed method, and the name of the machine."""
+    content = json.loads((ROOT / "benchmarks/results/throughput_methods_cuda.json").read_text(encoding="utf-8"))
+    rows = [
+        {
+            **case,
+            "passes": passes(**case),
+            "seconds": TASK["epochs"] * result["epoch_seconds"][name]["median"],
+            "step": "captured" if result["captured"][name] else "eager",
+        }
+        for result in content["results"]
+        for name, case in result["cases"].items()
+        if name != "BSAM3 in turn"
+    ]
+    return pd.DataFrame(rows).drop_duplicates(["method", "passes"]), content["machine"]["gpu"]
+
+
+def comparison() -> tuple[pd.DataFrame, str]:
+    """Return one row per method and radius, the fastest first, and the name of the machine.
+
+    A method without runs has no score.
+    """
+    timed, machine = timed_cases()
+    runs = read_runs(ROOT / "results/cifar10-resnet18-label-noise")
+    runs = runs[(runs["state"] == "finished") & runs["settings"].map(lambda settings: TASK.items() <= settings.items())]
+    runs = runs.assign(passes=[passes(s["method"], s["arguments"]) for s in runs["settings"]])
+    groups = runs.groupby(["method", "passes", "row", "radius"], dropna=False)["score"]
+    table = timed.merge(groups.agg(["mean", "std", "count"]).reset_index(), how="outer", on=["method", "passes"])
+    table["row"] = table["row"].replace("SAM (sum)", "SAM").fillna(table.apply(name_of, axis=1))
+    return table.sort_values(["seconds", "mean"], ignore_index=True), machine
+
+
+def name_of(case: pd.Series) -> str:
+    """Return the name of a timed method, with the arguments that change its passes."""
+    if case["method"] == BASE:
+        return "SGD"
+    changed = case["passes"] != passes(case["method"], {})
+    arguments = ", ".join(f"{name}={value}" for name, value in case["arguments"].items())
+    return METHODS[case["method"]].title + (f" ({arguments})" if changed else "")
+
+
+def page() -> str:
+    """Return the page."""
+    table, machine = comparison()
+    sgd = table.loc[table["method"] == BASE, "seconds"].item()
+    rows = []
+    for row in table.to_dict("records"):
+        name = row["row"] if row["method"] == BASE else f"[{row['row']}]({row['method']}.md)"
+        radius = "-" if pd.isna(row["radius"]) else f"{row['radius']:g}"
+        score = "not run" if pd.isna(row["mean"]) else numbers_text(row["mean"], row["std"], int(row["count"]))
+        time = f"{row['seconds']:.0f} | {row['seconds'] / sgd:.2f} | {row['step']}"
+        rows.append(f"| {name} | {radius} | {row['passes']:.3g} | {time} | {score} |")
+    return PAGE.format(rows="\n".join(rows), machine=f"one {machine}", figure=FIGURE)
+
+
+def draw(path: Path) -> None:
+    """Draw the accuracies against the seconds; a mark on the axis is a method that was not run."""
+    table, _ = comparison()
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+        for row in table[table["mean"].notna()].to_dict("records"):
+            colour = style_of(row["method"], row["row"])["line"]["color"]
+            ax.plot(row["seconds"], row["mean"], color=colour, marker="o", markersize=7)
+            name = row["row"] + ("" if pd.isna(row["radius"]) else f", radius {row['radius']:g}")
+            ax.annotate(
+                name, (row["seconds"], row["mean"]), (8, 0), textcoords="offset points", va="center", color=colour
+            )
+        ax.set(xlabel="seconds for 200 epochs", ylabel="test accuracy, %", xlim=(0, 1.35 * table["seconds"].max()))
+        not_run = table.loc[table["mean"].isna(), "seconds"]
+        ax.plot(not_run, [0] * len(not_run), "|", color=GREY, markersize=10, transform=ax.get_xaxis_transform())
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+        plt.close(figure)
