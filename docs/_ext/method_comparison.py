@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from draw import GREY, STYLE
 
 from bsam.lab import read_runs
 from bsam.lab.analysis.sentences import numbers_text
@@ -29,6 +27,8 @@ of 200 epochs on {machine}, without evaluation and checkpoints: 200 times the me
 
 ![Test accuracy against the seconds of 200 epochs]({figure})
 
+Marks on the axis are methods that were timed, but not run.
+
 :::{{container}}
 | method | radius | passes | seconds | relative to SGD | step | accuracy in % |
 |---|---|---|---|---|---|---|
@@ -39,7 +39,6 @@ of 200 epochs on {machine}, without evaluation and checkpoints: 200 times the me
   was tuned on this task.
 - **Step**: captured in a CUDA graph or, if the method does not allow that, eager, as `bsam train` runs it. Eager steps
   of a network of this size wait for Python.
-- **Not run**: timed, but not trained on this task yet.
 """
 
 
@@ -105,6 +104,9 @@ def page() -> str:
 
 def draw(path: Path) -> None:
     """Draw the accuracies against the seconds; a mark on the axis is a method that was not run."""
+    import matplotlib.pyplot as plt  # seconds for tests, which need only the pages
+    from draw import GREY, STYLE
+
     table, _ = comparison()
     with plt.rc_context(STYLE):
         figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
