@@ -22,18 +22,16 @@ PAGE = """\
 All methods on one task: ResNet-18 on CIFAR-10 with 40 % of the training labels drawn from all classes (36 % are wrong),
 200 epochs with batch size 128, in bf16. Accuracies are those of the last epoch on the test set, from the finished runs
 in `results/cifar10-resnet18-label-noise`: mean ± standard deviation (number of seeds). Seconds are the training time
-of 200 epochs on {machine}, without evaluation and checkpoints: 200 times the median epoch of
-`benchmarks/throughput.py --methods all`.
+of 200 epochs on {machine}, without evaluation and checkpoints: 200 times the median epoch that
+`benchmarks/throughput.py` measured.
 
 ![Test accuracy against the seconds of 200 epochs]({figure})
 
 Marks on the axis are methods that were timed, but not run.
 
-:::{{container}}
 | method | radius | passes | seconds | relative to SGD | step | accuracy in % |
 |---|---|---|---|---|---|---|
 {rows}
-:::
 
 - **Radius** is `rho`, or the sum of BSAM's two. Each run has the radius of its paper, or the sum of BSAM's radii; none
   was tuned on this task.

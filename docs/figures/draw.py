@@ -123,7 +123,7 @@ def passes() -> plt.Figure:
     return figure
 
 
-NETWORKS = {"mlp": "MLP", "digits_net": "convolutional network", "resnet8": "ResNet-8"}
+NETWORKS = {"mlp": "MLP", "digits_net": "convolutional, with batch norm", "transformer": "transformer"}
 SCHEDULES = {  # of the radius, and their titles, line styles and markers
     "constant": ("constant", "-", "o"),
     "warmup": ("rises over the first quarter", "--", "s"),
