@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from typing import get_type_hints
 
-sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parents[1] / "src")]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE / "figures"), str(HERE.parent / "src")]
 
 import bsam  # noqa: E402
 

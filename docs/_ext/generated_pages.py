@@ -1,4 +1,4 @@
-"""Pages generated from the code (methods, settings of a run, help of the commands, examples), and that of results/."""
+"""Pages generated from the code (methods, settings of a run, help of the commands, examples) and from results/."""
 
 import argparse
 import ast
@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any
 
+import method_comparison
 from docutils import nodes
 from sphinx.util import logging
 
@@ -46,9 +47,12 @@ need one more forward pass to choose the samples.
 **CUDA graphs** always replay the same step, so methods whose steps differ cannot be captured. These methods can:
 {captured}.
 
+[Accuracy and seconds](accuracy-and-seconds.md) compares all methods on one task.
+
 ```{{toctree}}
 :hidden:
 
+accuracy-and-seconds
 {toctree}
 ```
 """
@@ -127,6 +131,7 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its path below docs/."""
     return {
         "methods/index.md": overview(),
+        "methods/accuracy-and-seconds.md": method_comparison.page(),
         **{f"methods/{name}.md": method_page(name, method) for name, method in METHODS.items()},
         "reference/settings.md": SETTINGS.format(groups="\n".join(setting_groups())),
         "reference/examples.md": EXAMPLES.format(examples="\n".join(map(example_section, example_files()))),
@@ -223,6 +228,7 @@ def write(app: Any) -> None:
         path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
+    method_comparison.draw(Path(app.srcdir, "methods", method_comparison.FIGURE))
 
 
 def with_dashes(app: Any, doctree: Any, page: str) -> None:

@@ -6,6 +6,7 @@ axes are grey.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 from bsam.lab import read_runs
 from bsam.lab.report.figures.style import style_of
@@ -121,6 +123,48 @@ def passes() -> plt.Figure:
     return figure
 
 
+NETWORKS = {"mlp": "MLP", "digits_net": "convolutional, with batch norm", "transformer": "transformer"}
+SCHEDULES = {  # of the radius, and their titles, line styles and markers
+    "constant": ("constant", "-", "o"),
+    "warmup": ("rises over the first quarter", "--", "s"),
+    "start": ("starts after a quarter", ":", "D"),
+}
+
+
+def radius_warmup() -> plt.Figure:
+    """Test accuracy on digits against the radius, with a constant radius, with warm-up, and with a late start."""
+    rows = pd.DataFrame(json.loads((RESULTS / "radius-warmup/digits.json").read_text(encoding="utf-8"))["rows"])
+    seeds = 100 * np.array(rows["accuracy"].tolist())
+    rows["mean"], rows["error"] = seeds.mean(axis=1), seeds.std(axis=1, ddof=1) / np.sqrt(seeds.shape[1])
+    figure, axes = plt.subplots(3, 3, figsize=(9, 8.2), sharex=True, sharey="row", layout="constrained")
+    panels, shares = rows.groupby(["wrong", "network"]), sorted(rows["wrong"].unique())
+    for (wrong, network), ax in zip(itertools.product(shares, NETWORKS), axes.flat, strict=True):
+        panel = panels.get_group((wrong, network))
+        for schedule, method in itertools.product(SCHEDULES, ("sam", "bsam")):
+            (title, colour), (words, line, marker) = METHODS[method], SCHEDULES[schedule]
+            points = panel[(panel["method"] == method) & (panel["schedule"] == schedule)].sort_values("radius")
+            ax.errorbar(
+                points["radius"], points["mean"], points["error"], color=colour, linestyle=line, marker=marker,
+                markersize=4, linewidth=1.5, label=f"{title}, {words}",
+            )  # fmt: skip
+        sgd = panel.loc[panel["method"] == "sgd", "mean"].item()
+        ax.axhline(sgd, color=SGD, linewidth=1.5, label="SGD", zorder=0)
+        ax.set(xscale="log", ylim=(0, 100))
+        radii = sorted(panel["radius"].dropna().unique())
+        ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
+        ax.minorticks_off()
+    for ax, title in zip(axes[0], NETWORKS.values(), strict=True):
+        ax.set_title(title, fontsize=11, color=GREY)
+    for ax, wrong in zip(axes[:, 0], shares, strict=True):
+        ax.set_ylabel(f"{100 * wrong:.0f} % wrong labels:\ntest accuracy, %")
+    for ax in axes[-1]:
+        ax.set_xlabel("total radius")
+    (sgd_line, *handles), (_, *labels) = axes[0, 0].get_legend_handles_labels()
+    handles, labels = [*handles, sgd_line], [*labels, "SGD"]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
 def flatness() -> plt.Figure:
     """The largest eigenvalues of the Hessian of three trained networks, and the rise of their loss on a plane."""
     models = json.loads((RESULTS / "cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
@@ -146,7 +190,7 @@ def flatness() -> plt.Figure:
 
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
-        for draw in (radius, label_noise, passes, flatness):
+        for draw in (radius, label_noise, passes, radius_warmup, flatness):
             path = HERE / f"{draw.__name__}.svg"
             draw().savefig(path, transparent=True, metadata={"Date": None})
             print(path, path.stat().st_size)

@@ -56,6 +56,7 @@ def test_make_docs_builds_the_whole_site(site: Path, monkeypatch: pytest.MonkeyP
     """In one test, so that the site is built once, whatever number of processes run the tests."""
     check_pages(site, monkeypatch)
     check_results(site / "results-page.html")
+    check_comparison(site)
 
 
 def check_pages(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +89,20 @@ def check_pages(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {name: texts(pages[f"reference/{name}"], nodes.title) for name in ("command-line", "examples")}
     assert len(sections["command-line"]) == 2 + len(COMMANDS)
     assert sorted(sections["examples"][1:]) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def check_comparison(site: Path) -> None:
+    page = pickle.loads((site / ".doctrees/methods/accuracy-and-seconds.doctree").read_bytes())
+    rows = [texts(row, nodes.entry) for row in page.findall(nodes.row)]
+    titles = {re.sub(r" \(.*", "", row[0]) for row in rows[1:]}
+    assert titles == {"SGD", *(method.title for method in METHODS.values())}
+    timed = json.loads((ROOT / "benchmarks/results/throughput_methods_cuda.json").read_text(encoding="utf-8"))
+    seconds = timed["results"][0]["epoch_seconds"]
+    run = ROOT / "results/cifar10-resnet18-label-noise/noise40-sam-rho0.1-seed0.jsonl"
+    score = 100 * json.loads(run.read_text(encoding="utf-8").splitlines()[-1])["test_accuracy"]
+    ratio = timed["results"][0]["over_sgd"]["SAM"]["median"]
+    expected = ["SAM", "0.1", "2", f"{200 * seconds['SAM']['median']:.0f}", f"{ratio:.2f}", "captured"]
+    assert [row for row in rows if row[:2] == ["SAM", "0.1"]] == [[*expected, f"{score:.2f} (1)"]]
 
 
 def check_results(file: Path) -> None:

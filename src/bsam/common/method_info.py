@@ -17,7 +17,7 @@ class Need(Enum):
     INPUTS = "inputs"
     EPOCHS = "epoch number"
     FORWARD_PASS = "extra forward pass"
-    OUTPUTS = "a closure that returns the loss and the outputs"
+    OUTPUTS = "a closure that returns outputs, too"
 
 
 class MethodInfo:

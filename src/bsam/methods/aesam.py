@@ -39,7 +39,7 @@ class AESAM(SharpnessAware):
         total_steps: T, the total number of training steps.
         alpha: if positive, steps without SAM add the orthogonal part of SAM's last gradient, as LookSAM does (our
             extension, not in the paper).
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

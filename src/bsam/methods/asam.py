@@ -24,7 +24,7 @@ class ASAM(SharpnessAware):
             CIFAR-100.
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
         eta: added to the absolute values of the weights.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

@@ -66,6 +66,7 @@ class BSAM(SharpnessAware):
         eta: the constant of that metric, 0.01 if not given; only with ``adaptive``.
         m_sharpness: each DDP rank perturbs along its own gradient.
         same_draws: all passes of a step see the same random draws (dropout, noise).
+        warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

@@ -12,7 +12,7 @@ from ..core.wrapper import radius_settings
 
 
 class CRSAM(SharpnessAware):
-    r"""Curvature Regularized SAM: SAM with terms that penalise the curvature and the gradient norm.
+    r"""Curvature Regularized SAM: SAM with penalties on the curvature along the gradient and on the gradient norm.
 
     .. math::
         d = g_+ + \gamma\, (g_+ + g_- - 2 g) + \beta\, (g_+ - g_-), \qquad
@@ -21,8 +21,8 @@ class CRSAM(SharpnessAware):
     Args:
         rho: the radius, or its maximum if it follows the learning rate.
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
-        gamma: the weight of the second difference, which estimates the curvature along the gradient.
-        beta: the weight of the first difference, which estimates the gradient norm.
+        gamma: the weight of the second difference, the gradient of an estimate of the curvature along :math:`g`.
+        beta: the weight of the first difference, the gradient of an estimate of the gradient norm.
         side_by_side: compute both gradients at the same time in a captured step, as in :class:`BSAM`.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
@@ -37,7 +37,8 @@ class CRSAM(SharpnessAware):
         Wu, Luo, Wunsch, "CR-SAM: Curvature Regularized Sharpness-Aware Minimization", AAAI 2024.
 
     Differences from the paper:
-        The direction is that of the authors' released code.
+        The paper's regularizer is a normalized Hessian trace. As in the authors' released code, ``gamma`` and ``beta``
+        weight the differences of gradients that estimate its parts.
     """
 
     title = "CR-SAM"

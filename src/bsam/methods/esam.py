@@ -29,7 +29,7 @@ class ESAM(SharpnessAware):
         beta: the probability that a parameter tensor is in S; the first pass computes no gradients for the others.
         gamma: the fraction of the batch used in the second pass (rounded down, at least one sample).
         seed: the seed of the random choice, which depends only on the seed and the step.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

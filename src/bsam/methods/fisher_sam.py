@@ -23,7 +23,7 @@ class FisherSAM(SharpnessAware):
     Args:
         rho: the radius.
         eta: the weight of the Fisher information; 0 gives SAM.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

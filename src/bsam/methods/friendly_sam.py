@@ -26,7 +26,7 @@ class FriendlySAM(SharpnessAware):
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
         sigma: the weight of the mean that is subtracted.
         decay: :math:`\lambda`, the decay of the mean. The paper uses 0.6 for CIFAR-100.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

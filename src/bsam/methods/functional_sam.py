@@ -12,16 +12,17 @@ from ..core.wrapper import radius_settings
 
 
 class FunctionalSAM(SharpnessAware):
-    r"""Functional SAM: the perturbed network's Jacobian, with the loss's gradient at the unperturbed outputs.
+    r"""Functional SAM: SAM's gradient without the part that comes from the change of the outputs.
 
     .. math::
         d = J_F(w + \rho\, g / |g|)^\top s, \qquad s = \partial L / \partial F(w), \qquad g = \nabla L(w)
 
-    :math:`F` are the outputs of the network. SAM's gradient is :math:`J_F(w + \epsilon)^\top s'` with :math:`s'` at the
-    perturbed outputs: keeping :math:`s` leaves out that the perturbation changes the outputs, which SAM otherwise
-    reduces mainly by changing the logits. The second pass back-propagates ``s`` instead of the loss.
+    :math:`F` are the outputs of the network, such as logits, and :math:`J_F` is their Jacobian. SAM's gradient is the
+    same product with the :math:`s` of the perturbed outputs. According to the paper, that difference dominates in
+    language models, where SAM then changes the statistics of the logits instead of the network.
 
-    The closure returns a pair, the loss and the outputs; with micro-batches it yields one pair for each.
+    The closure returns a pair, the loss and the outputs that it was computed from; with micro-batches it yields one
+    pair for each. The second pass back-propagates :math:`s` from the outputs.
 
     Args:
         rho: the radius, or its maximum if it follows the learning rate.
@@ -40,16 +41,16 @@ class FunctionalSAM(SharpnessAware):
 
     Reference:
         Singh, Mobahi, Agarwala, Dauphin, "Avoiding spurious sharpness minimization broadens applicability of SAM",
-        ICML 2025.
+        ICML 2025. J-SAM (Baek, Kolter, Raghunathan, "Why is SAM Robust to Label Noise?", ICLR 2024) is similar.
 
     Differences from the paper:
-        The paper also preconditions the perturbation with Adam's second moment; here it is that of SAM.
+        The paper's variant that also preconditions the perturbation, with Adam's second moment, is left out.
     """
 
     title = "Functional SAM"
     reference = "Singh et al., ICML 2025"
     arxiv = "2502.02407"
-    purpose = "SAM without the part that acts on the logits, for language models and noisy labels."
+    purpose = "SAM without its effect on logits, for language models."
     memory = "2"
     capturable = True
     needs = (Need.OUTPUTS,)

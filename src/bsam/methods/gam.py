@@ -33,7 +33,7 @@ class GAM(SharpnessAware):
         gamma: the weight of the orthogonal part; in the paper's form, the weight of the flatness term (alpha in the
             paper).
         form: ``"released"`` or ``"paper"``; neither is a special case of the other.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

@@ -22,7 +22,7 @@ class GSAM(SharpnessAware):
         rho: the radius, or its maximum if it follows the learning rate.
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
         alpha: the weight of the orthogonal part.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

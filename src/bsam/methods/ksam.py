@@ -23,7 +23,7 @@ class KSAM(SharpnessAware):
     Args:
         rho: the radius.
         k: the number of samples; smaller batches are used whole.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

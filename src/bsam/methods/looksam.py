@@ -26,7 +26,7 @@ class LookSAM(SharpnessAware):
         rho: the radius.
         k: the number of steps from one SAM gradient to the next; steps in between cost one pass.
         alpha: the weight of the orthogonal part.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

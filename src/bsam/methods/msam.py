@@ -25,7 +25,7 @@ class MSAM(SharpnessAware):
         base: the optimizer that takes the step; it must have momentum.
         rho: the radius.
         m_sharpness: each DDP rank computes its own gradient, and only the direction is averaged.
-        model, same_draws: see :class:`SharpnessAware`.
+        model, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

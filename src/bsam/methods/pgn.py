@@ -18,7 +18,7 @@ class PGN(SharpnessAware):
     Args:
         rho: the radius.
         alpha: the weight of SAM's gradient; 1 gives SAM.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

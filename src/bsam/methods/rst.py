@@ -27,7 +27,7 @@ class RST(SharpnessAware):
         p: the probability of SAM's gradient; a step costs 1 + p passes on average.
         gamma: the weight of SAM's gradient; 1 gives RST, other values give G-RST.
         seed: the seed of the random choice, which depends only on the seed and the step.
-        base, model, m_sharpness, same_draws: see :class:`SharpnessAware`.
+        base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
         >>> import torch, bsam

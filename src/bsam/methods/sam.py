@@ -28,10 +28,11 @@ class SAM(SharpnessAware):
             ``rho_max=a, rho_min=b``.
         lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
-        ascent: the share of the batch for the first pass: the perturbation is computed from its first samples, and a
-            step takes ``1 + ascent`` passes. The closure must take indices of samples and return one loss for each. The
-            returned loss and the batch norm statistics are those of these samples. If the size of the batch changes,
-            the step finds the new size with one more pass.
+        ascent: the share of the batch that determines the perturbation. Below 1, the first pass uses only the first
+            samples of the batch, and a step takes ``1 + ascent`` passes. The closure must take a slice or indices of
+            samples and return one loss for each. ``step`` returns the loss of the share, which also updates batch
+            norm's statistics. The first step begins with a forward pass over the whole batch, to find its size, and
+            returns that loss; a later step whose batch has another size is computed twice.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:

@@ -23,15 +23,16 @@ class SANER(SharpnessAware):
         \end{cases}
         \qquad \hat g = \nabla L(w + \rho\, g / |g|), \qquad g = \nabla L(w)
 
-    The entries of SAM's gradient that are smaller than those of the plain gradient, with the same sign, mostly come
-    from samples with wrong labels. :math:`a` falls linearly from 1 to ``alpha`` in the first ``ramp`` steps.
+    These are the entries of SAM's gradient that have the sign of the plain gradient's, but are smaller. According to
+    the paper, samples with wrong labels dominate there. :math:`a` falls linearly from 1 to ``alpha`` in the first
+    ``ramp`` steps.
 
     Args:
         rho: the radius, or its maximum if it follows the learning rate.
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
-        alpha: the factor of these entries; 1 gives SAM.
-        ramp: the number of steps until the factor is ``alpha``; the paper takes 50 epochs. With 0 it is ``alpha`` from
-            the start.
+        alpha: the factor on these entries; 1 gives SAM.
+        ramp: the number of steps until the factor is ``alpha``; the paper takes 50 epochs. With 0, it is ``alpha`` from
+            the first step on.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
@@ -46,7 +47,8 @@ class SANER(SharpnessAware):
         AISTATS 2026.
 
     Differences from the paper:
-        None from the authors' released code. Their README writes the factor as ``1 - alpha``, which is the same at 0.5.
+        None known with a suitable ``ramp``, which is 0 by default. The factor is that of the authors' released code;
+        their README has ``1 - alpha``, which is the same at 0.5.
     """
 
     title = "SANER"
