@@ -55,7 +55,7 @@ RUNS = {
     "bsam, warm-up": Run.of("bsam", FLOOR, rho_warmup=1.5, **SAME),
     "bsam-2, late": Run.of("bsam", {**FLOOR, "passes": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
     "looksam, warm-up": Run.of("looksam", {"rho": 0.3}, rho_warmup=1.5, **SAME),
-    "looksam, late": Run.of("looksam", {"rho": 0.3}, rho_start=0.7, rho_warmup=0.8, **SAME),
+    "looksam, late": Run.of("looksam", {"rho": 0.3, "k": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
     "augmented": Run.of("sam", augment="crop-flip", **SAME),
     "adamw": Run.of("base", base="adamw", **{**SAME, "lr": 3e-3}),
     "bsam on adamw": Run.of("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
