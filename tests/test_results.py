@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from bsam.lab.analysis.claims import paper_claims
@@ -486,8 +487,8 @@ def test_bsam_every_fifth_step():
 def test_the_table_of_halving():
     """Means over seeds of the test accuracy of what each rule chooses, and where halving misses."""
     page = COMPARE
-    choices = runpy.run_path(str(ROOT / "results/tuning/replay.py"))["choices"]
-    losses = {}
+    replay = runpy.run_path(str(ROOT / "results/tuning/replay.py"))
+    choices, losses = replay["choices"], {}
     for study, title in {
         "digits-mlp": "digits, MLP",
         "digits-conv": "digits, DigitsNet",
@@ -499,6 +500,12 @@ def test_the_table_of_halving():
             cells = " | ".join(f"{row[rule]:.1f}" for row in (sam, bsam) for rule in ("full", "half"))
             assert f"| {title} | {100 * noise:.0f} % | {cells} | {100 * sam['cost']:.0f} % |" in page
         losses |= {(study, *key): loss for key, loss in (table["full"] - table["half"]).items()}
+    cifar = json.loads((ROOT / "results/tuning/cifar10.json").read_text("utf-8"))
+    full, half = (replay["choice"](pd.DataFrame(cifar["runs"]), ["factor"], halving) for halving in (False, True))
+    assert cifar["runs"][full.best()]["factor"] == cifar["runs"][half.best()]["factor"] == cifar["final"]["factor"]
+    test, cost = f"{cifar['final']['test']:.1f}", f"{100 * sum(half.aims) / sum(full.aims):.0f}"
+    assert f"| CIFAR-10, ResNet-18, 12 epochs | 40 % | {test} | {test} | - | - | {cost} % |" in page
+    losses["cifar10", 0.4, "sam"] = 0.0
     missed = {key: loss for key, loss in losses.items() if loss > 0.5}
     assert f"In {len(losses) - len(missed)} of these {len(losses)} comparisons" in page
     assert list(missed) == [("digits-mlp", 0.4, "sam"), ("digits-mlp", 0.7, "sam")]
