@@ -17,6 +17,7 @@ from bsam.lab.analysis.claims import paper_claims
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.analysis.significance import holm, paired_difference
 from bsam.lab.training.config import Run
+from bsam.methods import METHODS
 from fake_fit import FakeFit
 
 ROOT = Path(__file__).parents[1]
@@ -643,3 +644,42 @@ def test_a_run_is_added(tmp_path, monkeypatch):
     found = read_runs(tmp_path / "folder")
     assert found[["row", "score", "radius", "state"]].values.tolist() == [["SAM, rho 0.2", 75.0, 0.2, "finished"]]
     assert json.loads((tmp_path / "folder" / "results.json").read_text())["runs"][0]["commit"] == "abc"
+
+
+def test_radius_warmup():
+    """The tables and numbers in the guide, from `results/radius-warmup` and the runs on CIFAR-10."""
+    rows = pd.DataFrame(json.loads((ROOT / "results/radius-warmup/digits.json").read_text(encoding="utf-8"))["rows"])
+    rows["mean"] = rows["accuracy"].map(lambda scores: 100 * statistics.fmean(scores))
+    error = rows["accuracy"].map(lambda scores: 100 * statistics.stdev(scores) / len(scores) ** 0.5)
+    rows["text"] = [f"{mean:.1f} ± {e:.1f}" for mean, e in zip(rows["mean"], error, strict=True)]
+    guide = PAGES["docs/guides/methods-and-radii.md"]
+    networks = ("mlp", "digits_net", "transformer")
+    cells = rows[rows["schedule"] == "constant"].set_index(["method", "wrong", "radius", "network"])["text"]
+    methods = {name: method.title for name, method in METHODS.items()} | {"sam-ascent": "SAM, `ascent=0.25`"}
+    for name in rows["method"].unique():
+        if name != "sgd":
+            numbers = [cells[name, 0.4, radius, network] for radius in (0.2, 0.4) for network in networks]
+            assert f"| {' | '.join([methods[name], *numbers])} |" in guide
+    sgd = rows[(rows["method"] == "sgd") & (rows["wrong"] == 0.4)].set_index("network")["text"]
+    assert all(sgd[network] in guide for network in networks)
+
+    both = rows[rows["method"].isin(["sam", "bsam"])]
+    means = both.pivot(index=["method", "wrong", "radius", "network"], columns="schedule", values="mean")
+    for wrong, constant, warm in ((0.4, "10 to 17", "87 to 91"), (0.7, "10 to 10", "42 to 67")):
+        large = means.loc["sam", wrong, 0.8].round().astype(int)
+        assert [f"{large[name].min()} to {large[name].max()}" for name in ("constant", "warmup")] == [constant, warm]
+    best = means.groupby(["method", "wrong", "network"]).max()
+    gains = best[["warmup", "start"]].sub(best["constant"], axis=0)
+    assert gains.xs(0.0, level="wrong").abs().max().max() < 0.25
+    noisy = gains[gains.index.get_level_values("wrong") > 0]
+    spans = [noisy.loc["sam", "warmup"], noisy.loc["bsam", "warmup"], noisy["start"]]
+    assert [(round(gain.min()), round(gain.max())) for gain in spans] == [(0, 21), (1, 16), (-10, 14)]
+
+    short = ROOT / "results/cifar10-resnet18-noise80-30epochs"
+    for text, first, second, folder in (
+        ("| 72 % | 200 | SAM 0.05 | {} | {} | - |", "noise80-sam", "noise80-sam-warmup", RERUN),
+        ("| 72 % | 200 | BSAM 0.05 / 0.05 | {} | {} | - |", "noise80-bsam", "noise80-bsam-warmup", RERUN),
+        ("| 80 % | 30 | SAM 0.05 | - | {} | {} |", "sam-warmup", "sam-start", short),
+        ("| 80 % | 30 | BSAM 0.05 / 0.05 | {} | {} | - |", "bsam", "bsam-warmup", short),
+    ):
+        assert text.format(*(f"{last(f'{name}-seed0', folder):.2f}" for name in (first, second))) in guide
