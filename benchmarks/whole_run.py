@@ -67,9 +67,9 @@ class Clock:
             return metrics
 
         @functools.wraps(save)
-        def timed_save(out: RunWriter, *given: Any) -> None:
+        def timed_save(out: RunWriter, *given: Any, **named: Any) -> None:
             before, begin = out.checkpoint_epochs, time.perf_counter()
-            save(out, *given)
+            save(out, *given, **named)
             self.saves.append((time.perf_counter() - begin, out.checkpoint_epochs > before))
 
         Trainer.evaluate, RunWriter.save = timed_evaluate, timed_save  # type: ignore[method-assign]

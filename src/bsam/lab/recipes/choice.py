@@ -93,7 +93,8 @@ class Choice:
         """The row of :meth:`scores` for each candidate after the epoch that it is trained up to."""
         import pandas as pd
 
-        return pd.concat([self.scores(aim).iloc[[number]] for number, aim in enumerate(self.aims)])
+        scores = {aim: self.scores(aim) for aim in {*self.aims}}
+        return pd.concat([scores[aim].iloc[[number]] for number, aim in enumerate(self.aims)])
 
     @cached_property
     def aims(self) -> list[int]:
