@@ -367,11 +367,37 @@ def test_functional_sam_refuses_closures_without_outputs_or_with_a_backward(prob
         loss, outputs = problem.loss_and_outputs()
         return loss, outputs + 1
 
+    def detached_outputs():
+        loss, outputs = problem.loss_and_outputs()
+        return loss, outputs.detach()
+
+    def outputs_of_one_head():
+        loss, outputs = problem.loss_and_outputs()
+        return loss + other_head.square().sum(), outputs
+
+    other_head = nn.Parameter(torch.ones(3, dtype=before[0].dtype))
+    optimizer.add_param_group({"params": [other_head]})
     closures = {problem.loss: "return a pair", runs_backward: "run backward", other_outputs: "does not depend"}
+    closures |= {detached_outputs: "not detached", outputs_of_one_head: "another head"}
     for closure, words in closures.items():
         with pytest.raises(bsam.BsamError, match=words):
             optimizer.step(closure)
         assert same(before, problem.weights())
+    assert "return a pair" in optimizer.check(problem.loss)[0]
+    with pytest.raises(bsam.BsamError, match="tuple"):  # a second loss would be ignored
+        build("sam", problem).step(problem.loss_and_outputs)
+
+
+@pytest.mark.parametrize("method", [*CHOOSING, "functional_sam"])
+def test_plain_steps_refuse_closures_that_will_not_do_after_the_start(problem, method):
+    with pytest.raises(bsam.BsamError, match="return"):
+        build(method, problem, start=5).step(problem.loss)
+
+
+def test_a_share_of_the_batch_is_what_the_closure_returns(problem):
+    optimizer = bsam.SAM(SGD(problem.model.parameters()), problem.model, ascent=0.25)
+    with pytest.raises(bsam.BsamError, match="must use the indices"):
+        optimizer.step(lambda indices=None: problem.losses())
 
 
 @pytest.mark.parametrize("method", [*CHOOSING, DIFFERENTIATED_TWICE])

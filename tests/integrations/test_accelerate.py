@@ -65,9 +65,15 @@ def test_a_scaler_that_skips_a_step(hf, monkeypatch):
     assert difference(model, twin) < 1e-6
 
 
-@pytest.mark.parametrize("method", [partial(bsam.SAM, rho=0.1), partial(bsam.KSAM, rho=0.1, k=3)], ids=["sam", "ksam"])
+@pytest.mark.parametrize(
+    "method",
+    [partial(bsam.SAM, rho=0.1), partial(bsam.KSAM, rho=0.1, k=3), partial(bsam.FunctionalSAM, rho=0.1)],
+    ids=["sam", "ksam", "functional_sam"],
+)
 def test_closures_that_yield_and_that_choose(hf, method):
-    """As in optimizer.backward: one loss per micro-batch (SAM), or losses of chosen samples (K-SAM)."""
+    """As in optimizer.backward: one loss per micro-batch (SAM), losses of chosen samples (K-SAM), or pairs with outputs
+    (Functional SAM).
+    """
     accelerator = hf.Accelerator(cpu=True, gradient_accumulation_steps=2)
     x, y = torch.randn(8, 3, dtype=torch.float64), torch.randint(0, 2, (8,))
     torch.manual_seed(1)
@@ -82,7 +88,12 @@ def test_closures_that_yield_and_that_choose(hf, method):
     def yielding():
         yield from (losses(slice(0, 4)).mean(), losses(slice(4, 8)).mean())
 
-    closure = yielding if method.func is bsam.SAM else losses
+    def pairs():
+        for part in (slice(0, 4), slice(4, 8)):
+            outputs = model(x[part])
+            yield factor * F.cross_entropy(outputs, y[part]), outputs
+
+    closure = {bsam.SAM: yielding, bsam.KSAM: losses, bsam.FunctionalSAM: pairs}[method.func]
     loss = backward(accelerator, optimizer, closure)
     gradients = [p.grad.clone() for p in model.parameters()]
     optimizer.zero_grad()

@@ -90,6 +90,25 @@ def test_perturbations_have_the_radius_on_normalization_layers(method, rho):
     assert_close(list(model.parameters()), list(twin.parameters()), atol=1e-10)
 
 
+def test_the_rest_of_the_network_neither_delays_nor_hides():
+    """The start is that of the perturbed group; the print-out shows what is not perturbed; the probe measures rho."""
+    model, calls = network(), []
+    base = torch.optim.SGD(bsam.norm_groups(model, sharpness_start=2), lr=0.1)
+    optimizer = bsam.SAM(base, model, rho=0.5)
+    probe = bsam.flatness.Probe(every=3)
+    for _ in range(3):
+        x, y = batch()
+        optimizer.step(lambda: calls.append(1) or F.cross_entropy(model(x), y))
+    assert len(calls) == 1 + 1 + 2
+    assert repr(optimizer).count("perturb: False") == repr(optimizer).count("in_norm: False") == 1
+    probe.attach(optimizer)
+    optimizer.step(lambda: F.cross_entropy(model(x), y))
+    assert probe.readings[-1].rho_max == pytest.approx(0.5)
+    optimizer.param_groups[0]["in_norm"] = False
+    with pytest.raises(bsam.BsamError, match="in_norm"):
+        optimizer.step(lambda: F.cross_entropy(model(x), y))
+
+
 def test_networks_without_normalization_are_refused():
     with pytest.raises(bsam.BsamError, match="no normalization layer"):
         bsam.norm_groups(nn.Linear(3, 2))

@@ -34,7 +34,7 @@ class MethodInfo:
     capturable: ClassVar[bool] = False  # whether steps of one kind launch the same kernels on the same memory
 
     # For bsam.lab.training.
-    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model")  # arguments that training sets
+    set_by_training: ClassVar[tuple[str, ...]] = ("base", "model", "warmup", "start")  # arguments that training sets
     counts_of_batch: ClassVar[tuple[str, ...]] = ()  # arguments that are divided by the number of processes
     single_process: ClassVar[str] = ""  # why the method needs a single process; empty if it does not
 

@@ -28,8 +28,8 @@ OUTSIDE = (
     "whole loss inside the closure, or detach the parts that are meant to stay constant"
 )
 NO_OUTPUTS = (
-    "this method needs the outputs of the network: let the closure return a pair, as in `outputs = model(x); return "
-    "loss_fn(outputs, y), outputs`"
+    "this method needs the outputs of the network, one tensor that is not detached: let the closure return a pair, as "
+    "in `outputs = model(x); return loss_fn(outputs, y), outputs`"
 )
 
 
@@ -84,6 +84,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         scaler: torch.amp.GradScaler | None = None,
         side_by_side: bool = False,
         loss_check: LossCheck | None = None,
+        with_outputs: bool = False,
     ) -> None:
         self.loss: Tensor | None = None  # from the first evaluation
         self.keep_evaluations = False  # for observers; off by default, since it keeps gradients alive
@@ -97,6 +98,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         self._ranks = ranks
         self._side_by_side = side_by_side
         self._loss_check = loss_check or LossCheck()
+        self._reached: list[bool] = []  # which parameters have a gradient in the pass of ``grad_and_signals``
+        self._with_outputs = with_outputs  # whether the closure returns pairs of losses and outputs
         self._passes = 0  # begun
         self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
         if ranks is not None:
@@ -233,13 +236,13 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         signals: list[Tensor] = []
 
         def backward(loss: Tensor, outputs: Tensor | None) -> None:
-            if outputs is None:
-                raise BsamRuntimeError(NO_OUTPUTS)
+            assert outputs is not None
             outputs.retain_grad()
             self._backward(loss, None)
             if outputs.grad is None:
                 raise BsamRuntimeError("the loss does not depend on the outputs: return those it was computed from")
             signals.append(outputs.grad)
+            self._reached = [p.grad is not None for p in self._weights.params]
 
         return self._run(None, None, backward, by_closure=False)[1], signals
 
@@ -248,9 +251,14 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         rest = iter(signals)
 
         def backward(loss: Tensor, outputs: Tensor | None) -> None:
-            if outputs is None:
-                raise BsamRuntimeError(NO_OUTPUTS)
+            assert outputs is not None
             outputs.backward(next(rest))
+            pairs = zip(self._weights.params, self._reached, strict=True)
+            if len(signals) == 1 and any(p.grad is None and reached for p, reached in pairs):
+                raise BsamRuntimeError(
+                    "the loss depends on parameters that the outputs do not depend on, such as those of another head: "
+                    "this method would not train them. Concatenate all outputs into one tensor"
+                )
 
         return self._run(at, None, backward, by_closure=False)[1]
 
@@ -304,7 +312,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
             if self._ranks is not None:
                 stack.enter_context(self._ranks.pass_context(without_reducer, self._weights.params))
             stack.enter_context(torch.set_grad_enabled(backward is not None))
-            losses_of_batches = micro_batches(call(self._closure, subset))
+            losses_of_batches = micro_batches(call(self._closure, subset), self._with_outputs)
             stack.enter_context(contextlib.closing(losses_of_batches))  # does not stay suspended after an error
             for losses, outputs, yielded in losses_of_batches:
                 if backward is not None:
@@ -318,10 +326,12 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
         self._sample_losses = None if samples[0].dim() == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
-        if isinstance(subset, Tensor) and len(self.sample_losses) != len(subset):
+        asked = 0 if subset is None else len(subset) if isinstance(subset, Tensor) else subset.stop or 0
+        returned = len(self.sample_losses) if asked else 0
+        if returned > asked or (returned < asked and isinstance(subset, Tensor)):
             raise BsamRuntimeError(
-                f"the closure was asked for {len(subset)} samples and returned {len(self.sample_losses)} losses: it "
-                "must use the indices it is called with"
+                f"the closure was asked for {asked} samples and returned {returned} losses: it must use the indices it "
+                "is called with"
             )
         self._loss_check.earlier.update(self._loss_check.current)
         self._loss_check.current.clear()
@@ -376,7 +386,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         return gradient * (1.0 / batches)
 
 
-def micro_batches(answer: object) -> Generator[tuple[Tensor, Tensor | None, bool]]:
+def micro_batches(answer: object, with_outputs: bool = False) -> Generator[tuple[Tensor, Tensor | None, bool]]:
     """Iterate over the losses, or pairs of losses and outputs, that a closure returned or yields.
 
     Yields:
@@ -386,9 +396,7 @@ def micro_batches(answer: object) -> Generator[tuple[Tensor, Tensor | None, bool
     dim = None
     with contextlib.closing(answer) if isinstance(answer, Generator) else contextlib.nullcontext():
         for item in answer if isinstance(answer, Iterator) else (answer,):
-            outputs = None
-            if isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Tensor):
-                item, outputs = item
+            item, outputs = _pair(item) if with_outputs else (item, None)
             losses = as_losses(item)
             if losses.numel() == 0 and not yields:
                 raise BsamRuntimeError("the closure returned an empty tensor of losses: is the batch empty?")
@@ -403,6 +411,14 @@ def micro_batches(answer: object) -> Generator[tuple[Tensor, Tensor | None, bool
             yield losses, outputs, yields
     if dim is None:
         raise BsamRuntimeError("the closure yielded no loss: yield one loss per micro-batch")
+
+
+def _pair(item: object) -> tuple[object, Tensor]:
+    if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Tensor)):
+        raise BsamRuntimeError(NO_OUTPUTS)
+    if torch.is_grad_enabled() and not item[1].requires_grad:
+        raise BsamRuntimeError(NO_OUTPUTS)
+    return item
 
 
 def call(closure: Closure, subset: Subset | None) -> Any:

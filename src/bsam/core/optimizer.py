@@ -44,7 +44,7 @@ from torch.optim import Optimizer
 
 from ..common.checks import check_base, check_call, check_flag, check_modules, check_names, missing_attribute
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
-from ..common.method_info import MethodInfo
+from ..common.method_info import MethodInfo, Need
 from .calls import observe_calls, refuse_batch_norm
 from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
@@ -246,7 +246,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     @property
     def is_plain_step(self) -> bool:
         """Whether the next step comes before the start of all groups: it takes the gradient at ``w``."""
-        return all(group["steps_taken"] < group[START] for group in self.param_groups)
+        perturbed = [group for group in self.param_groups if group.get(PERTURB, True)]
+        return bool(perturbed) and all(group["steps_taken"] < group[START] for group in perturbed)
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
@@ -272,6 +273,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def counted(self, v: Vector) -> Vector:
         """Return ``v`` with zeros in the groups with ``in_norm=False``, which do not count in lengths."""
         counts = [float(group.get(IN_NORM, True)) for group in self.param_groups]
+        if not any(counts):
+            raise BsamValueError("all parameter groups have in_norm=False: leave it out for those that are perturbed")
         return v if all(counts) else v * PerGroup(counts)
 
     @property
@@ -353,7 +356,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 observers = [observer for observer in self.observers if observer.due(self.t)]
                 L.keep_evaluations = bool(observers)
                 with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
-                    d = L.grad() if self.is_plain_step else self.direction(L)
+                    d = self._plain_direction(L) if self.is_plain_step else self.direction(L)
                 self._check_batch_norm = False
                 if not isinstance(d, Vector):
                     raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
@@ -370,6 +373,13 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             if self._offset is not None or self._values:
                 self._prepare(L.gradients)
         return L.loss  # type: ignore[return-value]
+
+    def _plain_direction(self, L: Objective) -> Vector:
+        """Return the gradient; raise at once if the closure will not do for the steps after the start."""
+        g = L.grad()
+        if Need.PER_SAMPLE_LOSSES in self.needs:
+            _ = L.sample_losses
+        return g
 
     def _begin(self, closure: Closure) -> None:
         """Read the parameter groups again; if ``p.grad`` was cleared, discard the prepared step."""
@@ -396,8 +406,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         others: list[PassPart] = [rng]
         if self.others:
             others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
-        two_streams = self.side_by_side and self.ranks.ddp is None
-        return Objective(closure, self._weights, buffers, others, ranks, side_by_side=two_streams, **options)
+        options |= {"side_by_side": self.side_by_side and self.ranks.ddp is None}
+        options |= {"with_outputs": Need.OUTPUTS in self.needs}
+        return Objective(closure, self._weights, buffers, others, ranks, **options)
 
     def _prepare(self, gradients: Gradients) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""

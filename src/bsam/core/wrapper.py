@@ -72,7 +72,9 @@ class OptimizerWrapper(Optimizer):
             internal = {"params", "steps_taken", "initial_lr", *self.numbers}
             names = [name for name in group if name not in internal and not name.startswith("sharpness_")]
             names = [name for name in names if group[name] is not None and group[name] is not False]
-            shown = (f"{name}: {group[name]}" for name in (*names, *(name for name in (WARMUP, START) if group[name])))
+            names += [name for name in (WARMUP, START) if group[name]]
+            names += [name for name in (PERTURB, IN_NORM) if group.get(name) is False]
+            shown = (f"{name}: {group[name]}" for name in names)
             lines += [f"Parameter group {i}", *(f"    {line}" for line in shown)]
         return "\n".join(lines) + "\n)"
 

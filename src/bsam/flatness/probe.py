@@ -93,7 +93,8 @@ class Probe:
             g = here.gradient
             top = self.rho_max if self.rho_max is not None else _radius(optimizer, ("rho_max", "rho"), 0.05)
             low = self.rho_min if self.rho_min is not None else _radius(optimizer, ("rho_min",), top)
-            uphill, downhill = g * top / (g.norm() + TINY), -(g * low / (g.norm() + TINY))
+            length = optimizer.counted(g).norm() + TINY
+            uphill, downhill = g * top / length, -(g * low / length)
             up, down = (_evaluation(L, at) for at in (uphill, downhill))
         loss, loss_max, loss_min = optimizer.mean_losses([float(e.loss) for e in (here, up, down)])
         n, n_max, n_min = (float(e.gradient.norm()) for e in (here, up, down))

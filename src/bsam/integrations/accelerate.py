@@ -59,7 +59,9 @@ def backward(accelerator: Accelerator, optimizer: Optimizer, closure: Closure) -
             raise BsamRuntimeError("the closure called backward: let it only return the loss")
         return (divide(loss) for loss in result) if isinstance(result, Iterator) else divide(result)
 
-    def divide(loss: Any) -> Any:  # if it is not a tensor, method.backward raises an error
+    def divide(loss: Any) -> Any:  # if it is neither, method.backward raises an error
+        if isinstance(loss, tuple) and len(loss) == 2:  # with the outputs
+            return divide(loss[0]), loss[1]
         return loss / steps if isinstance(loss, Tensor) else loss
 
     return method.backward(average_loss, scaler=accelerator.scaler) * steps

@@ -89,6 +89,7 @@ class SharpnessAwareTrainer(Trainer):
             kwargs = {"total_steps": max(1, self.state.max_steps), **kwargs}  # 0 until train(), which calls this again
         if not isinstance(inner, SharpnessAware):
             optimizer = self.optimizer = self.method(optimizer, self.model if model is None else model, **kwargs)
+            _check_needs(optimizer)
         elif "total_steps" in kwargs:  # wrapped in an earlier train(), or before a smaller batch size was tried
             inner.total_steps = kwargs["total_steps"]  # type: ignore[attr-defined]
         return optimizer

@@ -22,7 +22,8 @@ class FunctionalSAM(SharpnessAware):
     language models, where SAM then changes the statistics of the logits instead of the network.
 
     The closure returns a pair, the loss and the outputs that it was computed from; with micro-batches it yields one
-    pair for each. The second pass back-propagates :math:`s` from the outputs.
+    pair for each. The outputs are one tensor, which all of the loss depends on: a penalty on the weights or a loss of
+    other outputs has no effect on :math:`d`. The second pass back-propagates :math:`s` from the outputs.
 
     Args:
         rho: the radius, or its maximum if it follows the learning rate.

@@ -82,7 +82,7 @@ class SANER(SharpnessAware):
         plain = g.tensors()
 
         def damped(i: int, entries: Tensor) -> Tensor:
-            smaller = (entries * plain[i] > 0) & (entries.abs() < plain[i].abs())
+            smaller = (entries.sign() * plain[i].sign() > 0) & (entries.abs() < plain[i].abs())
             return torch.where(smaller, a * entries, entries)
 
         return g_hat.map(damped)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bsam.lab.recipes import RECIPES, Planned, describe
-from bsam.lab.recipes.choice import RUNGS, WINDOW, Choice, Tuning, rungs
+from bsam.lab.recipes.choice import RUNGS, WINDOW, Choice, Tuning, rungs, start_of
 from bsam.lab.recipes.run_settings import select
 from bsam.lab.recipes.tuning import tune
 from bsam.lab.report.tuning_section import tuning_tables
@@ -44,6 +44,16 @@ def halve(choice, curves, ends=None):
     while choice.best() is None:
         choice = train(choice, curves, ends)
     return choice
+
+
+def test_candidates_are_compared_when_their_radii_have_an_effect():
+    """Before the start, or the first epoch of SAF and MESA, all candidates are equal."""
+    for settings, begin in [({"rho_start": 20.0}, 20), ({"rho_start": 10.0, "rho_warmup": 20.0}, 30)]:
+        choice = start(4)
+        later = replace(choice, plan=replace(choice.plan, run=replace(RUN, **settings)))
+        assert set(later.aims) == {math.ceil(begin + (EPOCHS - begin) * RUNGS[0])}
+    assert start_of(Run("mesa", {"start_epoch": 7}, epochs=EPOCHS)) == 7
+    assert start_of(Run("sam", epochs=5, rho_start=4, rho_warmup=4)) == 5
 
 
 def replay(curves, candidates, seeds):

@@ -178,3 +178,8 @@ def test_the_help_of_capture_states_the_tolerances_of_the_gpu_tests():
     ):
         (tolerance,) = re.findall(rf"{name} (\d[\de.-]*)", (gpu / file).read_text(encoding="utf-8"), re.MULTILINE)
         assert re.search(rf"(?<![\d.]){100 * float(tolerance):g} %", help), tolerance
+
+
+def test_warm_ups_are_given_in_epochs():
+    with pytest.raises(bsam.BsamError, match="no argument 'warmup'"):
+        Run("sam", {"warmup": 5})

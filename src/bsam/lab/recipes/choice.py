@@ -15,6 +15,7 @@ from ..tasks.settings import Split
 from ..training.config import Run
 from ..training.run_dir import RunDir, RunState
 from .planning import TUNING_SEED, Planned
+from .published_numbers import all_arguments
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     import pandas as pd
@@ -54,17 +55,25 @@ def settings_text(names: Sequence[str]) -> str:
     return " and ".join(name.replace("weight_decay", "weight decay") for name in names)
 
 
-def rungs(epochs: int, candidates: int) -> list[int]:
+def rungs(epochs: int, candidates: int, start: float = 0) -> list[int]:
     """Return the epochs after which the worse half of the candidates stops; after the last one, one candidate is left.
 
+    They are shares of the epochs after ``start``, before which candidates do not differ.
+
     Example:
-        >>> rungs(40, 4), rungs(40, 12)
-        ([13, 15], [13, 14, 15, 15])
+        >>> rungs(40, 4), rungs(40, 12), rungs(40, 4, start=20)
+        ([13, 15], [13, 14, 15, 15], [27, 28])
     """
     count = (candidates - 1).bit_length()  # halvings, with the larger half going on
     first, last = RUNGS
     steps = [first + (last - first) * n / max(count - 1, 1) for n in range(count)]
-    return [math.ceil(round(epochs * step, 9)) for step in steps]
+    return [math.ceil(round(start + (epochs - start) * step, 9)) for step in steps]
+
+
+def start_of(run: Run) -> float:
+    """Return the number of epochs before a method has its full effect: its start, its warm-up, or its first epoch."""
+    first = all_arguments(run.method, run.arguments).get("start_epoch", 0)
+    return min(run.rho_start + run.rho_warmup + first, run.epochs)
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Choice:
         if not self.tuning.halving or all(state.ended for state in self.states):
             return aims
         left = list(candidates)
-        for rung in rungs(epochs, len(left)):
+        for rung in rungs(epochs, len(left), start_of(self.plan.run)):
             aims = [rung if candidate in left else aim for candidate, aim in zip(candidates, aims, strict=True)]
             ranked = _ranked(self.scores(rung).loc[left])
             left = list(ranked.index[ranked["diverged"] < self.tuning.seeds][: (len(left) + 1) // 2])
