@@ -138,8 +138,8 @@ class Choice:
         """Return a row for each candidate after an epoch.
 
         ``score`` and ``clean`` are the mean scores over seeds, by the labels and by the true labels, ``error`` the
-        standard error over seeds, ``diverged`` the number of runs that diverged, ``centre`` the distance from the
-        middle of the grid, and ``edges`` the settings that are the smallest (but not 0) or the largest tried.
+        standard error over seeds, ``diverged`` the number of runs that diverged; ``centre`` and ``edges`` are those of
+        :attr:`grid`.
         """
         import pandas as pd
 
@@ -147,12 +147,21 @@ class Choice:
         groups = trials.groupby(trials.index // self.tuning.seeds)
         scores = groups[["score", "clean"]].mean()
         scores = scores.assign(epoch=epoch, error=groups["score"].sem(), diverged=groups["diverged"].sum())
-        values = pd.DataFrame(self.values, index=scores.index).select_dtypes("number")
+        return scores.join(self.grid)
+
+    @cached_property
+    def grid(self) -> pd.DataFrame:
+        """For each candidate, the distance from the middle of the grid (``centre``), and the settings that are the
+        smallest (but not 0) or the largest tried (``edges``).
+        """
+        import pandas as pd
+
+        values = pd.DataFrame(self.values, index=range(len(self.values))).select_dtypes("number")
         ranks = values.rank(method="dense")
         places = 2 * (ranks - 1) / (ranks.max() - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
         at_edge = (places == 1) | ((places == -1) & (values != 0))
         edges = [list(values.columns[flags]) for flags in at_edge.to_numpy(dtype=bool)]
-        return scores.assign(centre=(places**2).sum(axis=1), edges=edges)
+        return pd.DataFrame({"centre": (places**2).sum(axis=1), "edges": edges})
 
     def best(self, score: str = "score") -> int | None:
         """Return the number of the candidate with the highest score; None until the tuning runs have ended.
