@@ -34,7 +34,7 @@ def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(model, nn.Module):
         raise BsamTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    norms = {p for module in model.modules() if _is_norm(module) for p in module.parameters(recurse=False)}
+    norms = {p for module in model.modules() if is_norm(module) for p in module.parameters(recurse=False)}
     if not norms:
         raise BsamValueError("model has no normalization layer with parameters: perturb all parameters instead")
     others = [p for p in model.parameters() if p not in norms]
@@ -44,5 +44,6 @@ def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a layer is a normalization layer."""
     return isinstance(module, NORMS) or type(module).__name__.rstrip("123d").endswith("Norm")

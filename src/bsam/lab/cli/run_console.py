@@ -14,7 +14,7 @@ from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
 from ..recipes.variants import passes_of, variant_of
 from ..running.runner import Callbacks, Progress
-from ..training.config import BASE, Run
+from ..training.config import BASE, RADIUS_SCHEDULE, Run
 from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def name_of(run: Run) -> str:
     settings = [f"{name} {run.arguments[name]}" for name in shown]
     settings += [f"lr {run.lr:g}"] if is_tuning else []
     settings += [f"weight decay {run.weight_decay:g}"] if is_tuning or run.method == BASE else []
+    settings += [count_text(run.epochs, "epoch")] if run.method == BASE else []
+    settings += [f"{name} {value:g}" for name in RADIUS_SCHEDULE if (value := getattr(run, name))]
     settings += [] if run.task.weight_bits is None else [f"{run.task.weight_bits} bits"]
     if run.task.label_noise:
         wrong = run.task.wrong_labels(run.data)

@@ -16,7 +16,7 @@ from ..data import DATASETS
 from ..recipes.run_settings import complete_settings
 from ..recipes.variants import variants
 from ..tasks import TASKS
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, SETTINGS, Run, grouped_settings
+from ..training.config import ADAMW, BASE, FINE_TUNING, POSE, QUANTIZED, SETTINGS, Run, grouped_settings
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -56,6 +56,7 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         (FINE_TUNING, "with pretrained weights"),
         (QUANTIZED, "with quantization"),
         (POSE, "for pose"),
+        (ADAMW, "with adamw"),
     )
     for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
         if field.name in without:
@@ -66,6 +67,10 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
             if field.name != "arguments":
                 pairs |= {"default": argparse.SUPPRESS, "dest": field.name}
             group.add_argument(field.metadata["flag"], help=field.metadata["help"], **pairs)
+            if field.name == "base_arguments":
+                about = "the two betas of Adam and its variants, in short for --base-set betas=[B1,B2]"
+                betas: dict[str, Any] = {"nargs": 2, "type": float, "metavar": ("B1", "B2")}
+                group.add_argument("--betas", "--opt-betas", default=argparse.SUPPRESS, help=about, **betas)
             continue
         default = defaults.get(field.name, field.default)
         for settings, when in conditional:
@@ -74,6 +79,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
+            *field.metadata.get("timm", ()),
+            dest=field.name,
             required=field.default is MISSING,
             default=argparse.SUPPRESS,
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
@@ -108,6 +115,10 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         given["task"] = find_name("task", given["task"], TASKS)
     if "base_arguments" in given:
         given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
+    if "betas" in arguments:
+        if "betas" in (others := given.get("base_arguments", {})):
+            raise BsamValueError("--betas and --base-set betas=... give the same argument: leave one of them out")
+        given["base_arguments"] = {**others, "betas": arguments.betas}
     return complete_settings(given, getattr(arguments, "data_dir", None), getattr(arguments, "out", None))
 
 

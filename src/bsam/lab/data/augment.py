@@ -72,19 +72,22 @@ class Augment:
         Returns:
             float32 images in the channels_last memory format.
         """
-        begin, step, corner = draws[:, :, None].split(2, dim=1)
-        pixels = torch.arange(x.shape[-1], device=x.device)
-        if self.pad or self.flip:
-            source = torch.addcmul(begin, step, pixels)
-            image = torch.arange(len(x), device=x.device)[:, None, None]
-            padded = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
-            x = padded[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
-        x = normalise(x, self.mean, self.std)
+        x = normalise(self.moved(x, draws), self.mean, self.std)
         if self.cutout:
-            depth = pixels - corner
+            depth = torch.arange(x.shape[-1], device=x.device) - draws[:, 4:6, None]
             inside = depth == depth.clamp(0, self.cutout - 1)
             x.masked_fill_((inside[:, 0, :, None] & inside[:, 1, None, :])[:, None], 0)
         return x
+
+    def moved(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Return cropped and mirrored images, before normalisation."""
+        if not (self.pad or self.flip):
+            return x
+        begin, step = draws[:, :4, None].split(2, dim=1)
+        source = torch.addcmul(begin, step, torch.arange(x.shape[-1], device=x.device))
+        image = torch.arange(len(x), device=x.device)[:, None, None]
+        padded = F.pad(x, (self.pad,) * 4).permute(0, 2, 3, 1)
+        return padded[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
 
 
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

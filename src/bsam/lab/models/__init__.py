@@ -17,7 +17,7 @@ from .mobilenet import MobileNetV1
 from .pyramidnet import PyramidNet
 from .resnet import ResNet
 from .simcc import simcc_resnet8, simcc_resnet50
-from .timm_networks import PREFIX, resnet50, timm_name, timm_network
+from .timm_networks import PREFIX, resnet50, timm_name, timm_network, vit
 from .wide_resnet import WideResNet
 
 
@@ -35,6 +35,7 @@ class ModelEntry:
         channels: number of channels of those images.
         memory_format: memory format of the weights.
         backbone: for a pose network, the name of its backbone, whose weights can be loaded; None for the others.
+        resizable: whether it can be built for images of another size, with ``image_size=``.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelEntry:
     channels: int = 3
     memory_format: torch.memory_format = torch.channels_last
     backbone: str | None = None
+    resizable: bool = False
 
 
 _RESNET = "He et al., CVPR 2016"
@@ -53,6 +55,7 @@ _WIDE = "Zagoruyko & Komodakis, BMVC 2016"
 _PYRAMID = "Han et al., CVPR 2017"
 _MOBILE = "Howard et al., 2017"
 _SIMCC = "Li et al., ECCV 2022"
+_VIT = "Dosovitskiy et al., ICLR 2021"
 _FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
 _SMALL_MOBILE = partial(MobileNetV1, stem=8, widths=(16, 32, 32, 64), strides=(1, 2, 1, 2))
 
@@ -71,6 +74,9 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
         ModelEntry("mobilenet_v1_small", _SMALL_MOBILE, "MobileNetV1, small", 5_850, 32, _MOBILE),
         ModelEntry("mobilenet_v1", MobileNetV1, "MobileNetV1", 3_217_226, 32, _MOBILE),
+        ModelEntry("vit-nano", partial(vit, 2, 64, 2, 2), "ViT-nano", 105_290, 16, _VIT, 1, resizable=True),
+        ModelEntry("vit-tiny", partial(vit, 4, 192, 12, 3), "ViT-Ti", 5_362_762, 32, _VIT, resizable=True),
+        ModelEntry("vit-small", partial(vit, 4, 384, 12, 6), "ViT-S", 21_342_346, 32, _VIT, resizable=True),
         ModelEntry("simcc_resnet8", simcc_resnet8, "SimCC, ResNet-8", 143_834, 64, _SIMCC, backbone="resnet8"),
         ModelEntry("simcc_resnet50", simcc_resnet50, "SimCC, ResNet-50", 23_595_082, 256, _SIMCC, backbone="resnet50"),
     )
@@ -96,7 +102,8 @@ def model_entry(name: str) -> ModelEntry:
     timm = timm_name(name)
     if timm is None:
         raise BsamValueError(f"model must be one of {', '.join(MODELS)} or {PREFIX}NAME; got {name!r}")
-    return ModelEntry(name, partial(timm_network, timm), title=timm, parameters=0, images=0, reference="timm")
+    build = partial(timm_network, timm)
+    return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True)
 
 
 def build(
@@ -110,7 +117,8 @@ def build(
         channels: number of image channels; None uses that of the entry (1 for ``digits_net``, 3 for the others).
         seed: seed of the initial weights. They are drawn on the CPU, so they are the same for every device, and the
             global generators do not change. None draws from the global generators.
-        settings: further arguments of the network, such as ``side`` and ``k`` of SimCC.
+        settings: further arguments of the network, such as ``side`` and ``k`` of SimCC, or ``image_size`` of
+            vision transformers.
 
     Example:
         >>> build("resnet8", classes=100, seed=0)(torch.zeros(2, 3, 32, 32)).shape

@@ -1,10 +1,13 @@
-"""Parts of networks: the head, and the depth of every parameter."""
+"""Parts of networks: the head, the depth of every parameter, and the parameters without weight decay."""
 
 from __future__ import annotations
+
+from fnmatch import fnmatchcase
 
 from torch import nn
 
 from ...common.errors import BsamValueError
+from ...common.norm_groups import is_norm
 from ...common.timm_import import import_timm
 from .simcc import SimCC
 
@@ -66,3 +69,24 @@ def layer_ids(network: nn.Module) -> dict[str, int]:
         return groups
     joints = dict.fromkeys((f"head.{name}" for name, _ in network.head.named_parameters()), max(groups.values()) + 1)
     return {f"{BACKBONE}{name}": depth for name, depth in groups.items()} | joints
+
+
+def undecayed(network: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that AdamW usually trains without weight decay, as timm chooses them: biases and other
+    vectors, normalization layers, embeddings, and what a network of timm names in ``no_weight_decay()``.
+
+    Example:
+        >>> from bsam.lab.models import build
+        >>> network = build("resnet8")
+        >>> bare = undecayed(network)
+        >>> network.conv.weight in bare, network.linear.bias in bare
+        (False, True)
+    """
+    bare = {p for name, p in network.named_parameters() if p.ndim <= 1 or name.endswith(".bias")}
+    for module in network.modules():
+        if is_norm(module) or isinstance(module, nn.Embedding):
+            bare |= set(module.parameters(recurse=False))
+        if (listed := getattr(module, "no_weight_decay", None)) is not None:
+            patterns = listed()
+            bare |= {p for name, p in module.named_parameters() if any(fnmatchcase(name, text) for text in patterns)}
+    return bare

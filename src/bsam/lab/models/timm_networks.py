@@ -38,17 +38,60 @@ def check_timm_name(name: str) -> str:
     raise BsamValueError(f"timm has no network {name!r}: see timm.list_models()")
 
 
-def timm_network(name: str, classes: int = 10, channels: int = 3, **settings: bool) -> nn.Module:
-    """Return a timm network with random weights; ``settings`` are passed to its class.
+def timm_network(
+    name: str, classes: int = 10, channels: int = 3, image_size: int | None = None, **settings: int | bool
+) -> nn.Module:
+    """Return a timm network with random weights.
+
+    Args:
+        name: its name in timm.
+        classes: number of classes.
+        channels: number of image channels.
+        image_size: side of the images, for networks that are built for one size, such as vision transformers; others
+            take images of many sizes and ignore it.
+        settings: further arguments of its class.
 
     Example:
         >>> import torch
         >>> timm_network("test_resnet", classes=7)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 7])
+        >>> timm_network("vit_tiny_patch16_224", image_size=64)(
+        ...     torch.zeros(2, 3, 64, 64)
+        ... ).shape
+        torch.Size([2, 10])
     """
+    timm, known = import_timm(), check_timm_name(name)
     sizes = {"num_classes": classes, "in_chans": channels}
-    network: nn.Module = import_timm().create_model(check_timm_name(name), **sizes, **settings)
+    config = timm.get_pretrained_cfg(known, allow_unregistered=True)
+    if image_size is not None and config is not None and config.fixed_input_size:
+        sizes["img_size"] = image_size
+    network: nn.Module = timm.create_model(known, **sizes, **settings)
     return network
+
+
+def vit(
+    patch: int, width: int, depth: int, heads: int, classes: int = 10, channels: int = 3, image_size: int | None = None
+) -> nn.Module:
+    """Return timm's vision transformer for small images, with random weights.
+
+    Args:
+        patch: side of the patches, in pixels.
+        width: length of the vector of a patch.
+        depth: number of blocks.
+        heads: number of attention heads.
+        classes: number of classes.
+        channels: number of image channels.
+        image_size: side of the images; None means 8 patches.
+
+    Example:
+        >>> import torch
+        >>> vit(4, 16, 2, 2, image_size=28, channels=1)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+
+    Reference: Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021.
+    """
+    shape = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads}
+    return timm_network("vit_tiny_patch16_224", classes, channels, image_size or 8 * patch, **shape)
 
 
 def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:

@@ -8,6 +8,7 @@ Example:
 # importing a module adds its recipes, in this order
 from . import cifar_recipes as cifar_recipes  # isort: skip
 from . import more_recipes as more_recipes  # isort: skip
+from . import transformer_recipe as transformer_recipe  # isort: skip
 from . import demo_recipe as demo_recipe  # isort: skip
 from .experiments import RECIPES as RECIPES
 from .experiments import Recipe as Recipe

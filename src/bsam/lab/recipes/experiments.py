@@ -40,6 +40,7 @@ class Recipe:
     notes: Notes = ()
     baseline: str | None = None
     at_equal_radii: bool = False
+    timed: bool = False
 
     def scale(self, name: str | None = None) -> Scale:
         """Return one of its scales by name; the first by default."""
@@ -153,6 +154,7 @@ def recipe(
     notes: Notes = (),
     baseline: str | None = None,
     at_equal_radii: bool = False,
+    timed: bool = False,
 ) -> Callable[[Plan], Recipe]:
     """Make a recipe of a function that takes a scale and returns the runs of one seed, as ``Run`` or ``Planned``.
 
@@ -166,6 +168,7 @@ def recipe(
         notes: lines below the table, or a function of the scale that returns them.
         baseline: the row that sentences below the table compare the others with.
         at_equal_radii: whether they compare rows of equal total radius with the first of these.
+        timed: whether the table has a column with the seconds of the training.
 
     Example:
         >>> @recipe("The radius of SAM", scales=["smoke"])
@@ -182,7 +185,9 @@ def recipe(
             scale if isinstance(scale, Scale) else SCALES[find_name("scale", scale, SCALES)] for scale in scales
         )
         name = plan.__name__.replace("_", "-")
-        made = Recipe(name, title, plan, known, tunable, tuning, seeds, published, notes, baseline, at_equal_radii)
+        made = Recipe(
+            name, title, plan, known, tunable, tuning, seeds, published, notes, baseline, at_equal_radii, timed
+        )
         is_ours = plan.__module__.startswith(f"{__package__}.") and plan.__module__ != __name__
         if is_ours and plan.__qualname__ == plan.__name__:  # no function in a function
             RECIPES[made.name] = made  # users name theirs as MODULE:RECIPE

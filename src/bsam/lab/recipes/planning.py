@@ -16,7 +16,7 @@ from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks import TASKS
 from ..tasks.settings import Check
-from ..training.config import BASE, FINE_TUNING, POSE, QUANTIZED, RADIUS_SCHEDULE, Run, default_settings
+from ..training.config import BASE, RADIUS_SCHEDULE, Run, default_settings, usual_settings
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
@@ -144,10 +144,9 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
         parts.append(f"{run.limit_train:,} training samples")
     if run.eval_split != "test":
         parts.append(f"scored on {run.eval_split}")
-    defaults: Mapping[str, Any] = FINE_TUNING if run.weights is not None else {}
-    defaults = POSE if run.task.name == "pose" else QUANTIZED if run.task.weight_bits is not None else defaults
-    usual = {**default_settings(run.task), **defaults}
-    changed = {name: value for name, value in run.settings().items() if value != usual[name]}
+    settings = run.settings()
+    usual = {**default_settings(run.task), **usual_settings(settings)}
+    changed = {name: value for name, value in settings.items() if value != usual[name]}
     further = [setting_text(changed[name], name) for name in changed if name not in NOT_COMPARED | TITLED]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
 

@@ -15,7 +15,7 @@ from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
-from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.config import Run, usual_settings
 from ..training.run_dir import CONFIG, RunDir, initial_network
 from .planning import Planned
 from .published_numbers import STANDS_FOR
@@ -31,8 +31,7 @@ def complete_settings(
     The default task is that of the data set. The default network is that of the weights, or of the data set. With
     ``init``, network, data and image size default to those of the initial run; without it, networks of timm
     default to the pretrained weights that timm downloads. Other defaults come from
-    :data:`bsam.lab.training.config.POSE` for pose, :data:`bsam.lab.training.config.QUANTIZED` with quantization, or
-    :data:`bsam.lab.training.config.FINE_TUNING` with pretrained weights.
+    :func:`bsam.lab.training.config.usual_settings`.
 
     Args:
         settings: the given settings, by name; the weights may be ``"random"``.
@@ -52,12 +51,7 @@ def complete_settings(
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
         given["weights"] = None
-    defaults: Mapping[str, Any] = FINE_TUNING if given.get("weights") is not None else {}
-    if given.get("weight_bits") is not None:
-        defaults = QUANTIZED
-    if given["task"] == "pose":
-        defaults = POSE
-    return {**defaults, **given}
+    return {**usual_settings(given), **given}
 
 
 def _initial_run_settings(init: Path, run_dir: Path | None) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     """Write ``table.md``, ``results.json`` and ``report.html``, the page of all runs that have started."""
     recipe, tuned = experiment.recipe, tune(experiment.planned, experiment.tuning, out)
     runs = runs_of(tuned.finals, out)
+    if recipe.timed:
+        runs["training_seconds"] = runs["seconds"] * runs["epochs"]
     begun = runs[runs["state"] != "not started"].reset_index(drop=True)
     compared, findings = None, []
     if recipe.baseline is not None and (runs["state"] == "finished").any():

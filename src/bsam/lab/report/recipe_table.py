@@ -22,7 +22,7 @@ from ..training.run_dir import RunDir
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
 ENDED = ("finished", "diverged")
-EXTRAS = ("memorised", "top_eigenvalue")  # shown if runs have them
+EXTRAS = ("memorised", "top_eigenvalue", "training_seconds")  # shown if runs have them
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TableSection:
 
 def extra_headers(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers of the further columns; ``settings`` are those of a run."""
-    return dict(zip(EXTRAS, ("memorised, %", f"λmax, {measured_on(settings)}"), strict=True))
+    return dict(zip(EXTRAS, ("memorised, %", f"λmax, {measured_on(settings)}", "seconds"), strict=True))
 
 
 def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
 
     Args:
         runs: a table of :func:`bsam.lab.analysis.runs_table.read_runs`, with a column ``settings_chosen`` for the
-            settings that tuning chose.
+            settings that tuning chose, and perhaps one with the ``training_seconds``.
         published: the name of a table in ``published.json``, for standard deviations and footnotes.
     """
     task = task_class(runs["settings"].iloc[0]["task"])
@@ -72,7 +72,8 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 "paper": paper if paper and (groups or paper["mean"] == number) else planned,
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
-            extras = [name for name in EXTRAS if measure is task.measure and finished[name].notna().any()]
+            extras = [name for name in EXTRAS if measure is task.measure and name in finished]
+            extras = [name for name in extras if finished[name].notna().any()]
             cells.append({**cell, **{name: _statistics(finished[name]) for name in extras}})
             if measure.name in note.get("scores", ()):  # a score without training
                 empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
@@ -161,8 +162,10 @@ def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: s
         "epoch, in %.",
         "top_eigenvalue": f"λmax: the largest eigenvalue of the Hessian ({measured_on(run.settings())}), without label "
         "smoothing, with the labels used in training.",
+        "training_seconds": "Seconds: of the training, without evaluation and checkpoints; epochs times the median of "
+        "their seconds. Runs that shared their device are not timed.",
     }
-    lines += [note for name, note in notes.items() if runs[name].notna().any()]
+    lines += [note for name, note in notes.items() if name in runs and runs[name].notna().any()]
     if (runs["state"] == "diverged").any():
         lines.append(
             "diverged: the loss became non-finite; to train a run again, remove its directory (see results.json)."

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ..data import dataset_entry
-from ..data.augment import augmentation
+from ..data.augment import Augment, augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
+from ..data.timm_augment import PREFIX, TimmAugment
 from ..models import model_entry
 from ..quantization import calibrate
 from .classification_settings import ClassificationSettings
@@ -112,7 +113,7 @@ class Classification(ImageTask):
         self.eval_samples = len(self._eval_split)
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
-        self._augment = augmentation(run.augment or entry.augmentation, self.inputs.mean, self.inputs.std)
+        self._augment = _augmentation(run.augment or entry.augmentation, self.inputs)
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
@@ -147,12 +148,16 @@ class Classification(ImageTask):
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw crops, flips and holes."""
+        self._epoch = epoch
         self._draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1]).to(self.device)
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
-        """Return augmented images, classes and indices."""
-        augmented = self.inputs.resize(self._augment(x, self._draws[index]))
-        return augmented, self._labels[index], index
+        """Return augmented images, classes and indices; if images are mixed, the shares of all classes."""
+        augmented, labels = self.inputs.resize(self._augment(x, self._draws[index])), self._labels[index]
+        if isinstance(self._augment, TimmAugment) and self._augment.mixes:
+            key = self.run.seed, self._epoch, int(index[0])
+            augmented, labels = self._augment.mix(augmented, labels, self.classes, *key)
+        return augmented, labels, index
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """Return the cross-entropy of each sample, with label smoothing."""
@@ -260,3 +265,9 @@ class Classification(ImageTask):
         if self.inputs.class_names:
             notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
+
+
+def _augmentation(name: str, inputs: Inputs) -> Augment:
+    if name.startswith(PREFIX):
+        return replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
+    return augmentation(name, inputs.mean, inputs.std)

@@ -26,7 +26,7 @@ class ClassificationSettings(TaskSettings):
     name = "classification"
 
     label_smoothing: float = setting(
-        0.1, "label smoothing: the total probability of the other classes", "Optimization", SHARE
+        0.1, "label smoothing: the total probability of the other classes", "Optimization", SHARE, ["--smoothing"]
     )
     label_noise: float = setting(0.0, "the fraction of the training labels to draw at random", "Data", SHARE)
     noise_labels: NoiseLabels = setting(

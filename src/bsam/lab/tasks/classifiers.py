@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
-from ..models import build
+from ..models import build, model_entry
 from ..quantization import quantize
 from .classification_settings import ClassificationSettings
 from .image_inputs import Inputs
@@ -26,20 +26,31 @@ def build_network(run: SubjectSettings, inputs: Inputs, classes: int) -> nn.Modu
 
 
 def build_float_network(run: SubjectSettings, inputs: Inputs, classes: int) -> nn.Module:
-    """Return the network of :func:`build_network` before quantization."""
-    shape = inputs.channels, inputs.size, inputs.size
-    network = build(run.model, classes, inputs.channels, run.seed).eval()
+    """Return the network of :func:`build_network` before quantization.
+
+    Some networks take images of a single size, and are built for another one if the images have it.
+    """
+    sizes: list[dict[str, int]] = [{}, {"image_size": inputs.size}] if model_entry(run.model).resizable else [{}]
+    for size in sizes:
+        network = build(run.model, classes, inputs.channels, run.seed, **size).eval()
+        if takes_images(network, inputs):
+            if run.freeze_backbone:
+                freeze_backbone(network)
+            return network
+    shape = "x".join(map(str, (inputs.channels, inputs.size, inputs.size)))
+    raise BsamValueError(
+        f"{run.model} does not take images of {shape} ({run.data}): choose another network from `bsam list models`"
+    )
+
+
+def takes_images(network: nn.Module, inputs: Inputs) -> bool:
+    """Return whether a network takes images of this size."""
     try:
         with torch.no_grad():
-            network(torch.zeros(1, *shape))
-    except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
-        size = "x".join(map(str, shape))
-        raise BsamValueError(
-            f"{run.model} does not take images of {size} ({run.data}): choose another network from `bsam list models`"
-        ) from error
-    if run.freeze_backbone:
-        freeze_backbone(network)
-    return network
+            network(torch.zeros(1, inputs.channels, inputs.size, inputs.size))
+    except (RuntimeError, AssertionError):  # networks of timm assert the size of an image
+        return False
+    return True
 
 
 def quantize_network(network: nn.Module, settings: ClassificationSettings) -> nn.Module:

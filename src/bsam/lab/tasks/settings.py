@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
@@ -14,6 +14,7 @@ from ...common.checks import check_count, check_flag, check_number, is_number
 from ...common.errors import BsamValueError
 from ..data.augment import AUGMENTATIONS
 from ..data.pose.pose_augment import POSE_AUGMENTATIONS
+from ..data.timm_augment import EXAMPLE
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,7 +32,7 @@ NOT_NEGATIVE: Check = partial(check_number, low=0)
 SHARE: Check = partial(check_number, low=0, high=1)
 
 
-def setting(default: T, help: str, group: Group, check: Check | None = None) -> T:
+def setting(default: T, help: str, group: Group, check: Check | None = None, timm: Sequence[str] = ()) -> T:
     """Declare a dataclass field.
 
     Args:
@@ -40,9 +41,11 @@ def setting(default: T, help: str, group: Group, check: Check | None = None) -> 
         group: the heading of its flag.
         check: called with the name and the value; raises if the value is wrong. By default the value must be a name, a
             count or a bool, as the default is.
+        timm: its flags in timm's ``train.py``, which `bsam train` takes, too.
     """
     checks: dict[type, Check] = {str: check_name, int: check_count, bool: check_flag}
-    return field(default=default, metadata={"help": help, "check": check or checks[type(default)], "group": group})
+    metadata = {"help": help, "check": check or checks[type(default)], "group": group, "timm": timm}
+    return field(default=default, metadata=metadata)
 
 
 def check_name(name: str, value: object) -> None:
@@ -169,6 +172,7 @@ class SubjectSettings:
         "the side to resize images to, in pixels; default: the size that the network was pretrained with, if any",
         "Data",
         check_count,
+        timm=["--img-size"],
     )
     skip_corrupt: bool = setting(
         False,
@@ -178,7 +182,8 @@ class SubjectSettings:
     )
     augment: str | None = setting(
         None,
-        f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; default: that of the data set",
+        f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; {EXAMPLE}, or some of these three, for "
+        "crops and flips followed by timm's RandAugment, Mixup and CutMix; default: that of the data set",
         "Data",
         check_name,
     )

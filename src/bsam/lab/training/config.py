@@ -24,8 +24,10 @@ from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameter
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Decay = Literal["all", "weights"]
 BASE = "base"  # the method name for the base optimizer alone
 RADIUS_SCHEDULE = ("rho_warmup", "rho_start")  # settings of a run that only methods with a radius take
+ADAMW = {"lr": 1e-3, "weight_decay": 0.05, "decay": "weights"}  # usual for transformers trained from scratch
 # the task that each setting of a task belongs to
 OWNERS = {item.name: name for name, task in TASKS.items() for item in fields(task.settings_type)}
 
@@ -109,7 +111,10 @@ class Run(SubjectSettings):
     )
     task: TaskSettings = setting(ClassificationSettings(), f"the task, one of {', '.join(TASKS)}", "Model", _check_task)
     base: str = setting(
-        "sgd", f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}", "Optimization"
+        "sgd",
+        f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}",
+        "Optimization",
+        timm=["--optimizer", "--opt"],
     )
     base_arguments: Mapping[str, Any] = field(
         default_factory=dict,
@@ -126,7 +131,11 @@ class Run(SubjectSettings):
         "cosine", "cosine lowers lr to 0, step by step; constant keeps it", "Optimization", one_of(Schedule)
     )
     warmup: float = setting(
-        0.0, "epochs over which the learning rate first rises linearly to lr", "Optimization", NOT_NEGATIVE
+        0.0,
+        "epochs over which the learning rate first rises linearly to lr",
+        "Optimization",
+        NOT_NEGATIVE,
+        ["--warmup-epochs"],
     )
     momentum: float = setting(
         0.9,
@@ -136,9 +145,19 @@ class Run(SubjectSettings):
     )
     nesterov: bool = setting(False, "use Nesterov momentum (SGD only)", "Optimization")
     weight_decay: float = setting(1e-3, "weight decay of the base optimizer", "Optimization", NOT_NEGATIVE)
+    decay: Decay = setting(
+        "all",
+        "the parameters with weight decay: all of them, or, as in timm, only weights: not biases, normalization "
+        "layers and embeddings, which include the position embeddings and class tokens of transformers",
+        "Optimization",
+        one_of(Decay),
+    )
     epochs: int = setting(200, "the number of epochs", "Optimization")
     batch: int = setting(
-        128, "samples per step, over all processes; an incomplete last batch is dropped", "Optimization"
+        128,
+        "samples per step, over all processes; an incomplete last batch is dropped",
+        "Optimization",
+        timm=["--batch-size"],
     )
     accumulate: int = setting(
         1,
@@ -151,6 +170,7 @@ class Run(SubjectSettings):
         "before each step, scale the method's direction down to this norm if it is longer; default: never",
         "Optimization",
         check_positive,
+        ["--clip-grad"],
     )
     ema: float | None = setting(
         None,
@@ -159,6 +179,7 @@ class Run(SubjectSettings):
         "Training itself does not change; default: evaluate and save the last weights",
         "Optimization",
         _check_decay,
+        ["--model-ema-decay"],
     )
     precision: Precision = setting(
         "fp32",
@@ -324,6 +345,20 @@ def grouped_settings() -> dict[str, list[Field[Any]]]:
 def default_settings(task: TaskSettings) -> dict[str, Any]:
     """Return the defaults by name: of the settings of all runs, and of those of a task."""
     return {**_DEFAULTS, **{item.name: item.default for item in fields(task)}}
+
+
+def usual_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults that depend on other settings: for pose, quantization, fine-tuning, and AdamW.
+
+    Example:
+        >>> usual_settings({"base": "adamw"})
+        {'lr': 0.001, 'weight_decay': 0.05, 'decay': 'weights'}
+    """
+    if settings.get("task") == "pose":
+        return dict(POSE)
+    of_start = FINE_TUNING if settings.get("weights") is not None else {}
+    of_base = ADAMW if str(settings.get("base")).lower() == "adamw" else {}
+    return {**(of_start if settings.get("weight_bits") is None else QUANTIZED), **of_base}
 
 
 def method_title(run: Run) -> str:

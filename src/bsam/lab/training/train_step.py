@@ -20,7 +20,7 @@ from ...core.optimizer import SharpnessAware
 from ...methods import METHODS
 from ...methods.distillation import Distillation
 from .. import quantization
-from ..models.parts import head_name, layer_ids
+from ..models.parts import head_name, layer_ids, undecayed
 from ..tasks.classification_settings import ClassificationSettings
 from ..tasks.task import Task, TaskBatch
 from .bases import BASES, as_tuples, parameters_of
@@ -258,8 +258,22 @@ def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
     """Return the groups of trained parameters: one group, or one per learning rate. A quantized network has a group of
     weights and a group of learned scales, which have no weight decay.
 
-    With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm.
+    With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm. With
+    ``decay="weights"``, parameters without weight decay are in groups of their own.
     """
+    groups = _groups_by_rate(run, network)
+    if run.decay == "all":
+        return groups
+    bare = undecayed(network)
+    parts = [
+        {**group, "params": [p for p in group["params"] if (p in bare) == is_bare], **settings}
+        for group in groups
+        for is_bare, settings in ((False, {}), (True, {"weight_decay": 0.0}))
+    ]
+    return [part for part in parts if part["params"]]
+
+
+def _groups_by_rate(run: Run, network: nn.Module) -> list[dict[str, Any]]:
     if run.task.weight_bits is not None:
         perturb_scales = run.task_settings(ClassificationSettings).perturb_scales
         return quantization.parameter_groups(network, perturb_scales=perturb_scales, weight_decay=0.0)

@@ -18,7 +18,7 @@ import pandas as pd
 from ....methods import METHODS
 from ...recipes.planning import measured_on
 from ...tasks import TASKS
-from ...training.config import BASE
+from ...training.config import BASE, RADIUS_SCHEDULE
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
 from .flatness_figures import SHARPNESS, probe_figure, seeds_list, smooth, thinned, window_of
 from .style import named_styles, new_axis, new_figure, panel_layout, plot_text
@@ -202,17 +202,18 @@ def _line_key(run: Mapping[str, Any]) -> str:
     defaults = {name: item.default for name, item in inspect.signature(METHODS[run["method"]]).parameters.items()}
     settings = {**defaults, **run["settings"].get("arguments", {})}
     others = sorted((name, str(value)) for name, value in settings.items() if not name.startswith("rho"))
-    return str((run["method"], run["variant"] == "sam-follow", others))
+    schedule = [run["settings"].get(name, 0.0) for name in RADIUS_SCHEDULE]
+    return str((run["method"], run["variant"] == "sam-follow", others, schedule))
 
 
 def without_radii(row: str) -> str:
     """Return the title of a row without its radii.
 
     Example:
-        >>> without_radii("BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5")
-        'BSAM (2 passes), every 5'
+        >>> without_radii("BSAM (2 passes), rho_max 0.1, rho_min 0.1, rho_warmup 5")
+        'BSAM (2 passes), rho_warmup 5'
     """
-    return re.sub(r", rho\w* [^,]*", "", row)
+    return re.sub(r", rho(?!_warmup|_start)\w* [^,]*", "", row)
 
 
 def radius_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
