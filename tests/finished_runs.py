@@ -26,7 +26,7 @@ def accuracy_of(run):
 
 def place_of(run):
     """Of the method, in the list of all."""
-    return [*variants(), "adam"].index(variant_of(run).name)
+    return [*variants(), "adam", "adamw"].index(variant_of(run).name)
 
 
 def finished_run(run, out=Path("out")):

@@ -21,6 +21,7 @@ from bsam.lab.training.config import Run
 QUANTIZED = {"epochs": 60, "lr": 0.01, "weight_decay": 1e-4}
 OF_QUANTIZATION = ("activation_bits", "first_last_bits", "quantizer", "fold_batch_norm", "perturb_scales")
 FINE_TUNING = {"epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}  # as the paper has them
+ADAMW = {"lr": 1e-3, "weight_decay": 0.05, "decay": "weights"}
 POSE = {"base": "adam", "lr": 1e-3, "weight_decay": 0.0, "batch": 64, "epochs": 140}
 DEFAULTS = {"data": {"model": "resnet18"}, "weights": FINE_TUNING, "weight_bits": QUANTIZED, "task": POSE}
 NEEDED = {  # settings without which a setting has no meaning
@@ -156,12 +157,49 @@ def test_arguments_of_the_method_are_json_or_text():
 
 def test_arguments_of_the_base_optimizer():
     given = ("--base", "AdamW", "--base-set", "betas=[0.9,0.99]", "--base-set", "eps=1e-6", "amsgrad=true")
-    expected = Run("sam", base="adamw", base_arguments={"betas": [0.9, 0.99], "eps": 1e-6, "amsgrad": True})
+    expected = Run("sam", base="adamw", base_arguments={"betas": [0.9, 0.99], "eps": 1e-6, "amsgrad": True}, **ADAMW)
     assert run_from("--method", "sam", *given) == expected
     from_python = complete_settings({"base_arguments": {"eps": 1e-6}, "base": "adamw"})  # as bsam.lab.compare does
     assert from_python["base_arguments"] == {"eps": 1e-6}
     with pytest.raises(BsamError, match=r"--base-set .*eps=1e-6"):
         run_from("--method", "sam", "--base-set", "eps")
+
+
+def test_flags_of_timm():
+    """As for timm's train.py, where ours have other names."""
+    ours = (
+        "--base",
+        "adamw",
+        "--base-set",
+        "betas=[0.9,0.95]",
+        "--warmup",
+        "2",
+        "--clip-norm",
+        "1.5",
+        "--batch",
+        "256",
+    )
+    ours += ("--label-smoothing", "0.2", "--image-size", "16", "--ema", "0.99")
+    theirs = ("--opt", "adamw", "--opt-betas", "0.9", "0.95", "--warmup-epochs", "2", "--clip-grad", "1.5")
+    theirs += ("--batch-size", "256", "--smoothing", "0.2", "--img-size", "16", "--model-ema-decay", "0.99")
+    assert run_from("--method", "sam", *ours) == run_from("--method", "sam", *theirs)
+    assert run_from("--method", "sam", "--optimizer", "AdamW", "--betas", "0.8", "0.9").base_arguments["betas"] == [
+        0.8,
+        0.9,
+    ]
+    with pytest.raises(BsamError, match="--betas"):
+        run_from("--method", "sam", "--base", "adamw", "--betas", "0.8", "0.9", "--base-set", "betas=[0.9,0.9]")
+
+
+def test_adamw_has_other_defaults():
+    for name in ("adamw", "AdamW"):
+        assert run_from("--method", "sam", "--base", name) == Run("sam", base="adamw", **ADAMW)
+    assert run_from("--method", "sam", "--base", "adam").lr == Run.lr
+    kept = run_from("--method", "sam", "--base", "adamw", "--lr", "0.01", "--decay", "all")
+    assert (kept.lr, kept.weight_decay, kept.decay) == (0.01, 0.05, "all")
+    tuned = complete_settings({"base": "adamw", "weights": "pretrained", "model": "timm:test_vit"})
+    assert {**FINE_TUNING, **ADAMW}.items() <= tuned.items()
+    assert complete_settings({"base": "adamw", "data": "stick_figures"})["weight_decay"] == 0  # as POSE has it
 
 
 def test_flags_are_grouped_by_subject(capsys):
@@ -181,7 +219,7 @@ def test_flags_are_grouped_by_subject(capsys):
         assert max(map(len, shown[command].values())) <= 20
     train = shown["train"]
     assert train["Method"] == ["--method", "--set", "--rho-warmup", "--rho-start"]
-    assert train["Optimization"][:3] == ["--base", "--base-set", "--lr"]
+    assert train["Optimization"][:3] == ["--base", "--base-set", "--betas"]
     assert {"--accumulate", "--clip-norm", "--ema", "--head-lr", "--seed"} <= set(train["Optimization"])
     assert train["Precision and speed"] == ["--precision", "--compile", "--capture", "--device"]
     assert train["Pose"] == ["--simcc-k", "--simcc-sigma", "--flip-test"]
@@ -200,4 +238,4 @@ def test_help_explains_every_flag(capsys):
     for field in FIELDS.values():
         assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
         assert "".join(field.metadata["help"].split()) in shown
-    assert "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose)" in shown
+    assert "(default:0.05;0.01withpretrainedweights;0.01withquantization;0.001forpose;0.001withadamw)" in shown

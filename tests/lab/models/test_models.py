@@ -91,6 +91,14 @@ def mobile(widths: list[int], classes: int, channels: int) -> int:
     return total + (widths[-1] + 1) * classes
 
 
+def vit(patch: int, width: int, depth: int, side: int, classes: int, channels: int) -> int:
+    """Patches, a class token and positions; in each block two norms, queries, keys, values, a projection, and an MLP of
+    four times the width; all with bias, and a norm follows the last block."""
+    patches = (channels * patch**2 + 1) * width + width + (side**2 // patch**2 + 1) * width
+    block = 2 * bn(width) + 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width
+    return patches + depth * block + bn(width) + (width + 1) * classes
+
+
 def simcc(features: int, width: int, cells: int, bins: int, joints: int) -> int:
     """The backbone, a convolution with bias, and two linear layers with bias."""
     return features + (width + 1) * joints + 2 * (cells + 1) * bins
@@ -109,6 +117,9 @@ def by_hand(name: str, classes: int, channels: int) -> int:
         "pyramidnet110": lambda: pyramid(54, 5, classes, channels),
         "mobilenet_v1": lambda: mobile([32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024], classes, channels),
         "mobilenet_v1_small": lambda: mobile([8, 16, 32, 32, 64], classes, channels),
+        "vit-nano": lambda: vit(2, 64, 2, 16, classes, channels),
+        "vit-tiny": lambda: vit(4, 192, 12, 32, classes, channels),
+        "vit-small": lambda: vit(4, 384, 12, 32, classes, channels),
         "simcc_resnet8": lambda: simcc(residual(16, [[16], [32], [64]], 0, channels), 64, 16 * 16, 128, classes),
         "simcc_resnet50": lambda: simcc(bottlenecks(0, channels), 2048, 8 * 8, 512, classes),
     }[name]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from torch.nn import functional as F
 from bsam.common.errors import BsamError
 from bsam.common.timm_import import import_timm
 from bsam.lab.models import build, timm_networks
+from bsam.lab.tasks.classifiers import build_float_network
+from bsam.lab.tasks.image_inputs import Inputs
+from bsam.lab.training.config import Run
 
 
 def test_networks_from_timm_are_seeded_and_channels_last():
@@ -72,3 +76,34 @@ def test_resnet50_equals_the_original_description(monkeypatch):
         expected = resnet50_by_hand(model.state_dict(), x)
         assert (expected - model.fc.bias).abs().min() > 1e-3  # the output depends on the image
         torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "timm_name"), [("vit-tiny", "vit_tiny_patch16_224"), ("vit-small", "vit_small_patch16_224")]
+)
+def test_small_vision_transformers_are_those_of_timm(name, timm_name):
+    """With patches of 4 x 4 pixels for images of 32 x 32."""
+    with torch.device("meta"):
+        theirs = import_timm().create_model(timm_name, img_size=32, patch_size=4, num_classes=7)
+        ours = build(name, classes=7)
+    shapes = [{key: t.shape for key, t in network.state_dict().items()} for network in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert str(ours) == str(theirs)
+    assert ours.pos_embed.shape[1] == 8 * 8 + 1
+
+
+@pytest.mark.parametrize("size", [8, 20])
+def test_networks_of_one_image_size_are_built_for_that_of_the_data(size):
+    inputs = Inputs(size, size, 1, (0.5,), (0.5,), "bilinear", 1.0, ())
+    network = build_float_network(Run("sgd", model="vit-nano"), inputs, 10)
+    assert network(torch.zeros(2, 1, size, size)).shape == (2, 10)
+    assert network.pos_embed.shape[1] == (size // 2) ** 2 + 1
+    usual = build_float_network(Run("sgd", model="vit-nano"), replace(inputs, side=16, size=16), 10)
+    assert torch.equal(usual.pos_embed, build("vit-nano", seed=0).pos_embed)
+
+
+def test_an_image_size_that_a_transformer_cannot_have_is_refused():
+    inputs = Inputs(8, 8, 3, (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, ())
+    for name in ("timm:vit_tiny_patch16_224", "timm:test_convnext2"):
+        with pytest.raises(BsamError, match=f"{name} does not take images of 3x8x8"):
+            build_float_network(Run("sgd", model=name), inputs, 10)

@@ -182,6 +182,41 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     assert found == [(total, name) for total in totals for name in ("sam", "sam-follow", "bsam", "bsam-2")]
 
 
+@pytest.mark.parametrize("scale", ["smoke", "paper"])
+def test_transformers_train_with_adamw_at_equal_radii_and_twice_as_long(scale):
+    planned = RECIPES["transformers"].experiment(scale, 1).planned
+    size = {"smoke": ("vit-nano", 32, 2, ["digits"]), "paper": ("vit-tiny", 512, 100, ["cifar100", "cifar10"])}[scale]
+    model, batch, epochs, data = size
+    assert list(dict.fromkeys(plan.run.data for plan in planned)) == data
+    for name in data:
+        first, twice, *others = [plan for plan in planned if plan.run.data == name]
+        assert (first.run.method, first.run.base, first.run.decay, first.run.clip_norm) == (
+            "base",
+            "adamw",
+            "weights",
+            1,
+        )
+        assert (first.run.model, first.run.batch, first.run.epochs) == (model, batch, epochs)
+        assert 0 < first.run.warmup < epochs / 3
+        assert twice.run == replace(first.run, epochs=2 * epochs)
+        assert (twice.about["row"], twice.about["experiment"]) == ("AdamW, twice the epochs", first.about["experiment"])
+        found = {}
+        for plan in others:
+            run = plan.run
+            same = replace(run, method="base", arguments={}, rho_warmup=0.0)
+            assert same == first.run  # nothing but the method differs
+            assert plan.about["experiment"] == first.about["experiment"]
+            assert run.rho_warmup in (0, epochs / 4)
+            assert plan.about["row"].endswith(", warm-up") == (run.rho_warmup > 0)
+            found.setdefault(variant_of(run).name, []).append((plan.about["radius"], run.rho_warmup))
+        for variant, unit in {"sam": 1, "bsam-2": 1, "bsam": 1, "asam": 10, "msam": 15, "looksam": 1}.items():
+            expected = [(unit * radius, w) for radius in (0.05, 0.1, 0.2, 0.4) for w in (0, epochs / 4)]
+            assert [pair for each in found.pop(variant) for pair in each] == pytest.approx(
+                [pair for each in expected for pair in each]
+            )
+        assert not found
+
+
 CIFAR = ("classification", "rho-min-study", "label-noise", "training-curves", "sharpness-curves", "gradient-conflict")
 
 
@@ -195,7 +230,7 @@ def test_short_is_the_paper_with_fewer_epochs(name):
     assert len(short) == {"classification": 2 * len(variants()), "transfer": 2 * 2 * 7}.get(name, len(paper))
 
 
-@pytest.mark.parametrize("name", [*CIFAR, "transfer", "pose"])
+@pytest.mark.parametrize("name", [*CIFAR, "transfer", "pose", "transformers"])
 def test_smoke_has_every_row_in_small(name):
     small = {"timm:test_efficientnet", "timm:test_resnet", "simcc_resnet8"}
     small |= {model for model, entry in MODELS.items() if entry.parameters < 120_000}

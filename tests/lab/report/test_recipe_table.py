@@ -172,3 +172,21 @@ def test_a_row_without_training_and_a_group_that_a_test_set_does_not_have(table)
     assert "Head" not in section.header
     assert section.rows[-1] == ("mean pose", "50.00", *["-"] * 5, "25.00")
     assert section.wide
+
+
+def test_a_timed_recipe_has_a_column_of_seconds(table):
+    """Runs that shared their device were not timed."""
+    runs = table("transformers", "smoke", keep=lambda plan: plan.about["row"].startswith(("AdamW", "SAM, rho 0.05")))
+    runs["training_seconds"] = [10.0, 20.0, 30.0, math.nan, *[12.0, 24.0, math.nan, math.nan]]
+    cells = cells_of(runs)
+    (section,) = sections_of(cells, settings=runs["settings"].iloc[0])
+    assert section.header == ("method", "Digits", "seconds")
+    rows = {row[0]: row[-1] for row in section.rows}
+    assert rows == {
+        "AdamW": "11.0 ± 1.4",
+        "AdamW, twice the epochs": "22.0 ± 2.8",
+        "SAM, rho 0.05": "30.0",
+        "SAM, rho 0.05, warm-up": "-",
+    }
+    assert any(line.startswith("Seconds: ") for line in caption(runs, cells))
+    assert not any(line.startswith("Seconds: ") for line in caption(runs.drop(columns="training_seconds"), cells))

@@ -42,6 +42,11 @@ SETTINGS = [
     (CLASSES, {"data": "mnist"}, "mnist"),
     (CLASSES, {"data": "cifar10", "model": "resnet8"}, "--data-dir"),
     (CLASSES, {"augment": "scale-rotate"}, "augment"),
+    (POSE, {"augment": "timm:mixup=1"}, "augment"),
+    (CLASSES, {"augment": "timm:aa=rand-m9"}, "bytes"),
+    *((CLASSES, {"augment": f"timm:{names}"}, "augment") for names in ("", "cutmix", "mixup=0", "reprob=0.1")),
+    *((CLASSES, {"augment": f"timm:aa={name}"}, "RandAugment") for name in ("m9", "rand-x9", "rand-m", "augmix-m3")),
+    *((CLASSES, {"augment": f"timm:mixup={alpha}"}, "mixup") for alpha in ("-1", "nan", "inf", "a", "1,mixup=1")),
     (CLASSES, {"limit_train": 641}, "limit_train.*640"),
     (CLASSES, {"limit_test": 758}, "limit_test.*757"),
     (CLASSES, {"limit_test": 401, "eval_split": "validation"}, "limit_test.*400"),
@@ -89,7 +94,7 @@ RUNS = [
     (replace(POSE, method="mesa", batch=4), "mesa"),
     (replace(CLASSES, limit_train=50, batch=64), "batch"),
     (replace(CLASSES, model="resnet9"), "resnet9"),
-    (replace(CLASSES, model="timm:vit_tiny_patch16_224", image_size=48), "1x48x48"),
+    (replace(CLASSES, model="timm:vit_tiny_patch16_224"), "1x8x8"),  # smaller than a patch
 ]
 
 

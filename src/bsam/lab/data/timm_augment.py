@@ -83,8 +83,6 @@ class TimmAugment(Augment):
         x = super().moved(x, draws)
         if not self.aa:
             return x
-        if x.is_floating_point():
-            raise BsamValueError("aa (RandAugment) needs images in bytes, and this data has numbers: leave aa out")
         from PIL import Image
 
         pixels, images = x.permute(0, 2, 3, 1).cpu().numpy(), []

@@ -113,7 +113,7 @@ class Classification(ImageTask):
         self.eval_samples = len(self._eval_split)
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
-        self._augment = _augmentation(run.augment or entry.augmentation, self.inputs)
+        self._augment = _augmentation(run.augment or entry.augmentation, self.inputs, run.data)
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
@@ -267,7 +267,13 @@ class Classification(ImageTask):
         return {**notes, **super().notes()}
 
 
-def _augmentation(name: str, inputs: Inputs) -> Augment:
+def _augmentation(name: str, inputs: Inputs, data: str) -> Augment:
     if name.startswith(PREFIX):
-        return replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
+        augment = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
+        if augment.aa and not inputs.in_bytes:
+            raise BsamValueError(
+                f"RandAugment needs pixels in bytes, but those of {data} are floating-point numbers: leave aa out of "
+                f"augment {name}"
+            )
+        return augment
     return augmentation(name, inputs.mean, inputs.std)

@@ -230,6 +230,9 @@ def test_lines_of_radii_join_rows_that_differ_only_in_radii():
         "BSAM (2 passes)": ("bsam", "bsam-2", {"passes": 2}, 0.1),
         "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 1": ("bsam", "bsam-2", {"passes": 2, "every": 1}, 0.2),
         "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5": ("bsam", "bsam-2", {"passes": 2, "every": 5}, 0.2),
+        "MSAM, rho 0.1": ("msam", "msam", {"rho": 0.1}, 0.1),
+        "MSAM, rho 0.1, warm-up": ("msam", "msam", {"rho": 0.1}, 0.1),
+        "MSAM, rho 0.2, warm-up": ("msam", "msam", {"rho": 0.2}, 0.2),
         "X": ("", "", {}, 0.1),
         "X, rho 0.2": ("", "", {}, 0.2),
     }
@@ -238,7 +241,7 @@ def test_lines_of_radii_join_rows_that_differ_only_in_radii():
             "row": row,
             "method": method,
             "variant": variant,
-            "settings": {"arguments": arguments},
+            "settings": {"arguments": arguments, "rho_warmup": 5.0 * row.endswith("warm-up")},
             "radius": r,
             "score": 8.0,
         }
@@ -250,6 +253,8 @@ def test_lines_of_radii_join_rows_that_differ_only_in_radii():
         "SAM (follow)": [0.1],
         "BSAM (2 passes)": [0.1, 0.2],
         "BSAM (2 passes), rho_max 0.1, rho_min 0.1, every 5": [0.2],
+        "MSAM, rho 0.1": [0.1],
+        "MSAM, warm-up": [0.1, 0.2],
         "X": [0.1, 0.2],
     }
 
