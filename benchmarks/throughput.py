@@ -2,13 +2,14 @@
 
 The timed epochs are those of `bsam train` (augmentation on the device, schedule, all steps) without evaluation and
 checkpoints. The images are noise in the shape of CIFAR, already on the device; this does not change the time of a step.
-Slow networks get shorter epochs (--steps), and their seconds per epoch are those of a step times 390. The first epoch
+Slow networks get shorter epochs (--steps), and their seconds per epoch are those of a step times the steps of a whole epoch. The first epoch
 of each case, which compiles, captures and warms up, is not timed. The timed epochs are in the middle of the schedule:
 AE-SAM takes fewer passes early in training than late. Methods that cannot be captured run eagerly, as in `bsam train`.
 
     python benchmarks/throughput.py    # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16
     python benchmarks/throughput.py --models resnet18 --compile
     python benchmarks/throughput.py --models resnet18 --compile --methods all --rounds 3
+    python benchmarks/throughput.py --models vit-tiny --base adamw --batch 512 --compile
 """
 
 from __future__ import annotations
@@ -25,15 +26,20 @@ import torch
 import machine
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.models import MODELS
+from bsam.lab.recipes import transformer_recipe
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import Run
+from bsam.lab.training.config import BASE, Run, method_title
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
 from step_time import spread
 
 IMAGES, BATCH = 50_000, 128  # CIFAR's training images, and the paper's batch size
+BASES = {  # base optimizers, with their settings in recipes
+    "sgd": {},
+    "adamw": {**transformer_recipe.OPTIMIZER, "warmup": 1},
+}
 CASES = {
     "SGD": Run("sgd", data="cifar10"),
     "SAM": Run("sam", data="cifar10"),
@@ -54,7 +60,7 @@ CASES |= {
 # with all networks of the process, so they are not timed among the others.
 SIZES_DIFFER = ("SAM ascent 0.25", "ESAM", "KSAM")
 STEPS = {
-    "cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60},
+    "cuda": {"resnet18": 390, "wide_resnet28_10": 60, "pyramidnet110": 60},  # with --models, also others
     "cpu": {"resnet8": 4},
 }  # steps per epoch, without --steps
 
@@ -70,19 +76,22 @@ def noise(samples: int) -> Dataset:
 def measure(
     model: str, run: Run, steps: int, rounds: int, device: torch.device, methods: Sequence[str] = DEFAULT
 ) -> dict[str, Any]:
-    """Time these cases on one network."""
-    data, trainings = noise(steps * BATCH), {}
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    """Time these cases on one network, with the base optimizer and the batch size of ``run``."""
+    base = method_title(run)
+    cases = {base if CASES[name].method == BASE else name: CASES[name] for name in methods}
+    data, trainings = noise(steps * run.batch), {}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
     with side_stream(device):
-        for name in methods:
+        for name, case in cases.items():
             timed = replace(
-                CASES[name],
+                case,
                 model=model,
-                batch=BATCH,
+                batch=run.batch,
                 epochs=rounds + 2,  # one before and one after those that are timed
                 precision=run.precision,
                 compile=run.compile,
                 capture=run.capture,
+                **{"base": run.base, **BASES[run.base]},
             )
             trainings[name] = Trainer(timed, Classification(timed, device, data=data), DistributedContext(device))
         for number in range(rounds + 1):
@@ -91,21 +100,22 @@ def measure(
                 if number:
                     seconds[name].append(epoch["seconds"] / steps)
                 print(f"  {model} {name} epoch {number}: {epoch['seconds']:.2f} s", file=sys.stderr, flush=True)
-    steps_per_epoch = IMAGES // BATCH
+    steps_per_epoch = IMAGES // run.batch
     return {
         "model": model,
-        "parameters": sum(p.numel() for p in trainings["SGD"].network.parameters()),
-        "cases": {name: {"method": CASES[name].method, "arguments": CASES[name].arguments} for name in methods},
-        "batch": BATCH,
+        "parameters": sum(p.numel() for p in trainings[base].network.parameters()),
+        "cases": {name: {"method": case.method, "arguments": case.arguments} for name, case in cases.items()},
+        "base": run.base,
+        "batch": run.batch,
         "precision": run.precision,
-        "compile": trainings["SGD"].compiled,
+        "compile": trainings[base].compiled,
         "captured": {name: isinstance(training.take_step, CapturedSteps) for name, training in trainings.items()},
         "steps_timed": steps,
         "n": rounds,
         "epoch_seconds": {name: spread([steps_per_epoch * s for s in values]) for name, values in seconds.items()},
-        "images_per_second": {name: BATCH / statistics.median(values) for name, values in seconds.items()},
-        "over_sgd": {
-            name: spread([a / b for a, b in zip(values, seconds["SGD"], strict=True)])
+        "images_per_second": {name: run.batch / statistics.median(values) for name, values in seconds.items()},
+        "over_base": {
+            name: spread([a / b for a, b in zip(values, seconds[base], strict=True)])
             for name, values in seconds.items()
         },
         "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
@@ -115,15 +125,16 @@ def measure(
 def table(result: dict[str, Any]) -> str:
     """Format a result as a table."""
     lines = [
-        "{model}: {parameters:,} parameters, batch {batch}, {precision}, compile {compile}, ".format(**result)
+        "{model}: {parameters:,} parameters, {base}, batch {batch}, {precision}, compile {compile}, ".format(**result)
         + "{steps_timed} steps per epoch, n = {n}".format(**result)
     ]
-    lines.append(f"  {'':<17}{'s per epoch of 390 steps':<28}{'images/s':>10}   over SGD")
+    heading = f"s per epoch of {IMAGES // result['batch']} steps"
+    lines.append(f"  {'':<17}{heading:<28}{'images/s':>10}   over {result['base']}")
     for name, s in result["epoch_seconds"].items():
         epoch = f"{s['median']:.3f} [{s['q1']:.3f}, {s['q3']:.3f}]"
         lines.append(
             f"  {name:<17}{epoch:<28}{result['images_per_second'][name]:>10.0f}   "
-            f"{result['over_sgd'][name]['median']:.3f}"
+            f"{result['over_base'][name]['median']:.3f}"
         )
     return "\n".join(lines)
 
@@ -145,8 +156,10 @@ def main(arguments: list[str] | None = None) -> None:
         choices=[*CASES, "all"],
         default=list(DEFAULT),
         metavar="METHOD",
-        help=f"some of: {', '.join(CASES)}; or all (default: {', '.join(DEFAULT)}); SGD is always timed",
+        help=f"some of: {', '.join(CASES)}; or all (default: {', '.join(DEFAULT)}); the first is always timed",
     )
+    parser.add_argument("--base", choices=[*BASES], default="sgd", help="the base optimizer (default: sgd)")
+    parser.add_argument("--batch", type=int, default=BATCH, help=f"samples per step (default: {BATCH})")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on CUDA, fp32 on the CPU")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--plain", action="store_true", help="use no CUDA graphs")
@@ -155,7 +168,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
-    run = Run("sgd", precision=precision, compile=args.compile, capture=not args.plain)
+    given = {"base": args.base, "batch": args.batch, "precision": precision, "compile": args.compile}
+    run = Run("base", **given, capture=not args.plain)
     methods = list(CASES) if "all" in args.methods else list(dict.fromkeys(["SGD", *args.methods]))
     parts = [[name for name in methods if name not in SIZES_DIFFER]]
     if len(parts[0]) < len(methods):

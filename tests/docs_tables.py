@@ -51,7 +51,7 @@ def epochs() -> list[str]:
         row(
             r["model"] + ", compiled" * r["compile"],
             *(f"{r['epoch_seconds'][name]['median']:.2f}" for name in cases),
-            *(f"{r['over_sgd'][name]['median']:.2f}" for name in ("BSAM3", "BSAM3 in turn")),
+            *(f"{r['over_base'][name]['median']:.2f}" for name in ("BSAM3", "BSAM3 in turn")),
             r["steps_timed"],
         )
         for r in stored("throughput_cuda")["results"]

@@ -55,7 +55,7 @@ def timed_cases() -> tuple[pd.DataFrame, dict[str, Any]]:
             **case,
             "passes": passes(**case),
             "seconds": TASK["epochs"] * result["epoch_seconds"][name]["median"],
-            "over_sgd": result["over_sgd"][name]["median"],
+            "over_base": result["over_base"][name]["median"],
             "step": "captured" if result["captured"][name] else "eager",
         }
         for result in content["results"]
@@ -99,7 +99,7 @@ def page() -> str:
         name = row["row"] if row["method"] == BASE else f"[{row['row']}]({row['method']}.md)"
         radius = "-" if pd.isna(row["radius"]) else f"{row['radius']:g}"
         score = "not run" if pd.isna(row["mean"]) else numbers_text(row["mean"], row["std"], int(row["count"]))
-        time = f"{row['seconds']:.0f} | {row['over_sgd']:.2f} | {row['step']}"
+        time = f"{row['seconds']:.0f} | {row['over_base']:.2f} | {row['step']}"
         rows.append(f"| {name} | {radius} | {row['passes']:.3g} | {time} | {score} |")
     return PAGE.format(rows="\n".join(rows), figure=FIGURE, **facts)
 

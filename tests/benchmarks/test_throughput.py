@@ -4,6 +4,7 @@ import json
 
 from torch import nn
 
+from bsam.lab.recipes import RECIPES
 from bsam.methods import METHODS, distillation
 
 
@@ -23,7 +24,7 @@ def test_all_methods(throughput, tmp_path, capsys, monkeypatch):
     assert {case["method"] for r in results for case in r["cases"].values()} == {"base", *METHODS}
     assert results[0]["cases"]["BSAM2"] == {"method": "bsam", "arguments": {"passes": 2}}
     for result in results:
-        assert list(result["epoch_seconds"]) == list(result["over_sgd"]) == list(result["cases"])
+        assert list(result["epoch_seconds"]) == list(result["over_base"]) == list(result["cases"])
         assert all(s["median"] > 0 for s in result["epoch_seconds"].values())
     assert len(compared) == 2 * 2  # SAF and MESA, in all timed epochs
 
@@ -35,3 +36,19 @@ def test_sgd_is_always_timed(throughput, tmp_path, capsys, monkeypatch):
     throughput.main([*flags, "--out", str(out)])
     (result,) = json.loads(out.read_text())["results"]
     assert list(result["cases"]) == ["SGD", "VaSSO"]
+
+
+def test_transformers_with_adamw(throughput, tmp_path, capsys):
+    """The base optimizer has the settings of the recipe, and all cases have its batch size."""
+    out = tmp_path / "throughput.json"
+    flags = ["--device", "cpu", "--models", "vit-nano", "--steps", "1", "--rounds", "1", "--methods", "SAM"]
+    throughput.main([*flags, "--base", "adamw", "--batch", "20", "--out", str(out)])
+    (result,) = json.loads(out.read_text())["results"]
+    assert list(result["cases"]) == list(result["over_base"]) == ["AdamW", "SAM"]
+    assert (result["base"], result["batch"]) == ("adamw", 20)
+    assert "over adamw" in capsys.readouterr().out
+    assert RECIPES["transformers"].experiment("paper").planned[0].run.base == "adamw"
+    timed = throughput.BASES["adamw"]
+    assert (
+        timed.items() - {("warmup", 1)} <= RECIPES["transformers"].experiment("paper").planned[0].run.settings().items()
+    )

@@ -38,5 +38,5 @@ def test_a_recipe_trains_the_initial_runs_of_its_chosen_runs(tmp_path, capsys):
     assert cli.main([*command, "--dry-run"]) == 0
     plan = " ".join(capsys.readouterr().out.split())
     assert ": 2 runs " in plan
-    assert "SGD, weight decay 0.001, seed 0" in plan
+    assert "SGD, weight decay 0.001, 2" in plan
     assert "BSAM" in plan

@@ -31,6 +31,7 @@ CHEAP = {
     "training-curves": ["sgd", "bsam-2"],
     "transfer": ["sgd"],
     "quantization": ["bsam-2", "--models", "resnet8"],
+    "transformers": ["adamw", "msam"],
 }
 
 

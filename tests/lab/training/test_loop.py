@@ -60,7 +60,7 @@ def test_every_setting_matters():
     optimization |= {"head_lr": 0.2, "freeze_backbone": True, "accumulate": 2, "clip_norm": 0.1, "ema": 0.5}
     optimization |= {"base_arguments": {"dampening": 0.5}}
     optimization |= {"base": "adam", "weight_decay": 1e-3, "epochs": 2, "batch": 12, "precision": "bf16"}
-    optimization |= {"rho_warmup": 0.7, "rho_start": 0.4}
+    optimization |= {"rho_warmup": 0.7, "rho_start": 0.4, "decay": "weights"}
     task = {"label_smoothing": 0.1, "label_noise": 0.1, "limit_train": 32, "limit_test": 19, "augment": "crop-flip"}
     task |= {"seed": 1, "eval_split": "validation", "model": "resnet8", "image_size": 7}
     others = {"arguments": {"rho_max": 0.1, "rho_min": 0.06}, "method": "asam", "radius": 0.1, **optimization, **task}
