@@ -2,8 +2,8 @@
 
 The timed epochs are those of `bsam train` (augmentation on the device, schedule, all steps) without evaluation and
 checkpoints. The images are noise in the shape of CIFAR, already on the device; this does not change the time of a step.
-Slow networks get shorter epochs (--steps), and their seconds per epoch are those of a step times the steps of a whole epoch. The first epoch
-of each case, which compiles, captures and warms up, is not timed. The timed epochs are in the middle of the schedule:
+Slow networks get shorter epochs (--steps); their seconds per epoch are those of a step times the steps of a whole one.
+The first epoch of each case, which compiles, captures and warms up, is not timed. The others are mid-schedule, since
 AE-SAM takes fewer passes early in training than late. Methods that cannot be captured run eagerly, as in `bsam train`.
 
     python benchmarks/throughput.py    # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16

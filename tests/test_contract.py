@@ -390,8 +390,35 @@ def test_functional_sam_refuses_closures_without_outputs_or_with_a_backward(prob
 
 @pytest.mark.parametrize("method", [*CHOOSING, "functional_sam"])
 def test_plain_steps_refuse_closures_that_will_not_do_after_the_start(problem, method):
-    with pytest.raises(bsam.BsamError, match="return"):
+    with pytest.raises(bsam.BsamError, match="return|takes no argument"):
         build(method, problem, start=5).step(problem.loss)
+
+
+def test_plain_steps_refuse_closures_without_samples_or_with_other_outputs(problem):
+    for optimizer in (
+        build("ksam", problem, start=5),
+        bsam.SAM(SGD(problem.model.parameters()), problem.model, ascent=0.5, start=5),
+    ):
+        with pytest.raises(bsam.BsamError, match="indices"):
+            optimizer.step(lambda: problem.losses())
+    optimizer = build("functional_sam", problem, start=5)
+    with pytest.raises(bsam.BsamError, match="does not depend on the outputs"):
+        optimizer.step(lambda: (problem.loss(), problem.model(problem.x)))
+
+
+def test_a_second_head_is_noticed_also_with_micro_batches(problem):
+    """Functional SAM would not train it."""
+    optimizer = build("functional_sam", problem)
+    spare = next(problem.model.parameters())
+
+    def closure():
+        for x, y in zip(problem.x.chunk(2), problem.y.chunk(2), strict=True):
+            outputs = problem.model(x)
+            detached = outputs.detach().requires_grad_()  # outputs that the first layer has no part in
+            yield torch.nn.functional.cross_entropy(detached, y) + 0.0 * spare.sum(), detached
+
+    with pytest.raises(bsam.BsamError, match="another head"):
+        optimizer.step(closure)
 
 
 def test_a_share_of_the_batch_is_what_the_closure_returns(problem):

@@ -299,6 +299,29 @@ def test_ranks_without_a_wrapper(ranks):
         assert "2 ranks" in message
 
 
+def test_shares_of_batches_whose_sizes_differ_between_ranks(ranks):
+    """All ranks take the same passes, and average the gradients of their shares, and then those of their batches."""
+    model, rho = two_ranks.network(), 0.1
+    x, y = two_ranks.batch()
+    params = list(model.parameters())
+
+    def mean_gradient(share):
+        losses = [F.cross_entropy(model(a[:k]), b[:k]) for a, b, k in share]
+        return torch.autograd.grad(sum(losses) / 2, params)
+
+    for sizes in zip(*two_ranks.SIZES, strict=True):
+        parts = [(a, b, n) for a, b, n in zip(x.chunk(2), y.chunk(2), sizes, strict=True)]
+        g = mean_gradient([(a, b, -(-n // 4)) for a, b, n in parts])
+        norm, w = torch.cat([t.flatten() for t in g]).norm(), [p.detach().clone() for p in params]
+        with torch.no_grad():
+            torch._foreach_add_(params, torch._foreach_mul(g, float(rho / norm)))
+        d = mean_gradient(parts)
+        with torch.no_grad():
+            for p, start, step in zip(params, w, d, strict=True):
+                p.copy_(start - 0.1 * step)
+    assert_close(of_both(ranks, "on-shares"), weights_of(model), atol=1e-12)
+
+
 @pytest.mark.parametrize("case", ["inside-own-accumulate", "wrapped-again"])
 def test_ranks_stay_together(ranks, case):
     weights = of_both(ranks, case)

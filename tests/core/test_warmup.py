@@ -89,6 +89,18 @@ def test_groups_start_one_after_the_other(name, by_hand):
     assert passes == [1] * 4 + [optimizer.passes] * (STEPS - 4)
 
 
+@pytest.mark.parametrize(("name", "arguments"), [("LookSAM", {"k": 3}), ("BSAM", {"passes": 2, "every": 3})])
+def test_cycles_begin_with_the_start(name, arguments):
+    """A step of one kind always takes the same passes, as in a CUDA graph."""
+    model, passes = network(), []
+    optimizer, _ = build(name, model, start=4, **arguments)
+    for t in range(12):
+        loss, calls, kind = closure(model, t), [], optimizer.step_kind()
+        optimizer.step(lambda: calls.append(t) or loss())
+        passes.append((kind, len(calls)))
+    assert passes == [("plain", 1)] * 4 + [(True, 2), (False, 1), (False, 1)] * 2 + [(True, 2), (False, 1)]
+
+
 @pytest.mark.parametrize("name", RADII)
 def test_zero_is_off(name):
     ends = []

@@ -240,6 +240,21 @@ def synchronized_decisions(rank: int) -> dict:
     return {"weights": [p.detach() for p in model.parameters()], "calls": calls}
 
 
+SIZES = ((8, 8, 6, 8), (8, 8, 8, 7))  # of the batches of each rank
+
+
+def on_shares(rank: int) -> dict:
+    """The perturbation comes from a share of each rank's batch; batches of other sizes come on one rank at a time."""
+    model = DistributedDataParallel(network())
+    optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.1, ascent=0.25)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for n in SIZES[rank]:
+        optimizer.step(
+            lambda chosen=slice(None), n=n: F.cross_entropy(model(x[:n][chosen]), y[:n][chosen], reduction="none")
+        )
+    return {"weights": [p.detach() for p in model.parameters()]}
+
+
 def error_of(rank: int, method: str, make) -> dict:
     """The message of a step that raises, and whether the weights are unchanged."""
     model = make()
@@ -470,6 +485,7 @@ CASES = {
     "compiled-found": partial(framework, "bsam", given=False, compiled=True),
     "two-wrappers-found": partial(framework, "bsam", given=False, discriminator=True),
     "not-wrapped": not_wrapped,
+    "on-shares": on_shares,
     "wrapped-again": wrapped_again,
     "inside-ours": partial(inside, own_backward=False, accumulate=False),
     "inside-own": partial(inside, own_backward=True, accumulate=False),

@@ -332,3 +332,18 @@ def test_a_zero_gradient_gives_zeros():
         probe = Probe().attach(optimizer)
         optimizer.step(lambda: F.mse_loss(model(torch.ones(1, 1)), torch.zeros(1, 1)))
         assert numbers(probe.readings[0]) == [0.0] * 8
+
+
+def test_steps_before_the_start_are_not_measured(problem):
+    optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model, start=3)
+    probe = Probe(every=2).attach(optimizer)
+    for _ in range(6):
+        optimizer.step(problem.loss)
+    assert [reading.step for reading in probe] == [4]
+
+
+def test_the_pass_of_functional_sam_at_the_weights_is_not_repeated(problem):
+    optimizer = bsam.FunctionalSAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model)
+    probe = Probe(every=1).attach(optimizer)
+    optimizer.step(problem.loss_and_outputs)
+    assert [reading.extra_passes for reading in probe] == [2]

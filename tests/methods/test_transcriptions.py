@@ -294,7 +294,10 @@ def warmed_up(direction):
         share = min(1.0, (L.t - start + 1) / warmup) if warmup else 1.0
         defaults = {name: p.default for name, p in inspect.signature(direction).parameters.items()}
         radii = {name: value for name, value in {**defaults, **arguments}.items() if name.startswith("rho")}
-        return direction(L, **{**arguments, **{name: share * rho for name, rho in radii.items()}})
+        L.t -= start  # the cycles of a method begin with it
+        d = direction(L, **{**arguments, **{name: share * rho for name, rho in radii.items()}})
+        L.t += start
+        return d
 
     return warm
 
@@ -353,7 +356,8 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "sam-late": ("SAM", warmed_up(sam), {"rho": 0.2, "rho_floor": 0.05, "warmup": 8, "start": 6}),
     "bsam-warmup": ("BSAM", warmed_up(bsam_), {**RADII, "warmup": 15}),
     "bsam-2-late": ("BSAM", warmed_up(bsam_), {**RADII, "passes": 2, "start": 9}),
-    "looksam-late": ("LookSAM", warmed_up(look_sam), {"rho": 0.1, "warmup": 11, "start": 5}),
+    "saner-late": ("SANER", warmed_up(saner), {"rho": 0.1, "ramp": 10, "start": 4}),
+    "looksam-late": ("LookSAM", warmed_up(look_sam), {"rho": 0.1, "warmup": 11, "start": 7}),
     "msam-warmup": ("MSAM", warmed_up(msam), {"rho": 0.3, "warmup": 9}),
 }
 

@@ -244,17 +244,20 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
             signals.append(outputs.grad)
             self._reached = [p.grad is not None for p in self._weights.params]
 
-        return self._run(None, None, backward, by_closure=False)[1], signals
+        loss, gradient = self._run(None, None, backward, by_closure=False)
+        if self.keep_evaluations:
+            self.evaluations.append(Evaluation(None, loss, gradient))
+        return gradient, signals
 
     def pull_back(self, signals: Sequence[Tensor], at: Vector) -> Vector:
         """Return the transposed Jacobian of the outputs at ``w + at``, times the signals of the micro-batches."""
-        rest = iter(signals)
+        rest = list(signals)
 
         def backward(loss: Tensor, outputs: Tensor | None) -> None:
             assert outputs is not None
-            outputs.backward(next(rest))
+            outputs.backward(rest.pop(0))
             pairs = zip(self._weights.params, self._reached, strict=True)
-            if len(signals) == 1 and any(p.grad is None and reached for p, reached in pairs):
+            if not rest and any(p.grad is None and reached for p, reached in pairs):
                 raise BsamRuntimeError(
                     "the loss depends on parameters that the outputs do not depend on, such as those of another head: "
                     "this method would not train them. Concatenate all outputs into one tensor"

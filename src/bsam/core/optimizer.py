@@ -249,6 +249,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         perturbed = [group for group in self.param_groups if group.get(PERTURB, True)]
         return bool(perturbed) and all(group["steps_taken"] < group[START] for group in perturbed)
 
+    @property
+    def steps_since_start(self) -> int:
+        """The number of steps since the start of the first group; negative before it."""
+        return self.t - min((group[START] for group in self.param_groups if group.get(PERTURB, True)), default=0)
+
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
         """Return the radius ``name`` of a group in this step; 0 if the group has ``perturb=False``."""
         full = self.full_radius(group, name)
@@ -376,9 +381,12 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def _plain_direction(self, L: Objective) -> Vector:
         """Return the gradient; raise at once if the closure will not do for the steps after the start."""
-        g = L.grad()
-        if Need.PER_SAMPLE_LOSSES in self.needs:
-            _ = L.sample_losses
+        if Need.OUTPUTS in self.needs:
+            return L.grad_and_signals()[0]
+        if Need.PER_SAMPLE_LOSSES not in self.needs:
+            return L.grad()
+        g = L.grad(subset=slice(None))  # the closure takes samples ...
+        _ = L.sample_losses  # ... and returns their losses
         return g
 
     def _begin(self, closure: Closure) -> None:

@@ -86,7 +86,11 @@ class Probe:
         return step % self.every == 0
 
     def observe(self, optimizer: SharpnessAware, L: Objective) -> None:
-        """Measure a step; called after the method's passes, with their evaluations."""
+        """Measure a step; called after the method's passes, with their evaluations. Steps before ``start`` are not
+        measured, since their radii are 0.
+        """
+        if optimizer.is_plain_step:
+            return
         passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
             here = _evaluation(L, None)

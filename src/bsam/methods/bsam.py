@@ -149,7 +149,7 @@ class BSAM(SharpnessAware):
         return 1 + (arguments.get("passes", cls.passes) - 1) / arguments.get("every", 1)
 
     def step_kind(self) -> Hashable:
-        return super().step_kind() or self.t % self.every == 0
+        return super().step_kind() or self.steps_since_start % self.every == 0
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()  # Algorithm 1, line 3

@@ -71,7 +71,7 @@ class LookSAM(SharpnessAware):
         return 1 + 1 / arguments["k"] if "k" in arguments else cls.passes
 
     def step_kind(self) -> Hashable:
-        return super().step_kind() or self.t % self.k == 0
+        return super().step_kind() or self.steps_since_start % self.k == 0
 
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ..common.checks import check_share
 from ..common.method_info import Need
 from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
+from ..core.ranks import several_ranks
 from ..core.wrapper import radius_settings
 
 
@@ -32,7 +33,8 @@ class SAM(SharpnessAware):
             samples of the batch, and a step takes ``1 + ascent`` passes. The closure must take a slice or indices of
             samples and return one loss for each. ``step`` returns the loss of the share, which also updates batch
             norm's statistics. The first step begins with a forward pass over the whole batch, to find its size, and
-            returns that loss; a later step whose batch has another size is computed twice.
+            returns that loss; a later step whose batch has another size is computed twice. With several processes,
+            every step begins with this forward pass.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
@@ -95,7 +97,8 @@ class SAM(SharpnessAware):
         The size of a batch is known after a pass over it. It is assumed to be that of the last step; if it is not, the
         step is computed again.
         """
-        n = self.recall("batch_size") or len(L.losses())
+        remembered = None if several_ranks() else self.recall("batch_size")  # ranks must take the same passes
+        n = remembered or len(L.losses())
         while True:
             g = L.grad(subset=slice(math.ceil(self.ascent * n)))
             d = L.grad(at=self.epsilon(g, "rho"))

@@ -31,8 +31,8 @@ class SANER(SharpnessAware):
         rho: the radius, or its maximum if it follows the learning rate.
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
         alpha: the factor on these entries; 1 gives SAM.
-        ramp: the number of steps until the factor is ``alpha``; the paper takes 50 epochs. With 0, it is ``alpha`` from
-            the first step on.
+        ramp: the number of steps until the factor is ``alpha``, counted from ``start``; the paper takes 50 epochs. With
+            0, it is ``alpha`` from the first step on.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
@@ -78,7 +78,7 @@ class SANER(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         g_hat = L.grad(at=self.epsilon(g, "rho"))
-        a = 1 + (self.alpha - 1) * (min(1.0, self.t / self.ramp) if self.ramp else 1.0)
+        a = 1 + (self.alpha - 1) * (min(1.0, self.steps_since_start / self.ramp) if self.ramp else 1.0)
         plain = g.tensors()
 
         def damped(i: int, entries: Tensor) -> Tensor:

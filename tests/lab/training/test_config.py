@@ -181,5 +181,11 @@ def test_the_help_of_capture_states_the_tolerances_of_the_gpu_tests():
 
 
 def test_warm_ups_are_given_in_epochs():
-    with pytest.raises(bsam.BsamError, match="no argument 'warmup'"):
+    for settings in (
+        {"rho_start": 4.0},
+        {"rho_start": 2.0, "rho_warmup": 2.0},
+    ):  # the method would never have its radius
+        with pytest.raises(bsam.BsamError, match="rho_start plus rho_warmup"):
+            Run("sam", epochs=4, **settings)
+    with pytest.raises(bsam.BsamError, match="set rho_warmup"):
         Run("sam", {"warmup": 5})

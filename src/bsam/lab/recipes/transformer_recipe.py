@@ -42,7 +42,9 @@ TRAINING = {**OPTIMIZER, "epochs": 100, "batch": 512, "warmup": 5, "augment": "c
 def transformers(scale: Scale) -> list[Planned]:
     """Return AdamW, AdamW with twice the epochs, and each method at each radius, without and with a warm-up."""
     planned = []
-    smoke: dict[str, Any] = {**OPTIMIZER, "warmup": 0.5, "batch": scale.settings["batch"] // 2} if scale.stand_ins else {}
+    smoke: dict[str, Any] = (
+        {**OPTIMIZER, "warmup": 0.5, "batch": scale.settings["batch"] // 2} if scale.stand_ins else {}
+    )
     for network in scale.networks:
         for data in scale.data:
             first = scale.run(variants()["sgd"], network, data, **smoke)

@@ -248,6 +248,12 @@ class Run(SubjectSettings):
                     f"{name} must be at most the {self.epochs} epochs of the run, got {getattr(self, name)}"
                 )
 
+        if self.rho_start and self.rho_start + self.rho_warmup >= self.epochs:
+            raise BsamValueError(
+                f"rho_start plus rho_warmup must be below the {self.epochs} epochs, got {self.rho_start} plus "
+                f"{self.rho_warmup}"
+            )
+
     def _check_method(self) -> None:
         object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
         if self.method == "sgd":
@@ -260,6 +266,8 @@ class Run(SubjectSettings):
             raise BsamValueError(f"the base optimizer alone takes no method arguments, got {self.arguments!r}")
         known = () if self.method == BASE else arguments_of(self.method)
         for name in self.arguments:
+            if f"rho_{name}" in RADIUS_SCHEDULE:
+                raise BsamValueError(f"arguments must not contain {name}: set rho_{name}, which counts epochs")
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
         has_radius = self.method != BASE and not METHODS[self.method].is_loss
