@@ -28,7 +28,7 @@ class GPT(nn.Module):
         return hidden @ self.characters.weight.T * WIDTH**-0.5
 
 
-def main(passes=2000, methods=("half", "AdamW", "SAM", "FunctionalSAM"), rho=0.05, seed=0):
+def main(passes=2000, methods=("SAM", "FunctionalSAM", "half", "AdamW"), rho=0.05, seed=0):
     text, losses = torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode())), {}
     train, held_out = text[:-40_000], text[-40_000:].view(-1, CONTEXT)
     for name in methods:

@@ -390,7 +390,7 @@ def test_functional_sam_refuses_closures_without_outputs_or_with_a_backward(prob
 
 @pytest.mark.parametrize("method", [*CHOOSING, "functional_sam"])
 def test_plain_steps_refuse_closures_that_will_not_do_after_the_start(problem, method):
-    with pytest.raises(bsam.BsamError, match="return|takes no argument"):
+    with pytest.raises(bsam.BsamError, match=r"return|takes no argument"):
         build(method, problem, start=5).step(problem.loss)
 
 

@@ -101,8 +101,8 @@ COMMANDS = """\
 EXAMPLES = """\
 # Examples
 
-Short scripts in the folder `examples/` of the repository. They run in seconds on a CPU and download nothing; the tests
-run all of them.
+Short scripts in the folder `examples/` of the repository. They run in seconds on a CPU (`gpt_from_scratch`: in minutes)
+and download nothing; the tests run all of them.
 
 {examples}
 """

@@ -54,3 +54,8 @@ def whole_run() -> ModuleType:
 @pytest.fixture(scope="session")
 def throughput() -> ModuleType:
     return _load("throughput")
+
+
+@pytest.fixture(scope="session")
+def lora_memory() -> ModuleType:
+    return _load("lora_memory")

@@ -131,7 +131,7 @@ def test_peft(hf, example):
     """SAM on the adapters, written out with autograd; the example reports whether the other weights are unchanged."""
     from peft import LoraConfig, get_peft_model
 
-    _, (losses, frozen), _ = example("peft_lora")
+    _, (losses, frozen, perturbed), shown = example("peft_lora")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 16, "num_hidden_layers": 1}
     words = {"vocab_size": 20, "max_position_embeddings": 12, "init_std": 0.3}
@@ -161,6 +161,11 @@ def test_peft(hf, example):
     assert losses[-1] < 0.5 * losses[0]
     assert len(frozen) == 20
     assert all(frozen)
+    assert perturbed == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert len(perturbed) == 8
+    sizes = [sum(p.nbytes for p in params) / 1024 for params in (adapters, model.parameters())]
+    assert f"adapters ({sizes[0]:.0f} KiB), not the model ({sizes[1]:.0f} KiB)" in shown
+    assert "80 passes in 40 steps" in shown
 
 
 @pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name != "lightning_module"])
