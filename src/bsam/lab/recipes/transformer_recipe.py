@@ -57,7 +57,7 @@ def transformers(scale: Scale) -> list[Planned]:
                         run = scale.run(
                             variants()[name], network, data, arguments=radii(name, radius), rho_warmup=warm_up, **smoke
                         )
-                        planned.append(place(run, row=row(name, run)))
+                        planned.append(place(run, row=row(name, run), chosen=""))  # rows name their radii
     return planned
 
 

@@ -259,6 +259,18 @@ def test_lines_of_radii_join_rows_that_differ_only_in_radii():
     }
 
 
+@pytest.mark.parametrize(("rows", "legend"), [(20, None), (21, False)])
+def test_a_long_legend_would_take_the_place_of_the_curves(rows, legend):
+    """Names are then shown on hover, and points of equal cost stay near it."""
+    runs = table({"row": f"R{n}", "passes": 1 + (n > 0), "score": float(n)} for n in range(rows))
+    figure = score_figures.cost_figure(runs, pd.DataFrame())
+    assert figure.layout.showlegend is legend
+    assert ("see its name" in figure.layout.meta["caption"]) == (legend is False)
+    found = [trace.x[0] for trace in figure.data[1:]]
+    assert len({round(float(x), 4) for x in found}) == rows - 1
+    assert max(abs(x - 2) for x in found) < 0.31
+
+
 def test_scores_against_the_columns_of_a_recipe():
     about = {"unit": "%", "published": 1.5, "section": "Digits"}
     runs = table(

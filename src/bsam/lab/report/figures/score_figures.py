@@ -169,7 +169,8 @@ def cost_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     if table["passes"].nunique() < 2:
         return None
     same = table.groupby("passes", sort=False)["mean"]
-    shifts = 0.07 * (same.cumcount() - (same.transform("size") - 1) / 2)  # separates the whiskers
+    count = same.transform("size")
+    shifts = (0.6 / count).clip(upper=0.07) * (same.cumcount() - (count - 1) / 2)  # separates the whiskers
     styles, data = row_styles(runs), []
     for row, part in table.groupby(level=0, sort=False):
         x = (part["passes"] + shifts[part.index]).to_numpy()

@@ -27,6 +27,7 @@ COLOURS = ("#7d858d", "#2f8fd0", "#dd6a1f", "#0fa37b", "#bf66a3", "#ad7f00", "#7
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star", "pentagon")
 FIRST = (BASE, "sam", "bsam")  # have the first colours for themselves
+MAX_NAMES = 20  # in a legend
 LEGEND = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "maxheight": 1}
 
 
@@ -79,11 +80,17 @@ def new_axis(title: str, **options: Any) -> dict[str, Any]:
 
 
 def new_figure(title: str, caption: str, data: Iterable[Mapping[str, Any]], **layout: Any) -> go.Figure:
-    """Return a figure; its caption is ``layout.meta["caption"]``. Numbers take half of the bytes of float64."""
+    """Return a figure; its caption is ``layout.meta["caption"]``. Numbers take half of the bytes of float64.
+
+    A legend of more than :data:`MAX_NAMES` would take the place of the curves, whose names are then shown on hover.
+    """
     require_package("plotly", "plot")
     import plotly.graph_objects as go
 
     traces = [{name: _small(value) for name, value in trace.items()} for trace in data]
+    if len({trace.get("name") for trace in traces}) > MAX_NAMES:
+        layout |= {"showlegend": False, "hovermode": "closest"}
+        caption += " Point at a line or a marker to see its name."
     meta = {"caption": caption, **layout.pop("meta", {})}
     shown = {"template": "plotly_white", "title": {"text": title}, "meta": meta, "legend": LEGEND, **layout}
     return go.Figure({"data": traces, "layout": shown}, _validate=False)
