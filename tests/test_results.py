@@ -683,3 +683,27 @@ def test_radius_warmup():
         ("| 80 % | 30 | BSAM 0.05 / 0.05 | {} | {} | - |", "bsam", "bsam-warmup", short),
     ):
         assert text.format(*(f"{last(f'{name}-seed0', folder):.2f}" for name in (first, second))) in guide
+
+
+def test_the_losses_of_the_language_model():
+    content = json.loads((ROOT / "results/language/gpt.json").read_text(encoding="utf-8"))
+    losses = {(row["method"], row["rho"]): row["loss"] for row in content["rows"]}
+    page = (ROOT / "docs/guides/transformers-from-scratch.md").read_text(encoding="utf-8")
+
+    def cell(method, rho=None):
+        values = losses[method, rho]
+        return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
+
+    assert content["passes"] == 2000
+    assert f"| AdamW, 1,000 passes | 1,000 | {cell('half')} |" in page
+    assert f"| AdamW | 2,000 | {cell('AdamW')} |" in page
+    radii = (0.01, 0.03, 0.1, 0.3)
+    for method, title in {"SAM": "SAM", "FunctionalSAM": "Functional SAM"}.items():
+        assert f"| {title} | 1,000 | {' | '.join(cell(method, rho) for rho in radii)} |" in page
+    means = {key: statistics.fmean(values) for key, values in losses.items()}
+    best = min(mean for (method, _), mean in means.items() if "SAM" in method)
+    assert best - means["AdamW", None] > 0.28
+    assert "better by 0.28 or more" in page
+    assert all(means["SAM", rho] > means["half", None] for rho in radii)
+    assert f"better by {means['half', None] - means['FunctionalSAM', 0.03]:.3f} at radius 0.03" in page
+    assert all(a > b for a, b in zip(losses["half", None], losses["FunctionalSAM", 0.03], strict=True))

@@ -73,7 +73,7 @@ LISTS: dict[str, Listing] = {
         ("name", "title", "parameters", "images", "reference"),
         models_info,
         "Parameters: with 10 classes or joints. SimCC networks find the joints of a person. timm:NAME is any network "
-        "of timm (needs the extra timm).",
+        "of timm; these, resnet50 and the transformers need the extra timm.",
     ),
     "data": Listing(
         ("name", "title", "classes", "images", "augmentation", "model", "from"),
