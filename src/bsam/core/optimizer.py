@@ -241,17 +241,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def step_kind(self) -> Hashable:
         """Return the kind of the next step. Steps of one kind launch the same kernels and can share a CUDA graph."""
-        return "plain" if self.is_plain_step else None
-
-    @property
-    def is_plain_step(self) -> bool:
-        """Whether the next step comes before the start of all groups: it takes the gradient at ``w``."""
-        perturbed = [group for group in self.param_groups if group.get(PERTURB, True)]
-        return bool(perturbed) and all(group["steps_taken"] < group[START] for group in perturbed)
+        return "plain" if self.steps_since_start < 0 else None
 
     @property
     def steps_since_start(self) -> int:
-        """The number of steps since the start of the first group; negative before it."""
+        """The number of steps since the start of the first group; before it, it is negative and steps are plain."""
         return self.t - min((group[START] for group in self.param_groups if group.get(PERTURB, True)), default=0)
 
     def radius(self, group: dict[str, Any], name: str) -> Scalar:
@@ -361,7 +355,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 observers = [observer for observer in self.observers if observer.due(self.t)]
                 L.keep_evaluations = bool(observers)
                 with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
-                    d = self._plain_direction(L) if self.is_plain_step else self.direction(L)
+                    d = self.direction(L) if self.steps_since_start >= 0 else self._plain_direction(L)
                 self._check_batch_norm = False
                 if not isinstance(d, Vector):
                     raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")

@@ -89,7 +89,7 @@ class Probe:
         """Measure a step; called after the method's passes, with their evaluations. Steps before ``start`` are not
         measured, since their radii are 0.
         """
-        if optimizer.is_plain_step:
+        if optimizer.steps_since_start < 0:
             return
         passes = len(L.evaluations)
         with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):

@@ -53,7 +53,7 @@ def test_candidates_are_compared_when_their_radii_have_an_effect():
         later = replace(choice, plan=replace(choice.plan, run=replace(RUN, **settings)))
         assert set(later.aims) == {math.ceil(begin + (EPOCHS - begin) * RUNGS[0])}
     assert start_of(Run("mesa", {"start_epoch": 7}, epochs=EPOCHS)) == 7
-    assert start_of(Run("sam", epochs=5, rho_start=4, rho_warmup=4)) == 5
+    assert start_of(Run("sam", epochs=9, rho_start=4, rho_warmup=4)) == 8
 
 
 def replay(curves, candidates, seeds):

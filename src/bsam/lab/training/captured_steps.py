@@ -63,7 +63,7 @@ class CapturedSteps:
         """Take one step and return the loss before it, in a tensor that a later step overwrites."""
         optimizer = self.train_step.optimizer
         method = optimizer if isinstance(optimizer, SharpnessAware) else None
-        kind = None if method is None else (method.is_plain_step, method.step_kind())
+        kind = None if method is None else (method.steps_since_start < 0, method.step_kind())
         if self._eager_steps[kind] < WARM_UP or (method is not None and self.probed(method.t)):
             self._eager_steps[kind] += 1
             torch.cuda.reset_peak_memory_stats()

@@ -82,7 +82,7 @@ def new_axis(title: str, **options: Any) -> dict[str, Any]:
 def new_figure(title: str, caption: str, data: Iterable[Mapping[str, Any]], **layout: Any) -> go.Figure:
     """Return a figure; its caption is ``layout.meta["caption"]``. Numbers take half of the bytes of float64.
 
-    A legend of more than :data:`MAX_NAMES` would take the place of the curves, whose names are then shown on hover.
+    A legend of more than ``MAX_NAMES`` names would take the place of the curves; names are then shown on hover.
     """
     require_package("plotly", "plot")
     import plotly.graph_objects as go
