@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from types import SimpleNamespace
 
@@ -42,6 +43,7 @@ def rate(run: Run, step: int) -> float:
     )  # fmt: skip
 
 
+@functools.cache
 def by_hand(run: Run, device="cpu"):
     """Return the weights after all steps, and the number of steps in which the direction was clipped."""
     network, batches = problem(device)
