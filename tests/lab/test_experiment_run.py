@@ -34,6 +34,11 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     ]
     with module._executor(replace(options, jobs=1, device="cpu"), scale, 4, callbacks) as executor:
         assert executor is None  # in this process
+    for unfinished, jobs in ((4, 2), (1, None)):  # timed runs do not share a device
+        made.clear()
+        monkeypatch.setattr(module, "devices_of", lambda device: ["cuda:0", "cuda:1"])
+        module._executor(replace(options, device="cpu"), scale, unfinished, callbacks, timed=True)
+        assert [arguments[0] for arguments in made] == ([] if jobs is None else [jobs])
     for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
         with pytest.raises(BsamValueError, match="ray"):
             module._executor(replace(options, **wrong), scale, 4, callbacks)

@@ -123,7 +123,7 @@ def _train(
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
-    make_executor = _executor(options, scale, unfinished, callbacks)
+    make_executor = _executor(options, scale, unfinished, callbacks, experiment.recipe.timed)
     check_data({plan.run.data for plan in selected}, options.data_dir)
     failed: dict[str, str] = {}
 
@@ -169,7 +169,7 @@ def _is_shared(options: ExperimentOptions, executor: Executor | None) -> bool:
 
 
 def _executor(
-    options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks
+    options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks, timed: bool = False
 ) -> contextlib.AbstractContextManager[Executor | None]:
     if options.ray is not None:
         if options.jobs is not None:
@@ -180,8 +180,11 @@ def _executor(
             "gpus_per_run (--gpus-per-run) needs ray (--ray). Without Ray, runs share GPUs if jobs (--jobs) exceeds "
             "the number of GPUs"
         )
-    is_default = options.jobs is None
-    jobs = default_slots(options.device, unfinished, scale.workers) if options.jobs is None else options.jobs
+    is_default, jobs = options.jobs is None, options.jobs
+    if jobs is None and timed:  # runs that share a device cannot be timed
+        jobs = min(len(devices_of(options.device)), max(unfinished, 1))
+    elif jobs is None:
+        jobs = default_slots(options.device, unfinished, scale.workers)
     if jobs == 1:
         pick_device(options.device)  # raises before the first run, as the other executors do
         return contextlib.nullcontext()

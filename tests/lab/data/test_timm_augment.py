@@ -108,6 +108,13 @@ def test_a_run_trains_on_mixed_images_and_resumes(tmp_path):
     assert shares.shape == (16, 3)
     assert torch.allclose(shares.sum(1), torch.ones(16))
     assert len(shares.unique()) > 2
+    drawn = set()
+    for epoch in range(3):  # each batch of each epoch is mixed in another way
+        task.begin_epoch(epoch)
+        mixed = [task.batch(part)[1] for part in (index, index + 16, index + 32)]
+        drawn |= {round(float(part[part > 0].min()), 4) for part in mixed}
+    assert len(drawn) > 4
+    task.begin_epoch(0)
     outputs = torch.randn(16, 3)
     smoothed = 0.1 * 3 / 2  # the option of torch spreads it over all classes
     target = (1 - smoothed) * shares + smoothed / 3

@@ -7,7 +7,7 @@ import pytest
 from bsam.common.errors import BsamValueError
 from bsam.lab.recipes import Planned, describe
 from bsam.lab.recipes.planning import with_seed
-from bsam.lab.training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from bsam.lab.training.config import ADAMW, FINE_TUNING, POSE, QUANTIZED, Run
 from bsam.lab.training.run_dir import run_dir_name
 
 KEYS = {"experiment", "row", "place", "section", "column", "variant", "radius", "passes", "chosen", "tuned"} | {
@@ -45,6 +45,7 @@ def test_a_description_has_these_keys_and_no_others():
         (Run.of("sam", model="resnet50", weights="/a/mine.pt", **FINE_TUNING), "pretrained mine.pt"),
         (Run.of("sam", task="pose", model="simcc_resnet50", data="mpii", **POSE), "MPII Human Pose, 140 epochs"),
         (replace(CIFAR, base="adamw"), "base adamw"),
+        (replace(CIFAR, base="adamw", **ADAMW), "base adamw, lr 0.001, weight decay 0.05, decay weights"),
     ],
 )
 def test_titles_name_what_differs_from_the_defaults(run, title):

@@ -45,7 +45,10 @@ SETTINGS = [
     (POSE, {"augment": "timm:mixup=1"}, "augment"),
     (CLASSES, {"augment": "timm:aa=rand-m9"}, "bytes"),
     *((CLASSES, {"augment": f"timm:{names}"}, "augment") for names in ("", "cutmix", "mixup=0", "reprob=0.1")),
-    *((CLASSES, {"augment": f"timm:aa={name}"}, "RandAugment") for name in ("m9", "rand-x9", "rand-m", "augmix-m3")),
+    *(
+        (CLASSES, {"augment": f"timm:aa={name}"}, "RandAugment")
+        for name in ("m9", "rand-x9", "rand-m", "augmix-m3", "rand-m9.5", "rand-n0", "rand-tfoo")
+    ),
     *((CLASSES, {"augment": f"timm:mixup={alpha}"}, "mixup") for alpha in ("-1", "nan", "inf", "a", "1,mixup=1")),
     (CLASSES, {"limit_train": 641}, "limit_train.*640"),
     (CLASSES, {"limit_test": 758}, "limit_test.*757"),
@@ -94,7 +97,9 @@ RUNS = [
     (replace(POSE, method="mesa", batch=4), "mesa"),
     (replace(CLASSES, limit_train=50, batch=64), "batch"),
     (replace(CLASSES, model="resnet9"), "resnet9"),
-    (replace(CLASSES, model="timm:vit_tiny_patch16_224"), "1x8x8"),  # smaller than a patch
+    (replace(CLASSES, model="timm:vit_tiny_patch16_224"), "1x8x8.*--image-size"),  # smaller than a patch
+    (replace(CLASSES, model="timm:vit_tiny_patch16_224", image_size=24), "1x24x24.*--image-size"),  # would be cut
+    (replace(CLASSES, model="vit-nano", image_size=9), "1x9x9.*--image-size"),
 ]
 
 

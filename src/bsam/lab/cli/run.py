@@ -79,7 +79,7 @@ def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
     flag = groups("Precision and speed").add_argument
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     jobs = "train N runs at a time on this machine, spread over its GPUs; extra jobs share the GPUs"
-    default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed, otherwise 1 per GPU"
+    default = f"{RUNS_PER_GPU} per GPU if NVIDIA MPS is installed and the recipe is not timed, otherwise 1 per GPU"
     flag("--jobs", type=int, help=f"{jobs} (default: {default}; {on_cpu})", metavar="N")
     ray = (
         "train the runs as Ray tasks, on the cluster whose head node is at HOST:PORT (auto: the cluster that runs on "

@@ -21,7 +21,8 @@ from .augment import Augment
 
 PREFIX = "timm:"
 EXAMPLE = f"{PREFIX}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
-_SECTION = re.compile(r"(m|n|p|mstd|mmax|inc)\d+(\.\d+)?|t\w+")  # of timm's names of RandAugment, after "rand"
+# the sections of timm's names of RandAugment, after "rand"
+_SECTION = re.compile(r"(m|mmax|inc)\d+|n[1-9]\d*|(p|mstd)\d+(\.\d+)?|t(weights|3aw|3a)")
 _RAND_STREAM, _MIX_STREAM = 0xAA, 0x313  # make these random numbers independent of others from (seed, epoch)
 
 
@@ -140,3 +141,8 @@ def _restored_generators() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+def is_timm(name: str | None) -> bool:
+    """Return whether a name of an augmentation is for timm's."""
+    return name is not None and name.startswith(PREFIX)

@@ -86,7 +86,8 @@ def undecayed(network: nn.Module) -> set[nn.Parameter]:
     for module in network.modules():
         if is_norm(module) or isinstance(module, nn.Embedding):
             bare |= set(module.parameters(recurse=False))
-        if (listed := getattr(module, "no_weight_decay", None)) is not None:
-            patterns = listed()
-            bare |= {p for name, p in module.named_parameters() if any(fnmatchcase(name, text) for text in patterns)}
+    backbone = network.backbone if isinstance(network, SimCC) else network
+    if (listed := getattr(backbone, "no_weight_decay", None)) is not None:
+        patterns = listed()
+        bare |= {p for name, p in backbone.named_parameters() if any(fnmatchcase(name, text) for text in patterns)}
     return bare

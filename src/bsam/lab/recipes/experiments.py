@@ -168,7 +168,7 @@ def recipe(
         notes: lines below the table, or a function of the scale that returns them.
         baseline: the row that sentences below the table compare the others with.
         at_equal_radii: whether they compare rows of equal total radius with the first of these.
-        timed: whether the table has a column with the seconds of the training.
+        timed: whether the table has a column with the seconds of the training; by default, runs then share no device.
 
     Example:
         >>> @recipe("The radius of SAM", scales=["smoke"])

@@ -145,7 +145,7 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
     if run.eval_split != "test":
         parts.append(f"scored on {run.eval_split}")
     settings = run.settings()
-    usual = {**default_settings(run.task), **usual_settings(settings)}
+    usual = {**default_settings(run.task), **usual_settings({**settings, "base": None})}  # that of AdamW is shown
     changed = {name: value for name, value in settings.items() if value != usual[name]}
     further = [setting_text(changed[name], name) for name in changed if name not in NOT_COMPARED | TITLED]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])

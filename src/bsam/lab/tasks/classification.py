@@ -21,7 +21,7 @@ from ..data import dataset_entry
 from ..data.augment import Augment, augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
-from ..data.timm_augment import PREFIX, TimmAugment
+from ..data.timm_augment import TimmAugment, is_timm
 from ..models import model_entry
 from ..quantization import calibrate
 from .classification_settings import ClassificationSettings
@@ -268,7 +268,7 @@ class Classification(ImageTask):
 
 
 def _augmentation(name: str, inputs: Inputs, data: str) -> Augment:
-    if name.startswith(PREFIX):
+    if is_timm(name):
         augment = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
         if augment.aa and not inputs.in_bytes:
             raise BsamValueError(

@@ -30,27 +30,37 @@ def build_float_network(run: SubjectSettings, inputs: Inputs, classes: int) -> n
 
     Some networks take images of a single size, and are built for another one if the images have it.
     """
-    sizes: list[dict[str, int]] = [{}, {"image_size": inputs.size}] if model_entry(run.model).resizable else [{}]
-    for size in sizes:
-        network = build(run.model, classes, inputs.channels, run.seed, **size).eval()
-        if takes_images(network, inputs):
-            if run.freeze_backbone:
-                freeze_backbone(network)
-            return network
-    shape = "x".join(map(str, (inputs.channels, inputs.size, inputs.size)))
-    raise BsamValueError(
-        f"{run.model} does not take images of {shape} ({run.data}): choose another network from `bsam list models`"
-    )
+    network = build(run.model, classes, inputs.channels, run.seed).eval()
+    error = why_refused(network, inputs)
+    if error is not None and model_entry(run.model).resizable:
+        network = build(run.model, classes, inputs.channels, run.seed, image_size=inputs.size).eval()
+        error = why_refused(network, inputs) or _why_cut(network, inputs.size)
+    if error is not None:
+        shape = "x".join(map(str, (inputs.channels, inputs.size, inputs.size)))
+        other = "set another --image-size, or " if model_entry(run.model).resizable else ""
+        raise BsamValueError(
+            f"{run.model} does not take images of {shape} ({run.data}): {other}choose another network from `bsam list "
+            "models`"
+        ) from error
+    if run.freeze_backbone:
+        freeze_backbone(network)
+    return network
 
 
-def takes_images(network: nn.Module, inputs: Inputs) -> bool:
-    """Return whether a network takes images of this size."""
+def why_refused(network: nn.Module, inputs: Inputs) -> Exception | None:
+    """Return the error if a network does not take images of this size."""
     try:
         with torch.no_grad():
             network(torch.zeros(1, inputs.channels, inputs.size, inputs.size))
-    except (RuntimeError, AssertionError):  # networks of timm assert the size of an image
-        return False
-    return True
+    except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
+        return error
+    return None
+
+
+def _why_cut(network: nn.Module, size: int) -> Exception | None:
+    """Return an error if the patches of a vision transformer do not cover the image."""
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", (1,))[0]
+    return ValueError(f"{size} is not a multiple of the patches' side, {patch}") if size % patch else None
 
 
 def quantize_network(network: nn.Module, settings: ClassificationSettings) -> nn.Module:

@@ -13,6 +13,7 @@ from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..common.names import find_name
+from ..data.timm_augment import TimmAugment, is_timm
 from ..tasks import TASKS, task_class
 from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
 from ..tasks.classification_settings import QUANTIZED as QUANTIZED
@@ -242,15 +243,17 @@ class Run(SubjectSettings):
             raise BsamValueError(f"head_lr is {self.head_lr} but lr is 0: to train only the head, set freeze_backbone")
         if self.batch % self.accumulate:
             raise BsamValueError(f"accumulate must divide the batch of {self.batch} samples, got {self.accumulate}")
+        if is_timm(self.augment) and TimmAugment.named(str(self.augment)).mixes and self.batch % 2:
+            raise BsamValueError(f"mixup and cutmix need an even batch, got {self.batch}")
         for name in ("warmup", *RADIUS_SCHEDULE):
             if getattr(self, name) > self.epochs:
                 raise BsamValueError(
                     f"{name} must be at most the {self.epochs} epochs of the run, got {getattr(self, name)}"
                 )
 
-        if self.rho_start and self.rho_start + self.rho_warmup >= self.epochs:
+        if self.rho_start and self.rho_start + self.rho_warmup > self.epochs:
             raise BsamValueError(
-                f"rho_start plus rho_warmup must be below the {self.epochs} epochs, got {self.rho_start} plus "
+                f"rho_start plus rho_warmup must be at most the {self.epochs} epochs, got {self.rho_start} plus "
                 f"{self.rho_warmup}"
             )
 

@@ -271,6 +271,14 @@ def test_a_long_legend_would_take_the_place_of_the_curves(rows, legend):
     assert max(abs(x - 2) for x in found) < 0.31
 
 
+def test_more_epochs_cost_more_passes():
+    rows = {"AdamW": (1, 100), "AdamW, twice the epochs": (1, 200), "SAM": (2, 100)}
+    runs = table({"row": row, "passes": p, "epochs": n, "score": 5.0} for row, (p, n) in rows.items())
+    figure = score_figures.cost_figure(runs, pd.DataFrame())
+    assert [round(float(trace.x[0])) for trace in figure.data] == [1, 2, 2]
+    assert "100 epochs" in figure.layout.xaxis.title.text
+
+
 def test_scores_against_the_columns_of_a_recipe():
     about = {"unit": "%", "published": 1.5, "section": "Digits"}
     runs = table(

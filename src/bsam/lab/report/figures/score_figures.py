@@ -164,8 +164,10 @@ def statistics_of(runs: pd.DataFrame, value: str = "score", by: str | list[str] 
 
 
 def cost_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
-    """Draw the score against the gradient passes per step."""
-    table = statistics_of(runs).join(runs.groupby("row")["passes"].first()).dropna(subset="passes")
+    """Draw the score against the gradient passes per step; runs with more epochs count as many times more."""
+    epochs = runs["epochs"].where(runs["epochs"] > 0)  # those of CSV files are not known
+    costs = runs.assign(passes=runs["passes"] * (epochs / epochs.min()).fillna(1)).groupby("row")["passes"].first()
+    table = statistics_of(runs).join(costs).dropna(subset="passes")
     if table["passes"].nunique() < 2:
         return None
     same = table.groupby("passes", sort=False)["mean"]
@@ -177,7 +179,10 @@ def cost_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
         hover = {"customdata": part["passes"].to_numpy(), "hovertemplate": "%{customdata:.3g} passes, %{y:.2f}"}
         data.append(points(styles[row], x, part["mean"], part["std"], "markers", **hover))
     caption = f"After the last epoch, {seeds_text(table['n'], 'whiskers')}. Points of equal cost are shifted."
-    axis = new_axis("gradient passes per step", tickvals=sorted(table["passes"].unique().tolist()))
+    title = "gradient passes per step"
+    if epochs.nunique() > 1:
+        title = f"gradient passes, relative to {epochs.min():g} epochs with one pass per step"
+    axis = new_axis(title, tickvals=sorted(table["passes"].unique().tolist()))
     return new_figure("Score against cost", caption, data, xaxis=axis, yaxis=new_axis(runs["unit"].iloc[0]))
 
 
