@@ -13,6 +13,7 @@ from bsam.lab.models.wide_resnet import WideResNet
 
 REFUSED = [
     (lambda: build("resnet9"), "resnet9"),
+    (lambda: build("vit_tiny"), "vit_tiny.*Did you mean .vit-tiny"),
     (lambda: build("timm:resnet51"), "resnet51"),
     (lambda: build("timm:resnet18.a1_in1"), r"resnet18\.a1_in1"),
     (lambda: build("timm:hf-hub:timm/resnet18"), "hf-hub"),  # nothing is downloaded

@@ -24,14 +24,24 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
         known: the valid names.
     """
     by_lower = {valid.lower(): valid for valid in known}
-    lower = str(name).lower()
-    if lower in by_lower:
+    if (lower := str(name).lower()) in by_lower:
         return by_lower[lower]
-    closest = difflib.get_close_matches(lower, by_lower, n=1)
-    hint = f". Did you mean {by_lower[closest[0]]!r}?" if closest else ""
+    hint = suggestion(lower, known)
     if hint and len(known) > LONG:  # the list would hide the hint
         raise BsamValueError(f"there is no {kind} {name!r}{hint}")
     raise BsamValueError(f"{kind} must be one of {', '.join(known)}; got {name!r}{hint}")
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return the end of an error message with the closest known name; empty if none is close.
+
+    Example:
+        >>> suggestion("vit_tiny", ["vit-tiny", "resnet8"])
+        ". Did you mean 'vit-tiny'?"
+    """
+    by_lower = {valid.lower(): valid for valid in known}
+    closest = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f". Did you mean {by_lower[closest[0]]!r}?" if closest else ""
 
 
 def find_function(name: str, role: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ..common.names import suggestion
 from .digits_net import DigitsNet
 from .mobilenet import MobileNetV1
 from .pyramidnet import PyramidNet
@@ -95,13 +96,14 @@ def model_entry(name: str) -> ModelEntry:
         >>> model_entry("resnet9")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        bsam.common.errors.BsamValueError: model must be one of digits_net, resnet8, ... or timm:NAME; got 'resnet9'
+        bsam.common.errors.BsamValueError: model must be one of ... got 'resnet9'. Did you mean 'resnet8'?
     """
     if name in MODELS:
         return MODELS[name]
     timm = timm_name(name)
     if timm is None:
-        raise BsamValueError(f"model must be one of {', '.join(MODELS)} or {PREFIX}NAME; got {name!r}")
+        hint = suggestion(name, MODELS)
+        raise BsamValueError(f"model must be one of {', '.join(MODELS)} or {PREFIX}NAME; got {name!r}{hint}")
     build = partial(timm_network, timm)
     return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True)
 
