@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--commit")
     arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     file = arguments.folder / "results.json"
     results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"runs": [], "tuning": []}
     entries = {known["folder"]: known for known in results["runs"]}

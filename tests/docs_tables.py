@@ -58,6 +58,19 @@ def epochs() -> list[str]:
     ]
 
 
+def transformer_epochs() -> list[str]:
+    cases = ("AdamW", "SAM", "BSAM2", "BSAM3")
+    return [
+        row(
+            r["model"] + ", compiled" * r["compile"],
+            *(f"{r['epoch_seconds'][name]['median']:.2f}" for name in cases),
+            *(f"{r['over_base'][name]['median']:.2f}" for name in cases[1:]),
+            r["steps_timed"],
+        )
+        for r in stored("throughput_vit_tiny_cuda")["results"]
+    ]
+
+
 def whole_runs() -> list[str]:
     lines = []
     for title, name in (("SGD", "whole_run_cuda"), ("BSAM", "whole_run_bsam_cuda")):
@@ -111,4 +124,15 @@ def many_runs() -> list[str]:
     ]
 
 
-TABLES = (step_times, method_costs, epochs, whole_runs, products, eigenvalues, image_files, quantized, many_runs)
+TABLES = (
+    step_times,
+    method_costs,
+    epochs,
+    transformer_epochs,
+    whole_runs,
+    products,
+    eigenvalues,
+    image_files,
+    quantized,
+    many_runs,
+)

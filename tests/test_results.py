@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import statistics
@@ -707,3 +708,27 @@ def test_the_losses_of_the_language_model():
     assert all(means["SAM", rho] > means["half", None] for rho in radii)
     assert f"better by {means['half', None] - means['FunctionalSAM', 0.03]:.3f} at radius 0.03" in page
     assert all(a > b for a, b in zip(losses["half", None], losses["FunctionalSAM", 0.03], strict=True))
+
+
+def test_the_table_of_the_vision_transformer():
+    """Accuracy and loss are those of the stored runs, seconds 100 times those of a stored epoch."""
+    runs = read_runs(ROOT / "results/cifar100-vit-tiny")
+    assert (runs["state"] == "finished").all()
+    page = (ROOT / "docs/guides/transformers-from-scratch.md").read_text(encoding="utf-8")
+    timed = json.loads((ROOT / "benchmarks/results/throughput_vit_tiny_cuda.json").read_text("utf-8"))["results"][0]
+    settings = runs["settings"].iloc[0]
+    assert (timed["model"], timed["base"], timed["batch"]) == tuple(settings[key] for key in ("model", "base", "batch"))
+    for row, group in runs.groupby("row"):
+        scores, title = group["score"], row.partition(",")[0]
+        spread = f" ± {scores.std():.2f}" if len(scores) > 1 else ""
+        loss = statistics.fmean(last["train_loss"] for last in group["last"])
+        seconds = group["epochs"].iloc[0] * timed["epoch_seconds"][title]["median"]
+        cells = [row, group["passes"].iloc[0], f"{scores.mean():.2f}{spread} ({len(scores)})", f"{loss:.3f}"]
+        assert f"| {' | '.join(map(str, cells))} | {seconds:.0f} |" in page
+    means = runs.groupby("row")["score"].mean()
+    lost = [f"{means['AdamW'] - means[f'SAM, rho {radius}']:.1f}" for radius in (0.1, 0.4)]
+    assert f"it loses {lost[0]} points at 0.1 and {lost[1]} at 0.4" in page
+    assert f"takes {timed['over_base']['SAM']['median']:.1f} times as long" in page
+    right, other = 0.9 + 0.1 / 100, 0.1 / 100  # the smoothed labels
+    floor = -right * math.log(right) - 99 * other * math.log(other)
+    assert f"the training loss cannot fall below {floor:.3f}" in page

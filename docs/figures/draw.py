@@ -165,6 +165,34 @@ def radius_warmup() -> plt.Figure:
     return figure
 
 
+ADAMW = {"AdamW": "-", "AdamW, twice the epochs": "--"}  # rows of results/cifar100-vit-tiny, and their line styles
+
+
+def transformers() -> plt.Figure:
+    """Test accuracy of a vision transformer with AdamW against the radius, with and without radius warm-up."""
+    runs = read_runs(RESULTS / "cifar100-vit-tiny")
+    runs = runs.assign(schedule=np.where(runs["row"].str.endswith(", warm-up"), "warmup", "constant"))
+    figure, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
+    for schedule, points in runs[runs["method"] == "sam"].groupby("schedule"):
+        words, line, marker = SCHEDULES[schedule]
+        scores = points.groupby("radius")["score"]
+        ax.errorbar(
+            scores.mean().index, scores.mean(), scores.std().fillna(0), color=SAM, linestyle=line, marker=marker,
+            markersize=5, linewidth=1.5, capsize=3, label=f"SAM, {words}",
+        )  # fmt: skip
+    for row, scores in runs.groupby("row")["score"]:
+        if row in ADAMW:
+            ax.axhline(scores.mean(), color=SGD, linestyle=ADAMW[row], linewidth=1.5, label=row)
+            ax.axhspan(scores.mean() - scores.std(), scores.mean() + scores.std(), color=SGD, alpha=0.15, linewidth=0)
+    radii = sorted(runs["radius"].dropna().unique())
+    ax.set(xscale="log", xlabel=r"radius $\rho$", ylabel="test accuracy, %")
+    ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
+    ax.minorticks_off()
+    ax.legend(frameon=False, fontsize=10)
+    ax.set_title("ViT-Ti from scratch on CIFAR-100, 100 epochs", fontsize=11, color=GREY)
+    return figure
+
+
 def flatness() -> plt.Figure:
     """The largest eigenvalues of the Hessian of three trained networks, and the rise of their loss on a plane."""
     models = json.loads((RESULTS / "cifar100-resnet18/flatness.json").read_text(encoding="utf-8"))["models"]
@@ -190,7 +218,7 @@ def flatness() -> plt.Figure:
 
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
-        for draw in (radius, label_noise, passes, radius_warmup, flatness):
+        for draw in (radius, label_noise, passes, radius_warmup, transformers, flatness):
             path = HERE / f"{draw.__name__}.svg"
             draw().savefig(path, transparent=True, metadata={"Date": None})
             print(path, path.stat().st_size)
