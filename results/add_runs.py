@@ -43,12 +43,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--commit")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
     file = arguments.folder / "results.json"
     results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"runs": [], "tuning": []}
     entries = {known["folder"]: known for known in results["runs"]}
+    entries |= {path.name: entry(path, arguments.commit) for path in arguments.runs}
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     for path in arguments.runs:
-        entries[path.name] = entry(path, arguments.commit)
         (arguments.folder / f"{path.name}.jsonl").write_bytes((path / METRICS).read_bytes())
     write_json(file, {**results, "runs": list(entries.values())})
     print(f"{file}: {len(arguments.runs)} added, {len(entries)} in all")

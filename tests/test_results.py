@@ -13,11 +13,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from bsam.lab.analysis.claims import paper_claims
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.analysis.significance import holm, paired_difference
-from bsam.lab.training.config import Run
+from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.config import Run, stored_run
 from bsam.methods import METHODS
 from fake_fit import FakeFit
 
@@ -710,25 +713,55 @@ def test_the_losses_of_the_language_model():
     assert all(a > b for a, b in zip(losses["half", None], losses["FunctionalSAM", 0.03], strict=True))
 
 
-def test_the_table_of_the_vision_transformer():
-    """Accuracy and loss are those of the stored runs, seconds 100 times those of a stored epoch."""
+def test_the_vision_transformer():
+    """Table, text and the page of the runs: the stored runs, and seconds from the stored time of an epoch."""
     runs = read_runs(ROOT / "results/cifar100-vit-tiny")
     assert (runs["state"] == "finished").all()
-    page = (ROOT / "docs/guides/transformers-from-scratch.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs/guides/transformers-from-scratch.md").read_text(encoding="utf-8")
+    page = " ".join(guide.split())
+    made = " ".join((ROOT / "docs/runs.md").read_text(encoding="utf-8").split())
     timed = json.loads((ROOT / "benchmarks/results/throughput_vit_tiny_cuda.json").read_text("utf-8"))["results"][0]
     settings = runs["settings"].iloc[0]
     assert (timed["model"], timed["base"], timed["batch"]) == tuple(settings[key] for key in ("model", "base", "batch"))
+    rows = []
     for row, group in runs.groupby("row"):
-        scores, title = group["score"], row.partition(",")[0]
+        scores, title = group["score"], str(row).partition(",")[0]
         spread = f" ± {scores.std():.2f}" if len(scores) > 1 else ""
         loss = statistics.fmean(last["train_loss"] for last in group["last"])
         seconds = group["epochs"].iloc[0] * timed["epoch_seconds"][title]["median"]
         cells = [row, group["passes"].iloc[0], f"{scores.mean():.2f}{spread} ({len(scores)})", f"{loss:.3f}"]
-        assert f"| {' | '.join(map(str, cells))} | {seconds:.0f} |" in page
+        rows.append(f"| {' | '.join(map(str, cells))} | {seconds:.0f} |")
+    table = guide.partition("| training loss | seconds |\n|---|---|---|---|---|\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == rows
+
     means = runs.groupby("row")["score"].mean()
-    lost = [f"{means['AdamW'] - means[f'SAM, rho {radius}']:.1f}" for radius in (0.1, 0.4)]
-    assert f"it loses {lost[0]} points at 0.1 and {lost[1]} at 0.4" in page
-    assert f"takes {timed['over_base']['SAM']['median']:.1f} times as long" in page
-    right, other = 0.9 + 0.1 / 100, 0.1 / 100  # the smoothed labels
-    floor = -right * math.log(right) - 99 * other * math.log(other)
-    assert f"the training loss cannot fall below {floor:.3f}" in page
+    lost = [f"{means['AdamW'] - means[f'SAM, rho {radius}']:.1f}" for radius in (0.1, 0.2, 0.4)]
+    assert f"It is {lost[1]} points below AdamW at 0.2 and {lost[2]} at 0.4" in page
+    assert f"The {lost[0]} points at 0.1 are uncertain" in page
+    cost = {name: ratio["median"] for name, ratio in timed["over_base"].items()}
+    assert f"takes {cost['SAM']:.1f} times as long" in page
+    assert f"takes as many passes and {100 * (2 / cost['SAM'] - 1):.0f} % more time" in page
+    changes = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+    assert f"takes {cost['SAM']:.2f} times as long as an AdamW epoch, a BSAM epoch {cost['BSAM3']:.2f} times" in changes
+    again = 56.28  # the run of which only the last line is known
+    adamw = runs.loc[runs["row"] == "AdamW"].set_index("seed")["score"]
+    assert f"{again} %. The stored run with the same seed reached {adamw[1]:.2f} %" in made
+    assert f"would be {statistics.fmean([again, *adamw]):.2f} %" in made
+    assert f"trained twice with the same seed differed by {adamw[1] - again + 1e-9:.1f} points" in page
+
+    images = Examples(torch.zeros(200, 3, 32, 32, dtype=torch.uint8), torch.arange(100).repeat(2))
+    data = Dataset("blank", 100, images, None, images, (0.5,) * 3, (0.25,) * 3)
+    task = Classification(stored_run(settings), torch.device("cpu"), data=data)
+    smoothing = settings["label_smoothing"]
+    logits = torch.zeros(1, 100, dtype=torch.float64)
+    logits[0, 7] = math.log((1 - smoothing) / (smoothing / 99))  # the smoothed label
+    floor = task.losses(logits, (images.x[7:8], images.y[7:8], torch.tensor([7]))).item()
+    assert f"The training loss cannot fall below {floor:.3f}, with label smoothing of {smoothing}" in page
+    losses = {
+        path.stem: [json.loads(line)["test_loss"] for line in path.read_text("utf-8").splitlines()]
+        for path in (ROOT / "results/cifar100-vit-tiny").glob("*.jsonl")
+    }
+    lowest = sorted(1 + min(range(len(values)), key=values.__getitem__) for values in losses.values())
+    assert f"is lowest after {lowest[0]} to {lowest[-1]} of the {settings['epochs']} epochs" in page
+    ends = [losses["sam-rho0.1-seed0"][-1], statistics.fmean(losses[f"adamw-seed{n}"][-1] for n in range(3))]
+    assert "lower than AdamW's, {:.2f} instead of {:.2f}".format(*ends) in page

@@ -171,25 +171,27 @@ ADAMW = {"AdamW": "-", "AdamW, twice the epochs": "--"}  # rows of results/cifar
 def transformers() -> plt.Figure:
     """Test accuracy of a vision transformer with AdamW against the radius, with and without radius warm-up."""
     runs = read_runs(RESULTS / "cifar100-vit-tiny")
-    runs = runs.assign(schedule=np.where(runs["row"].str.endswith(", warm-up"), "warmup", "constant"))
+    sam = runs[runs["method"] == "sam"]
+    schedules = np.where(sam["row"].str.endswith(", warm-up"), "warmup", "constant")
     figure, ax = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
-    for schedule, points in runs[runs["method"] == "sam"].groupby("schedule"):
-        words, line, marker = SCHEDULES[schedule]
+    for schedule, points in sam.groupby(schedules):
+        words, line, marker = SCHEDULES[str(schedule)]
         scores = points.groupby("radius")["score"]
         ax.errorbar(
-            scores.mean().index, scores.mean(), scores.std().fillna(0), color=SAM, linestyle=line, marker=marker,
-            markersize=5, linewidth=1.5, capsize=3, label=f"SAM, {words}",
+            scores.mean().index, scores.mean(), scores.std(), color=SAM, linestyle=line, marker=marker,
+            markersize=5, linewidth=1.5, capsize=3, label=f"SAM, radius {words}",
         )  # fmt: skip
-    for row, scores in runs.groupby("row")["score"]:
-        if row in ADAMW:
-            ax.axhline(scores.mean(), color=SGD, linestyle=ADAMW[row], linewidth=1.5, label=row)
+    for row, line in ADAMW.items():
+        scores = runs.loc[runs["row"] == row, "score"]
+        if len(scores):
+            ax.axhline(scores.mean(), color=SGD, linestyle=line, linewidth=1.5, label=row)
             ax.axhspan(scores.mean() - scores.std(), scores.mean() + scores.std(), color=SGD, alpha=0.15, linewidth=0)
-    radii = sorted(runs["radius"].dropna().unique())
+    radii = sorted(sam["radius"].unique())
     ax.set(xscale="log", xlabel=r"radius $\rho$", ylabel="test accuracy, %")
     ax.set_xticks(radii, [f"{radius:g}" for radius in radii])
     ax.minorticks_off()
     ax.legend(frameon=False, fontsize=10)
-    ax.set_title("ViT-Ti from scratch on CIFAR-100, 100 epochs", fontsize=11, color=GREY)
+    ax.set_title("ViT-Ti from scratch on CIFAR-100", fontsize=11, color=GREY)
     return figure
 
 
