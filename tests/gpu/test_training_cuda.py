@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from bsam.core.optimizer import SharpnessAware
-from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks import image_inputs
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.bases import BASES, CAPTURABLE
@@ -20,10 +19,10 @@ from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
+from captured_runs import ARGUMENTS, FLOOR, RUNS, SAME, kinds_of_steps, patterns
 
 pytestmark = pytest.mark.gpu
 
-SAME = {"lr": 0.05, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "seed": 4}
 # Relative to the distance from the start: fused steps round differently, and twenty steps amplify that. Changing the
 # learning rate by 5 % makes ten times that difference.
 TOLERANCE = 5e-3
@@ -31,35 +30,6 @@ TOLERANCE = 5e-3
 # numbers close to zero.
 WIDE_TOLERANCE = 2e-2
 WIDE = ("gam", "asam", "msam")
-ARGUMENTS = {
-    "asam": {"rho": 0.5},
-    "ksam": {"k": 32},
-    "gsam": {"rho_floor": 0.01},
-    "saf": {"start_epoch": 0, "epochs_back": 1},
-    "mesa": {"start_epoch": 0},
-}
-FLOOR = {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.0}
-RUNS = {
-    "sgd": Run.of("sgd", **SAME),
-    **{name: Run.of(name, ARGUMENTS.get(name, {}), **SAME) for name, method in METHODS.items() if method.capturable},
-    "nesterov": Run.of("sam", nesterov=True, **SAME),
-    "sam with a floor": Run.of("sam", {"rho": 0.2, "rho_floor": 0.02}, **SAME),
-    "bsam with a floor": Run.of("bsam", FLOOR, **SAME),
-    "bsam-2": Run.of("bsam", {**FLOOR, "passes": 2}, **SAME),
-    "bsam every second step": Run.of("bsam", {**FLOOR, "passes": 2, "every": 2}, **SAME),
-    "bsam as released": Run.of("bsam", {"start_from_min": True}, **SAME),
-    "sam on a share": Run.of("sam", {"rho": 0.2, "ascent": 0.25}, **SAME),
-    # the warm-up ends, and the late start is, within the twenty steps
-    "sam, warm-up": Run.of("sam", {"rho": 0.5}, rho_warmup=1.5, **SAME),
-    "sam, late": Run.of("sam", {"rho": 0.5, "rho_floor": 0.1}, rho_start=0.7, rho_warmup=0.8, **SAME),
-    "bsam, warm-up": Run.of("bsam", FLOOR, rho_warmup=1.5, **SAME),
-    "bsam-2, late": Run.of("bsam", {**FLOOR, "passes": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
-    "looksam, warm-up": Run.of("looksam", {"rho": 0.3}, rho_warmup=1.5, **SAME),
-    "looksam, late": Run.of("looksam", {"rho": 0.3, "k": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
-    "augmented": Run.of("sam", augment="crop-flip", **SAME),
-    "adamw": Run.of("base", base="adamw", **{**SAME, "lr": 3e-3}),
-    "bsam on adamw": Run.of("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +41,7 @@ def _deterministic():
 
 @pytest.fixture(autouse=True)
 def _data(monkeypatch):
-    """Images like the digits, without scikit-learn: a pattern per class, with noise."""
-    generator = torch.Generator().manual_seed(0)
-    patterns = torch.randn(10, 1, 8, 8, generator=generator)
-
-    def examples(n):
-        y = torch.randint(0, 10, (n,), generator=generator)
-        return Examples(patterns[y] + 1.2 * torch.randn(n, 1, 8, 8, generator=generator), y)
-
-    made = Dataset("digits", 10, examples(640), examples(200), examples(500), (0.0,), (1.0,))
-    monkeypatch.setattr(image_inputs, "_load_arrays", lambda name, folder=None: made)
+    monkeypatch.setattr(image_inputs, "_load_arrays", lambda name, folder=None: patterns(640))
 
 
 def device_of(name="cuda"):
@@ -131,8 +92,7 @@ def test_captured_steps_are_plain_steps(run):
     captured, metrics, _ = train(run)
     reference, expected, _ = train(plain(run))
     assert type(captured.take_step) is CapturedSteps
-    kinds = 2 if run.method == "looksam" or "every" in run.arguments else 1
-    assert len(captured.take_step._graphs) == kinds + bool(run.rho_start)
+    assert len(captured.take_step._graphs) == kinds_of_steps(run)
     assert not isinstance(reference.take_step, CapturedSteps)
     assert apart(captured, reference) < tolerance(run)
     for captured_metrics, wanted in zip(metrics, expected, strict=True):

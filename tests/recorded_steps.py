@@ -1,0 +1,102 @@
+"""A stand-in for CUDA graphs on the CPU: it records the operations of a block, and repeats them on the same memory.
+
+It shows what a capture gets wrong on any device: a number that Python computed once, an operation that waits for the
+device, a tensor that the block replaces instead of writing to it. It says nothing about kernels, streams, memory pools
+and random numbers, for which there are the tests marked ``gpu``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bsam.core import vector
+from bsam.core.tensors import Layout
+from bsam.lab.training.captured_steps import CapturedSteps
+
+aten = torch.ops.aten
+WAIT = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}  # for the device
+
+
+class RecordedGraph(TorchDispatchMode):
+    """Records operations while it is active. As with a CUDA graph, they have no effect until :meth:`replay`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage | None]] = {}
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        raise AssertionError("a CPU has no CUDA generators")
+
+    def pool(self) -> None: ...
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in WAIT:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
+        kwargs = kwargs or {}
+        inputs = _tensors((args, kwargs))
+        for t in inputs:
+            storage = t.untyped_storage()
+            self._before.setdefault(storage._cdata, (storage, storage.clone()))
+        out = func(*args, **kwargs)
+        known = {t.untyped_storage()._cdata for t in inputs}
+        made = [t for t in _tensors(out) if t.untyped_storage()._cdata not in known]  # the others are views or inputs
+        for t in made:
+            self._before.setdefault(t.untyped_storage()._cdata, (t.untyped_storage(), None))
+        self._calls.append((func, args, kwargs, made))
+        return out
+
+    def undo(self) -> None:
+        """Give all memory that existed before the recording its values from then."""
+        for storage, before in self._before.values():
+            if before is not None:
+                storage.copy_(before)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Repeat the operations, with the values that their inputs have now."""
+        for func, args, kwargs, made in self._calls:
+            inputs = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+            new = [t for t in _tensors(func(*args, **kwargs)) if t.untyped_storage()._cdata not in inputs]
+            for old, t in zip(made, new, strict=True):
+                old.copy_(t)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@contextlib.contextmanager
+def recording(graph: RecordedGraph, **_: object) -> Iterator[None]:
+    """Take the place of ``torch.cuda.graph``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with graph:
+            yield
+    graph.undo()
+
+
+def like_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Let :class:`CapturedSteps` record steps on the CPU, and let vectors keep factors in tensors, as on a GPU."""
+    patch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    patch.setattr(torch.cuda, "graph", recording)
+    patch.setattr(torch.cuda, "current_stream", lambda: None)
+    patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    patch.setattr(CapturedSteps, "_fits_side_by_side", lambda steps: False)
+    patch.setattr(Layout, "on_cpu", property(lambda layout: False, lambda layout, value: None), raising=False)
+    patch.setattr(vector.Vector, "_coefficient", _factor)
+    patch.setattr(sys.modules["torch.optim.adam"], "_get_capturable_supported_devices", lambda **_: ["cpu"])
+
+
+def _factor(v: vector.Vector, c: vector.Coefficient, k: int) -> Any:
+    return c[v.layout.buckets[k].group] if isinstance(c, vector.PerGroup) else c
