@@ -36,6 +36,8 @@ RUNS = {
     "bsam-2, late": Run.of("bsam", {**FLOOR, "passes": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
     "looksam, warm-up": Run.of("looksam", {"rho": 0.3}, rho_warmup=1.5, **SAME),
     "looksam, late": Run.of("looksam", {"rho": 0.3, "k": 2}, rho_start=0.7, rho_warmup=0.8, **SAME),
+    "saner, ramp": Run.of("saner", {"rho": 0.3, "ramp": 8}, **SAME),
+    "rst, late": Run.of("rst", {"rho": 0.3}, rho_start=0.7, rho_warmup=0.8, **SAME),
     "augmented": Run.of("sam", augment="crop-flip", **SAME),
     "adamw": Run.of("base", base="adamw", **{**SAME, "lr": 3e-3}),
     "bsam on adamw": Run.of("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
@@ -43,8 +45,9 @@ RUNS = {
 
 
 def kinds_of_steps(run: Run) -> int:
-    """Return how many kinds of steps a run has: full ones, those that reuse an earlier pass, plain ones before it."""
-    return 1 + (run.method == "looksam" or "every" in run.arguments) + bool(run.rho_start)
+    """Return how many kinds of steps a run has: some methods take two in turn, and there may be plain ones before."""
+    two = run.method in ("looksam", "rst", "saf", "mesa") or "every" in run.arguments
+    return 1 + two + bool(run.rho_start)
 
 
 def patterns(n: int) -> Dataset:

@@ -32,7 +32,7 @@ def warmed_up(group: dict[str, Any], radius: Scalar) -> Scalar:
 
     A CUDA graph computes it from a tensor that counts the steps.
     """
-    if not _capturing():
+    if not capturing():
         return radius * share_of_radius(group, group["steps_taken"])
     if group[COUNTER] is None:
         raise BsamRuntimeError(
@@ -58,7 +58,7 @@ def count_on_device(group: dict[str, Any]) -> None:
     lr = group.get("lr")
     if not isinstance(lr, Tensor):
         return
-    if _capturing() and group[COUNTER] is not None:
+    if capturing() and group[COUNTER] is not None:
         group[COUNTER] += 1
     elif group[COUNTER] is None or group[COUNTER].device != lr.device:
         group[COUNTER] = torch.tensor(group["steps_taken"], device=lr.device)
@@ -66,7 +66,8 @@ def count_on_device(group: dict[str, Any]) -> None:
         group[COUNTER].fill_(group["steps_taken"])
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 

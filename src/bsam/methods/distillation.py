@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ class Distillation(MethodInfo, nn.Module):
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
         """Return the logits to stay close to, and a mask that is False for samples without such logits."""
 
+    def step_kind(self) -> Hashable:
+        """Return the kind of this epoch's steps. Steps of one kind launch the same kernels."""
+        return self.epoch > self.start_epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0. Call before each epoch."""
         self.epoch = check_count("epoch", epoch, low=0)
@@ -61,7 +66,7 @@ class Distillation(MethodInfo, nn.Module):
         # in half precision, rounding errors would exceed the divergence of similar logits
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        if self.training and self.epoch > self.start_epoch:
+        if self.training and self.step_kind():
             past, known = (t.to(logits.device) for t in self.past_logits(inputs, indices))
             losses = losses + self.lam * torch.where(known, divergence(past, logits, self.tau), 0.0)
         return losses.mean() if self.reduction == "mean" else losses
@@ -72,7 +77,7 @@ class Distillation(MethodInfo, nn.Module):
 
     def set_extra_state(self, state: int) -> None:
         """Set the epoch, from ``state_dict``."""
-        self.epoch = state
+        self.set_epoch(state)
 
 
 def divergence(past: Tensor, logits: Tensor, tau: float) -> Tensor:

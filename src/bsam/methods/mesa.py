@@ -60,6 +60,7 @@ class MESA(Distillation):
     purpose = "A loss that keeps logits close to an averaged model's."
     memory = "1, kept"
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
+    capturable = True
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")
 
     def __init__(

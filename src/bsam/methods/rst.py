@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
@@ -49,6 +49,7 @@ class RST(SharpnessAware):
     arxiv = "2203.09962"
     purpose = "SAM on a random share of the steps, with a cost that you choose."
     passes: float = 1.5
+    capturable = True
 
     def __init__(
         self,
@@ -69,10 +70,12 @@ class RST(SharpnessAware):
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         return 1 + arguments["p"] if "p" in arguments else cls.passes
 
+    def step_kind(self) -> Hashable:
+        return super().step_kind() or bernoulli(self.seed, self.t, 1, self.p)[0]
+
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        (chosen,) = bernoulli(self.seed, self.t, 1, self.p)
-        return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho")) if chosen else g
+        return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho")) if self.step_kind() else g
 
 
 def bernoulli(seed: int, t: int, n: int, p: float) -> list[bool]:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from ..common.checks import check_count, check_flag
 from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import Need
+from ..core.schedule import capturing
 from .distillation import Distillation
 
 NEVER = torch.iinfo(torch.int32).min
@@ -70,11 +71,13 @@ class SAF(Distillation):
     purpose = "A loss that keeps logits close to those stored in earlier epochs."
     memory = "0, logits kept"
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
+    capturable = True
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")
     single_process = "remembers each sample's logits, so it needs a single process: use mesa with several"
 
     table: Tensor
     stamp: Tensor
+    now: Tensor
 
     def __init__(
         self,
@@ -103,6 +106,8 @@ class SAF(Distillation):
         self.register_buffer("table", torch.zeros(shape, dtype=dtype))
         # the epoch in which an entry was filled
         self.register_buffer("stamp", torch.full((slots, samples), NEVER, dtype=torch.int32))
+        # the epoch, for CUDA graphs: indexing with a 0-dim tensor would synchronize
+        self.register_buffer("now", torch.zeros(1, dtype=torch.int32), persistent=False)
 
     def forward(
         self, outputs: Tensor, targets: Tensor, *, inputs: Tensor | None = None, indices: Tensor | None = None
@@ -122,18 +127,22 @@ class SAF(Distillation):
             self.table = table.to(self.table.device)
         return self
 
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.now.fill_(epoch)
+
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
-        epoch = self.epoch - self.epochs_back
+        epoch = self.now - self.epochs_back
         slot = epoch % len(self.table)
         return self.table[slot, indices], self.stamp[slot, indices] == epoch
 
     def store(self, logits: Tensor, indices: Tensor) -> None:
         """Store the logits of samples that were not seen in this epoch yet."""
-        slot = self.epoch % len(self.table)
-        new = (self.stamp[slot, indices] != self.epoch) & logits.isfinite().all(1).to(indices.device)
+        slot = self.now % len(self.table)
+        new = (self.stamp[slot, indices] != self.now) & logits.isfinite().all(1).to(indices.device)
         finite = logits.to(self.table).nan_to_num()
         self.table[slot, indices] = torch.where(new.unsqueeze(1), finite, self.table[slot, indices])
-        self.stamp[slot, indices] = torch.where(new, self.epoch, self.stamp[slot, indices])
+        self.stamp[slot, indices] = torch.where(new, self.now, self.stamp[slot, indices])
 
     def check(self, logits: Tensor, indices: Tensor) -> None:
         """Raise unless the table has room for these logits and indices."""
@@ -149,7 +158,7 @@ class SAF(Distillation):
                 f"indices must hold one integer for each of the {n} samples, got {indices.dtype} with the shape "
                 f"{tuple(indices.shape)}: pass the third value of bsam.methods.saf.Indexed"
             )
-        if n and not (int(indices.min()) >= 0 and int(indices.max()) < samples):
+        if n and not capturing() and not (int(indices.min()) >= 0 and int(indices.max()) < samples):
             raise BsamValueError(
                 f"indices must be between 0 and {samples - 1}, got {int(indices.min())} to {int(indices.max())}: set "
                 "samples= to the size of the whole training set"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import ClassVar, Unpack
 
 import torch
@@ -56,6 +57,7 @@ class SANER(SharpnessAware):
     arxiv = "2411.17132"
     purpose = "SAM for wrong labels: damps the gradient entries that the perturbation makes smaller."
     memory = "4"
+    capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
@@ -74,6 +76,9 @@ class SANER(SharpnessAware):
     ) -> None:
         self.alpha, self.ramp = check_number("alpha", alpha, low=0, high=1), check_count("ramp", ramp, low=0)
         super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+
+    def step_kind(self) -> Hashable:
+        return super().step_kind() or min(self.steps_since_start, self.ramp)  # equal kinds have equal factors
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

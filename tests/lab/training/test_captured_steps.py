@@ -102,6 +102,20 @@ def test_each_group_has_its_own_warm_up_and_start(method):
     assert distance(plain, train(run, False)) > 1e-3
 
 
+@pytest.mark.parametrize("arguments", [{"epochs_back": 2}, {}], ids=["saf", "mesa"])
+def test_the_graph_of_a_loss_serves_all_epochs(arguments):
+    """SAF reads and writes other logits in each of them."""
+    method = "saf" if arguments else "mesa"
+    run = Run.of(method, {"start_epoch": 1, **arguments}, **{**SAME, "epochs": 6})
+    captured, plain = train(run, True, epochs=range(6)), train(run, False, epochs=range(6))
+    assert len(captured.take_step._graphs) == 2
+    assert distance(captured, plain) < TOLERANCE
+    ours, theirs = captured.train_step.loss.state_dict(), plain.train_step.loss.state_dict()
+    assert all(torch.allclose(ours[name], t) for name, t in theirs.items() if isinstance(t, torch.Tensor))
+    sgd = train(Run.of("sgd", **{**SAME, "epochs": 6}), False, epochs=range(6))
+    assert distance(plain, sgd) > 100 * TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["sam, late", "bsam with a floor"])
 def test_probed_steps_are_not_captured_and_change_nothing(name):
     run = RUNS[name].changed(probe=4)
@@ -127,7 +141,7 @@ def counted_by_python(group, radius):
 
 
 def counted_outside_of_graphs(group):
-    if not schedule._capturing():
+    if not schedule.capturing():
         schedule.count_on_device(group)
 
 

@@ -43,7 +43,7 @@ class CapturedSteps:
     """Run a few steps eagerly, capture the next one in a CUDA graph, and replay it from then on.
 
     The learning rate must be a tensor on the device, and all steps of one kind must launch the same sequence of
-    kernels. Each kind (:meth:`bsam.core.optimizer.SharpnessAware.step_kind`) has its own graph.
+    kernels. Each kind (:meth:`TrainStep.kind`) has its own graph.
 
     Args:
         train_step: the step to capture.
@@ -63,7 +63,7 @@ class CapturedSteps:
         """Take one step and return the loss before it, in a tensor that a later step overwrites."""
         optimizer = self.train_step.optimizer
         method = optimizer if isinstance(optimizer, SharpnessAware) else None
-        kind = None if method is None else (method.steps_since_start < 0, method.step_kind())
+        kind = self.train_step.kind()
         if self._eager_steps[kind] < WARM_UP or (method is not None and self.probed(method.t)):
             self._eager_steps[kind] += 1
             torch.cuda.reset_peak_memory_stats()

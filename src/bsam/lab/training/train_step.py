@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -63,6 +63,13 @@ class TrainStep:
         """Begin an epoch, counted from 0."""
         if self.loss is not None:
             self.loss.set_epoch(epoch)
+
+    def kind(self) -> Hashable:
+        """Return the kind of the next step. Steps of one kind launch the same kernels and can share a CUDA graph."""
+        if self.loss is not None:
+            return self.loss.step_kind()
+        method = self.optimizer
+        return (method.steps_since_start < 0, method.step_kind()) if isinstance(method, SharpnessAware) else None
 
     def losses(self, *batch: Tensor) -> Tensor:
         """Return the loss of each sample in a batch: inputs, targets, indices in the training set."""
