@@ -107,7 +107,7 @@ class SAF(Distillation):
         # the epoch in which an entry was filled
         self.register_buffer("stamp", torch.full((slots, samples), NEVER, dtype=torch.int32))
         # the epoch, for CUDA graphs: indexing with a 0-dim tensor would synchronize
-        self.register_buffer("now", torch.zeros(1, dtype=torch.int32), persistent=False)
+        self.register_buffer("now", torch.zeros(1, dtype=torch.int64), persistent=False)
 
     def forward(
         self, outputs: Tensor, targets: Tensor, *, inputs: Tensor | None = None, indices: Tensor | None = None
@@ -142,7 +142,7 @@ class SAF(Distillation):
         new = (self.stamp[slot, indices] != self.now) & logits.isfinite().all(1).to(indices.device)
         finite = logits.to(self.table).nan_to_num()
         self.table[slot, indices] = torch.where(new.unsqueeze(1), finite, self.table[slot, indices])
-        self.stamp[slot, indices] = torch.where(new, self.now, self.stamp[slot, indices])
+        self.stamp[slot, indices] = torch.where(new, self.now, self.stamp[slot, indices]).int()
 
     def check(self, logits: Tensor, indices: Tensor) -> None:
         """Raise unless the table has room for these logits and indices."""
