@@ -87,10 +87,12 @@ def recording(graph: RecordedGraph, **_: object) -> Iterator[None]:
 
 
 def like_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """Let :class:`CapturedSteps` record steps on the CPU, and let vectors keep factors in tensors, as on a GPU."""
+    """Let CUDA graphs record operations on the CPU, and let vectors keep their factors in tensors, as on a GPU."""
     patch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     patch.setattr(torch.cuda, "graph", recording)
     patch.setattr(torch.cuda, "current_stream", lambda: None)
+    patch.setattr(torch.cuda, "Stream", lambda: None)
+    patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     patch.setattr(CapturedSteps, "_fits_side_by_side", lambda steps: False)
     patch.setattr(Layout, "on_cpu", property(lambda layout: False, lambda layout, value: None), raising=False)
