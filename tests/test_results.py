@@ -709,8 +709,9 @@ def test_the_losses_of_the_language_model():
     assert best - means["AdamW", None] > 0.28
     assert "better by 0.28 or more" in page
     assert all(means["SAM", rho] > means["half", None] for rho in radii)
-    assert f"better by {means['half', None] - means['FunctionalSAM', 0.03]:.3f} at radius 0.03" in page
-    assert all(a > b for a, b in zip(losses["half", None], losses["FunctionalSAM", 0.03], strict=True))
+    spread = statistics.stdev(losses["half", None])
+    assert all(abs(means["half", None] - means["FunctionalSAM", rho]) < spread for rho in radii[:3])
+    assert "Functional SAM is level with it up to 0.1" in " ".join(page.split())
 
 
 def test_the_vision_transformer():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -70,7 +70,7 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
         earlier = _find_before_passes(optimizer, recorder)
         recorder.save(optimizer.params)
         with observe_calls(recorder.record_module):
-            findings, differences = _evaluate_twice(L, Need.PER_SAMPLE_LOSSES in optimizer.needs)
+            findings, differences = _evaluate_twice(L, optimizer.needs)
         if not findings:
             sharded = any(sharding(p) is not None for p in optimizer.params)
             if sharded:
@@ -119,11 +119,13 @@ def _restore_generators(optimizer: SharpnessAware) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
-def _evaluate_twice(L: Objective, per_sample: bool) -> tuple[list[str], list[str]]:
+def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], list[str]]:
     """Evaluate the closure twice at ``w``. Return errors, and differences between the evaluations."""
     try:
         loss, g = L.value_and_grad()
-        if per_sample:
+        if Need.OUTPUTS in needs:
+            L.pull_back(L.grad_and_signals()[1])
+        if Need.PER_SAMPLE_LOSSES in needs:
             L.value(subset=torch.arange(len(L.sample_losses), device=loss.device))
         clear_weight_caches()  # as between the passes of a step
         again, g_again = L.value_and_grad()

@@ -35,8 +35,8 @@ def norm_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     if not isinstance(model, nn.Module):
         raise BsamTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     norms = {p for module in model.modules() if is_norm(module) for p in module.parameters(recurse=False)}
-    if not norms:
-        raise BsamValueError("model has no normalization layer with parameters: perturb all parameters instead")
+    if not any(p.requires_grad for p in norms):
+        raise BsamValueError("model has no normalization layer that is trained: perturb all parameters instead")
     others = [p for p in model.parameters() if p not in norms]
     return [
         {"params": [p for p in model.parameters() if p in norms], "perturb": True, **options},

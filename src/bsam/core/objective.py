@@ -249,7 +249,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
             self.evaluations.append(Evaluation(None, loss, gradient))
         return gradient, signals
 
-    def pull_back(self, signals: Sequence[Tensor], at: Vector) -> Vector:
+    def pull_back(self, signals: Sequence[Tensor], at: Vector | None = None) -> Vector:
         """Return the transposed Jacobian of the outputs at ``w + at``, times the signals of the micro-batches."""
         rest = list(signals)
 

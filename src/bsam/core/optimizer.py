@@ -392,6 +392,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "optimizer.backward was called from inside the closure: a closure must only compute the loss (and may "
                 "call loss.backward())"
             )
+        if not all(ENTRY_NAMES in group for group in self.param_groups):
+            raise BsamRuntimeError("a parameter group was added to base: call optimizer.add_param_group instead")
         self._weights.refresh(self.param_groups)
         if not self._weights.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")

@@ -6,7 +6,7 @@ from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
-from ..common.checks import check_number
+from ..common.checks import check_share
 from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from ..core.wrapper import radius_settings
 
@@ -61,7 +61,7 @@ class VaSSO(SharpnessAware):
         theta: float = 0.9,
         **options: Unpack[StepOptions],
     ) -> None:
-        self.theta = check_number("theta", theta, low=0, high=1)
+        self.theta = check_share("theta", theta)
         super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
 
     def direction(self, L: Objective) -> Vector:

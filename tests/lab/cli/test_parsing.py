@@ -16,6 +16,10 @@ WRONG = {
     "train --method sam --label-smoth 0.1": ["--label-smoth. Did you mean --label-smoothing?"],
     "train --method sam --lr -1 --epoch_s 3": ["--epoch_s. Did you mean --epochs?"],
     "train --method sam --xyz 1": ["`bsam train` has no flag --xyz.", "`bsam train --help`"],
+    "train --method sam --weight-d 0": ["has no flag --weight-d. Did you mean --weight-decay?"],
+    "train --method sam --model-ema": ["has no flag --model-ema. Did you mean --model-ema-decay?"],
+    "train --method sam --mixup 0.8": ["has no flag --mixup. Write --augment timm:mixup=0.8"],
+    "train --method sam --opt-eps=1e-6": ["has no flag --opt-eps. Write --base-set eps=1e-6"],
     "train --method sam -x": ["`bsam train` has no flag -x."],
     "compare --metod sam": ["`bsam compare` has no flag --metod. Did you mean --methods?"],
     "compare --rho 0.1": ["`bsam compare` has no flag --rho.", "`bsam train`", "--set rho=0.1"],
@@ -37,12 +41,10 @@ def test_one_line_says_what_is_wrong_and_what_to_write(command, capsys):
     assert [part for part in WRONG[command] if part not in line] == []
 
 
-def test_values_and_abbreviations_that_argparse_takes_are_not_wrong_flags():
-    given = ["train", "--method", "sam", "--weight-d", "-0.001", "--no-nesterov", "--set", "a=-1", "b=--c"]
+def test_values_that_look_like_flags():
+    given = ["train", "--method", "sam", "--weight-decay", "-0.001", "--no-nesterov", "--set", "a=-1", "b=--c"]
     parsed, rest = cli._parser().parse_known_args(given)
     assert (parsed.weight_decay, parsed.nesterov, parsed.set, rest) == (-0.001, False, ["a=-1", "b=--c"], [])
-    with pytest.raises(bsam.BsamError, match="ambiguous"):
-        cli._parser().parse_known_args(["train", "--method", "sam", "--wei", "1"])
 
 
 def test_compare_without_its_extra_says_what_to_install(monkeypatch, tmp_path):

@@ -31,6 +31,8 @@ def radius_warning(run: Run, readings: Sequence[Mapping[str, Any]]) -> str | Non
         run: the settings of the run.
         readings: the rows of :meth:`bsam.lab.training.run_dir.RunDir.probe`.
     """
+    if not readings:  # the method starts later
+        return None
     first = readings[0]
     # two extra passes: the method did not visit the probe's point uphill (ASAM's rho, for example, is no distance)
     if not _begins_at_random(run) or first["extra_passes"] > 1 or not first["g_norm"] or first["g_max_norm"] is None:

@@ -13,6 +13,11 @@ from ...methods import METHODS
 from ..common.names import find_name
 from ..training.config import arguments_of
 
+OF_TIMM = {  # flags of timm's train.py that are values of another flag here
+    "opt_eps": "--base-set eps=",
+    **{name: f"--augment timm:{name}=" for name in ("aa", "mixup", "cutmix")},
+}
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises a BsamValueError of one line, without the usage of all flags.
@@ -44,8 +49,7 @@ class Parser(argparse.ArgumentParser):
                     return  # the parser of the command checks the rest
                 continue
             flag, _, value = word.partition("=")
-            known = [name for name in self._option_string_actions if name.startswith(flag)]  # it may be abbreviated
-            if not known or (flag not in known and _argument(flag) in _method_arguments()):  # --rho is not --rho-start
+            if flag not in self._option_string_actions:  # without abbreviations: --rho is not --rho-start
                 following = words[i + 1] if i + 1 < len(words) and not _is_flag(words[i + 1]) else "VALUE"
                 raise BsamValueError(f"`{self.prog}` has no flag {flag}{self._hint(flag, value or following)}")
 
@@ -57,8 +61,11 @@ class Parser(argparse.ArgumentParser):
         if name not in arguments:
             if flag == "--list":
                 return ". `bsam list` lists methods, networks, data sets and recipes"
+            if name in OF_TIMM and "--set" in flags:
+                return f". Write {OF_TIMM[name]}{value}"
             known = {**{_argument(known): known for known in flags}, **{argument: argument for argument in arguments}}
-            closest = difflib.get_close_matches(name, known, n=1)
+            longer = [known_name for known_name in known if known_name.startswith(name)]  # as of an abbreviation
+            closest = longer[:1] or difflib.get_close_matches(name, known, n=1)
             if not closest:
                 return f". `{self.prog} --help` lists the flags"
             name = closest[0]

@@ -198,7 +198,7 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     """Return the metrics of an epoch as one line."""
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
-    rates = (f"{name} {metrics[name]:.2e}" for name in ("lr", "rho", "rho_min") if metrics.get(name) is not None)
+    rates = (f"{name} {metrics[name]:.2e}" for name in metrics if name == "lr" or name.startswith("rho"))
     shown = dict(metrics)
     if run.task.name in TASKS:  # leave out the parts of the task's measure, such as the PCK of each group of joints
         parts = f"{run.eval_split}_{TASKS[run.task.name].measure.name}_"

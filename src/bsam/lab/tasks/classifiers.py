@@ -37,7 +37,8 @@ def build_float_network(run: SubjectSettings, inputs: Inputs, classes: int) -> n
         error = why_refused(network, inputs) or _why_cut(network, inputs.size)
     if error is not None:
         shape = "x".join(map(str, (inputs.channels, inputs.size, inputs.size)))
-        other = "set another --image-size, or " if model_entry(run.model).resizable else ""
+        fits = "set another --image-size, for transformers a multiple of the side of their patches, or "
+        other = fits if model_entry(run.model).resizable else ""
         raise BsamValueError(
             f"{run.model} does not take images of {shape} ({run.data}): {other}choose another network from `bsam list "
             "models`"

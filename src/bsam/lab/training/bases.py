@@ -58,12 +58,12 @@ def check_base_arguments(base: str, arguments: object) -> None:
         if name in _OF_RUN:
             raise BsamValueError(f"base_arguments must not contain {name}, which is a setting of the run: set {name}")
         if name not in known:
-            raise BsamValueError(f"base_arguments: {base} has no argument {name!r}: it takes {', '.join(known)}")
+            raise BsamValueError(f"base {base} has no argument {name!r}: its base_arguments are {', '.join(known)}")
     if arguments:
         try:
             BASES[base]([torch.zeros(1)], **as_tuples(arguments))
         except (TypeError, ValueError, IndexError) as error:
-            raise BsamValueError(f"base_arguments {dict(arguments)} do not fit {base}: {error}") from error
+            raise BsamValueError(f"base {base} does not take {dict(arguments)}: {error}") from error
 
 
 def as_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:

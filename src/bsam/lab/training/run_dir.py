@@ -194,8 +194,9 @@ class RunDir:
         return self.metrics()[-1]
 
     def probe(self) -> list[dict[str, Any]]:
-        """Return the probe's readings; non-finite numbers are None."""
-        return read_json_lines(self.path / PROBE, REPAIR)
+        """Return the probe's readings, if there are any; non-finite numbers are None."""
+        file = self.path / PROBE
+        return read_json_lines(file, REPAIR) if file.exists() else []
 
     def note(self, name: str, hint: str = REPAIR) -> dict[str, Any]:
         """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""

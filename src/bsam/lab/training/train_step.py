@@ -184,6 +184,9 @@ def build_run_step(
         with autocast(run, device):
             return model(x)
 
+    def steps_of(epochs: float) -> int:
+        return max(round(epochs * steps / run.epochs), int(epochs > 0))
+
     known = {
         "seed": run.seed,
         "total_steps": steps,
@@ -191,8 +194,8 @@ def build_run_step(
         "classes": task.classes,
         "label_smoothing": task.smoothing,
         "side_by_side": capturable,
-        "warmup": round(run.rho_warmup * steps / run.epochs),
-        "start": round(run.rho_start * steps / run.epochs),
+        "warmup": steps_of(run.rho_warmup),
+        "start": steps_of(run.rho_start),
     }
     base = build_base(run, network or model, capturable)
     arguments = _arguments(run, processes)

@@ -103,8 +103,8 @@ class Trainer:
         """Train for an epoch, counted from 0.
 
         Returns:
-            the mean of the steps' losses, each at the weights before the step; the learning rate and the scheduled
-            radii of the last step; and the duration in seconds.
+            the mean of the steps' losses, each at the weights before the step; the learning rate of the last step,
+            and its radii if they change during training; and the duration in seconds.
         """
         run, device = self.run, self.context.device
         start = time.perf_counter()
@@ -114,15 +114,18 @@ class Trainer:
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), 0.0
+        radii: dict[str, float] = {}
         with self._seeded(number), emulated_bf16(self._emulated):
             for i, batch in enumerate(self.task.batches(self.context.share(indices))):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
+                if i == self.steps - 1:
+                    radii = self._radii()
                 total += self.take_step(*batch)
                 if self.average is not None:
                     self.average.update()
         loss = float(self.context.mean(total)) / self.steps
-        return {"train_loss": loss, "lr": lr, **self._radii(), "seconds": time.perf_counter() - start}
+        return {"train_loss": loss, "lr": lr, **radii, "seconds": time.perf_counter() - start}
 
     @contextlib.contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
@@ -144,12 +147,14 @@ class Trainer:
                 group["lr"] = scaled
 
     def _radii(self) -> dict[str, float]:
-        """Return the last step's values of the radii that follow the learning rate, by name."""
+        """Return the radii of the next step that change during training, by name."""
         if not isinstance(self.optimizer, SharpnessAware):
             return {}
-        group = self.optimizer.param_groups[0]
-        following = [name for name, floor in self.optimizer.scheduled_radii.items() if group[floor] is not None]
-        return {name: float(self.optimizer.radius(group, name)) for name in following}
+        group, floors = self.optimizer.param_groups[0], self.optimizer.scheduled_radii
+        changing = {name for name, floor in floors.items() if group[floor] is not None}
+        if self.run.rho_warmup or self.run.rho_start:
+            changing = {name for name in self.optimizer.settings if name.startswith("rho")} - {*floors.values()}
+        return {name: float(self.optimizer.radius(group, name)) for name in sorted(changing)}
 
     @property
     def result_network(self) -> nn.Module:
