@@ -1,8 +1,8 @@
 """A stand-in for CUDA graphs on the CPU: it records the operations of a block, and repeats them on the same memory.
 
-It shows what a capture gets wrong on any device: a number that Python computed once, an operation that waits for the
-device, a tensor that the block replaces instead of writing to it. It says nothing about kernels, streams, memory pools
-and random numbers, for which there are the tests marked ``gpu``.
+It shows what a capture gets wrong on any device: a number that Python computed once, an operation that reads values or
+whose shape depends on them, a tensor that the block replaces instead of writing to it. It says nothing about kernels,
+streams, memory pools, random numbers and copies from the host, for which there are the tests marked ``gpu``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from bsam.core import vector
 from bsam.core.tensors import Layout
 from bsam.lab.training.captured_steps import CapturedSteps
 
-aten = torch.ops.aten
-WAIT = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}  # for the device
+WAIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # operations with these wait for the device
+INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}  # with masks only
+
+
+def refuse(*_: object) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -40,10 +44,11 @@ class RecordedGraph(TorchDispatchMode):
     def pool(self) -> None: ...
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in WAIT:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         kwargs = kwargs or {}
         inputs = _tensors((args, kwargs))
+        by_mask = func in INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
+        if by_mask or (func not in INDEXING and WAIT & {*func.tags}):
+            refuse()
         for t in inputs:
             storage = t.untyped_storage()
             self._before.setdefault(storage._cdata, (storage, storage.clone()))
@@ -81,6 +86,8 @@ def recording(graph: RecordedGraph, **_: object) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for name in ("tolist", "numpy", "cpu"):
+            patch.setattr(Tensor, name, refuse)
         with graph:
             yield
     graph.undo()

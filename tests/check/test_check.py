@@ -349,3 +349,18 @@ def test_errors_in_the_closure_are_raised(problem, optimizer):
         optimizer.check(closure)
     assert alike(before, problem.model.state_dict())
     assert optimizer.step(problem.loss) > 0
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_head_that_the_outputs_leave_out(problem, start):
+    """Functional SAM would raise in its first step, which may come late."""
+    scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+    parameters = [*problem.model.parameters(), scale]
+    optimizer = bsam.FunctionalSAM(sgd(parameters), problem.model, start=start)
+
+    def closure(factor):
+        outputs = problem.model(problem.x)
+        return (factor * outputs).square().mean(), outputs
+
+    assert finds(optimizer, lambda: closure(scale), "another head")
+    assert "another head" not in " ".join(optimizer.check(lambda: closure(1.0)))

@@ -182,3 +182,11 @@ def test_a_radius_without_its_name(problem):
         bsam.BSAM(sgd(problem.model.parameters()), problem.model, 0.1, 0.2)
     with pytest.raises(bsam.BsamError, match="got a Sequential without one"):
         bsam.SAM(sgd(problem.model.parameters()), problem.model, problem.model)
+
+
+def test_a_group_that_was_added_to_base(problem):
+    base = sgd(problem.model.parameters())
+    optimizer = bsam.SAM(base, problem.model)
+    base.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(bsam.BsamError, match="call optimizer"):
+        optimizer.step(problem.loss)

@@ -203,6 +203,7 @@ def test_another_seed_is_another_run(plain, make):
 
 NAN, INF = float("nan"), float("inf")
 REFUSED = {  # the last argument of each row is wrong
+    bsam.VaSSO: [{"theta": 0.0}, {"theta": 1.1}],
     bsam.SAM: [{"rho": -0.1}, {"rho_floor": 0.6}],
     bsam.ASAM: [{"eta": -1.0}, {"rho_floor": -0.1}],
     bsam.GSAM: [{"alpha": NAN}, {"lr_min": 0.2, "lr_max": 0.1}],

@@ -112,5 +112,7 @@ def test_the_rest_of_the_network_neither_delays_nor_hides():
 def test_networks_without_normalization_are_refused():
     with pytest.raises(bsam.BsamError, match="no normalization layer"):
         bsam.norm_groups(nn.Linear(3, 2))
+    with pytest.raises(bsam.BsamError, match="no normalization layer that is trained"):
+        bsam.norm_groups(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2).requires_grad_(False)))
     with pytest.raises(bsam.BsamError, match="Module"):
         bsam.norm_groups([nn.LayerNorm(3)])

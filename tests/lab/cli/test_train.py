@@ -213,3 +213,15 @@ def test_a_missing_package_of_the_data_is_an_error(tmp_path, error_of, monkeypat
 def test_a_run_says_what_it_is(digits_run):
     assert RunDir(digits_run).about() == describe(RunDir(digits_run).run())
     assert (describe(RunDir(digits_run).run())["row"], describe(RunDir(digits_run).run())["section"]) == ("SGD", "")
+
+
+def test_a_probe_waits_for_a_late_start(tmp_path, capsys):
+    """After the first epoch there is no reading yet, and the radii are those of the last step."""
+    flags = ("--limit-train", "160", "--batch", "16", "--probe", "5", "--rho-start", "1", "--rho-warmup", "2")
+    assert cli.main([*SHORT, *flags, "--set", "rho_min=0.1", "--out", str(tmp_path / "run")]) == 0
+    assert "  rho_max 0.00e+00  rho_min 0.00e+00  " in capsys.readouterr().out
+    run = RunDir(tmp_path / "run")
+    assert [reading["step"] for reading in run.probe()] == [10, 15, 20, 25]
+    for epoch, share in zip(run.metrics(), (0, 0.5, 1), strict=True):
+        assert epoch["rho_max"] == pytest.approx(0.02 * share)
+        assert epoch["rho_min"] == pytest.approx(0.1 * share * epoch["lr"] / 0.05)

@@ -190,3 +190,5 @@ def test_a_timed_recipe_has_a_column_of_seconds(table):
     }
     assert any(line.startswith("Seconds: ") for line in caption(runs, cells))
     assert not any(line.startswith("Seconds: ") for line in caption(runs.drop(columns="training_seconds"), cells))
+    assert " after the last epoch: " in caption(runs, cells)[0]  # some were trained for twice as long
+    assert " after the last of 2 epochs: " in caption(runs[runs["row"] == "AdamW"], cells)[0]

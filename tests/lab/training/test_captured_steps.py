@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import bsam
 from adamw_reference import RUNS as ADAMW_RUNS
 from adamw_reference import apart, by_hand, by_the_laboratory
 from bsam.core import optimizer as optimizer_file
@@ -160,10 +161,49 @@ def test_a_fault_is_found(name, place, attribute, fault, monkeypatch):
     assert distance(train(RUNS[name], True), plain) > 100 * TOLERANCE
 
 
+WAITING = {
+    "item": lambda t: t[0].item(),
+    "bool": lambda t: bool(t[0] > 0),
+    "tolist": lambda t: t.tolist(),
+    "cpu": lambda t: t.cpu(),
+    "numpy": lambda t: t.numpy(),
+    "mask": lambda t: t[t > 0],
+    "masked assignment": lambda t: t.__setitem__(t > 0, 0.0),
+    "masked_select": lambda t: t.masked_select(t > 0),
+    "nonzero": lambda t: t.nonzero(),
+    "unique": lambda t: t.unique(),
+    "bincount": lambda t: t.long().bincount(),
+    "equal": lambda t: torch.equal(t, t + 1),
+    "allclose": lambda t: torch.allclose(t, t + 1),
+}
+
+
+@pytest.mark.parametrize("wait", WAITING.values(), ids=WAITING)
+def test_what_waits_for_the_device_cannot_be_captured(wait):
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), recording(RecordedGraph()):
+        wait(torch.ones(3))
+
+
 def test_a_step_that_waits_for_the_device_cannot_be_captured(monkeypatch):
     monkeypatch.setattr(optimizer_file, "scheduled", lambda *args: float(schedule.scheduled(*args)))
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         train(RUNS["sam with a floor"], True)
+
+
+def test_a_graph_keeps_the_largest_learning_rate():
+    """The radius follows the learning rate relative to it, and it is reached in a replay."""
+    model, lr = torch.nn.Linear(3, 1), torch.tensor(0.1)
+    optimizer = bsam.SAM(torch.optim.SGD(model.parameters(), lr=lr, fused=True), model, rho=0.2, rho_floor=0.0)
+    (group,) = optimizer.param_groups
+    optimizer.step(lambda: model(torch.ones(2, 3)).square().mean())
+    graph = RecordedGraph()
+    with recording(graph):
+        optimizer.step(lambda: model(torch.ones(2, 3)).square().mean())
+    for rate in (0.1, 0.3, 0.1):
+        lr.fill_(rate)
+        graph.replay()
+    assert float(group[schedule.LR_SEEN]) == pytest.approx(0.3)
+    assert float(optimizer.radius(group, "rho")) == pytest.approx(0.2 / 3)
 
 
 def test_a_recorded_graph_acts_when_it_is_replayed():

@@ -150,7 +150,7 @@ def footnotes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: str = "") -> list[str]:
     """Return the lines below a table: what the numbers are, their sources and footnotes, and what rows mean."""
     run = Run.of(**runs["settings"].iloc[0])
-    title, lengths = score_title(run), set(runs["epochs"])
+    title, lengths = score_title(run), {settings["epochs"] for settings in runs["settings"]}
     last = f"of {count_text(run.epochs, 'epoch')}" if len(lengths) == 1 else "epoch"
     lines = [f"{title[0].upper()}{title[1:]}, after the last {last}: mean ± standard deviation (number of seeds)."]
     if published and any(cell["paper"] for cell in cells):
