@@ -10,8 +10,10 @@ sys.path[:0] = [str(HERE / "_ext"), str(HERE / "figures"), str(HERE.parent / "sr
 
 import bsam  # noqa: E402
 
-for method in (bsam.SharpnessAware, *bsam.SharpnessAware.__subclasses__()):  # autodoc would show that of __new__
-    types = get_type_hints(bsam.SharpnessAware.__init__) | get_type_hints(method.__init__)
+optimizers = [method for method in bsam.METHODS.values() if issubclass(method, bsam.SharpnessAware)]
+for method in (bsam.SharpnessAware, *optimizers):  # autodoc would show the signature of __new__
+    classes = [cls for cls in method.__mro__ if issubclass(cls, bsam.SharpnessAware)]
+    types = {name: kind for cls in reversed(classes) for name, kind in get_type_hints(cls.__init__).items()}
     signature = inspect.signature(method.__init__ if method is bsam.SharpnessAware else method)
     own = [p.replace(annotation=types[name]) for name, p in signature.parameters.items() if name != "self"]
     method.__signature__ = signature.replace(parameters=own, return_annotation=signature.empty)

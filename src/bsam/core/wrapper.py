@@ -135,13 +135,6 @@ def _without(state: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
     return {i: entry for i, entry in entries.items() if not isinstance(entry, dict) or entry}
 
 
-def radius_settings(
-    rho: float, rho_floor: float | None, lr_max: float | None, lr_min: float
-) -> dict[str, float | None]:
-    """Return the group values for a ``rho`` that may follow the learning rate down to ``rho_floor``."""
-    return {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
-
-
 def _completed_schedule(group: dict[str, Any], radius: str, floor: str) -> dict[str, Any]:
     """Check and complete a group whose ``radius`` follows the learning rate down to ``floor``."""
     lr_min, lr_max = group[LR_MIN], group[LR_MAX]

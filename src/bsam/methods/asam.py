@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
-from ..core.wrapper import radius_settings
+from ..core import Modules, Objective, SharpnessAware, Vector
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class ASAM(SharpnessAware):
+class ASAM(ScheduledRadius):
     r"""Adaptive SAM: a neighbourhood that scales with the weights, so rescaling a layer has no effect.
 
     .. math::  d = \nabla L(w + \rho\, T^2 g / |T g|), \qquad T = |w| + \eta, \qquad g = \nabla L(w)
@@ -51,22 +51,17 @@ class ASAM(SharpnessAware):
     memory = "5"
     capturable = True
 
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
-
     def __init__(
         self,
         base: Optimizer,
         model: Modules,
         *,
         rho: float = 0.5,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         eta: float = 0.01,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.eta = check_number("eta", eta, low=0)
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

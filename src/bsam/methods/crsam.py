@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
 from ..common.checks import check_flag, check_number
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
-from ..core.wrapper import radius_settings
+from ..core import Modules, Objective, Vector
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class CRSAM(SharpnessAware):
+class CRSAM(ScheduledRadius):
     r"""Curvature Regularized SAM: SAM with penalties on the curvature along the gradient and on the gradient norm.
 
     .. math::
@@ -49,25 +49,20 @@ class CRSAM(SharpnessAware):
     memory = "3"
     capturable = True
 
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
-
     def __init__(
         self,
         base: Optimizer,
         model: Modules,
         *,
         rho: float = 0.1,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         gamma: float = 0.1,
         beta: float = 0.1,
         side_by_side: bool = False,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.gamma, self.beta = check_number("gamma", gamma), check_number("beta", beta)
         self.side_by_side = check_flag("side_by_side", side_by_side)
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
-from ..core.wrapper import radius_settings
+from ..core import Modules, Objective, Vector
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class FriendlySAM(SharpnessAware):
+class FriendlySAM(ScheduledRadius):
     r"""Friendly SAM (F-SAM): perturb along the noise of the batch gradient, its difference from a running mean.
 
     .. math::
@@ -51,7 +51,6 @@ class FriendlySAM(SharpnessAware):
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(
         self,
@@ -59,15 +58,12 @@ class FriendlySAM(SharpnessAware):
         model: Modules,
         *,
         rho: float = 0.05,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         sigma: float = 1.0,
         decay: float = 0.9,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.sigma, self.decay = check_number("sigma", sigma), check_number("decay", decay, low=0, high=1)
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
-from ..core.wrapper import radius_settings
+from ..core import Modules, Objective, Vector
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class GSAM(SharpnessAware):
+class GSAM(ScheduledRadius):
     r"""Surrogate-Gap Guided SAM: SAM's gradient minus the part of the plain gradient orthogonal to it.
 
     .. math::
@@ -47,22 +47,17 @@ class GSAM(SharpnessAware):
     memory = "3"
     capturable = True
 
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
-
     def __init__(
         self,
         base: Optimizer,
         model: Modules,
         *,
         rho: float = 0.05,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         alpha: float = 0.4,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.alpha = check_number("alpha", alpha)
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()

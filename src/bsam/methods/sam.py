@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from torch.optim import Optimizer
 
 from ..common.checks import check_share
 from ..common.method_info import Need
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
+from ..core import Modules, Objective, Vector
 from ..core.ranks import several_ranks
-from ..core.wrapper import radius_settings
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class SAM(SharpnessAware):
+class SAM(ScheduledRadius):
     r"""Sharpness-Aware Minimization: the gradient at the worst point nearby.
 
     .. math::  d = \nabla L(w + \rho\, g / |g|), \qquad g = \nabla L(w)
@@ -60,26 +60,21 @@ class SAM(SharpnessAware):
     purpose = "Flat minima at twice the cost of the base optimizer: the method to start with."
     capturable = True
 
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
-
     def __init__(
         self,
         base: Optimizer,
         model: Modules,
         *,
         rho: float = 0.05,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         ascent: float = 1.0,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.ascent = check_share("ascent", ascent)
         if ascent < 1:
             self.numbers = ("batch_size",)
             self.needs = (Need.PER_SAMPLE_LOSSES,)
             self.passes = self.passes_with({"ascent": ascent})
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     @classmethod
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.checks import check_count, check_number
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
-from ..core.wrapper import radius_settings
+from ..core import Modules, Objective, Vector
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class SANER(SharpnessAware):
+class SANER(ScheduledRadius):
     r"""Sharpness-Aware Noise-Explicit Reweighting: SAM that damps the gradient entries that fit wrong labels.
 
     .. math::
@@ -59,23 +59,18 @@ class SANER(SharpnessAware):
     memory = "4"
     capturable = True
 
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
-
     def __init__(
         self,
         base: Optimizer,
         model: Modules,
         *,
         rho: float = 0.05,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         alpha: float = 0.5,
         ramp: int = 0,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.alpha, self.ramp = check_number("alpha", alpha, low=0, high=1), check_count("ramp", ramp, low=0)
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     def step_kind(self) -> Hashable:
         return super().step_kind() or min(self.steps_since_start, self.ramp)  # equal kinds have equal factors

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
 from ..common.checks import check_share
-from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
-from ..core.wrapper import radius_settings
+from ..core import Modules, Objective, Vector
+from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
 
 
-class VaSSO(SharpnessAware):
+class VaSSO(ScheduledRadius):
     r"""Variance-Suppressed Sharpness-aware Optimization: perturb along a running mean of the batch gradients.
 
     .. math::
@@ -47,7 +47,6 @@ class VaSSO(SharpnessAware):
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
-    scheduled_radii: ClassVar[dict[str, str]] = {"rho": "rho_floor"}
 
     def __init__(
         self,
@@ -55,14 +54,11 @@ class VaSSO(SharpnessAware):
         model: Modules,
         *,
         rho: float = 0.05,
-        rho_floor: float | None = None,
-        lr_max: float | None = None,
-        lr_min: float = 0.0,
         theta: float = 0.9,
-        **options: Unpack[StepOptions],
+        **options: Unpack[RadiusOptions],
     ) -> None:
         self.theta = check_share("theta", theta)
-        super().__init__(base, model, radius_settings(rho, rho_floor, lr_max, lr_min), **options)
+        super().__init__(base, model, rho, **options)
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
