@@ -229,6 +229,11 @@ def test_lines_are_short():
     assert not [f"{page}: {line}" for page, line in lines if len(line) > 120]
 
 
+def test_no_line_begins_with_a_percent_sign():
+    """It would be a comment, which the site leaves out."""
+    assert not [f"{page}: {line}" for page, text in PAGES.items() for line in text.splitlines() if line[:1] == "%"]
+
+
 def test_the_flatness_of_the_networks_is_that_of_the_stored_files():
     folder = ROOT / "results/cifar100-resnet18"
     files = [json.loads((folder / f"flatness{name}.json").read_text()) for name in ("", "-sam-radius0.2", "-bsam-2")]
