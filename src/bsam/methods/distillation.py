@@ -68,7 +68,7 @@ class Distillation(MethodInfo, nn.Module):
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
         if self.training and self.step_kind():
             past, known = (t.to(logits.device) for t in self.past_logits(inputs, indices))
-            losses = losses + self.lam * torch.where(known, divergence(past, logits, self.tau), 0.0)
+            losses = losses + self.lam * divergence(past, logits, self.tau).masked_fill(~known, 0.0)
         return losses.mean() if self.reduction == "mean" else losses
 
     def get_extra_state(self) -> int:
