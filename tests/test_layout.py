@@ -31,7 +31,7 @@ def test_packages_are_small():
 
 def test_the_library_is_small():
     lines = sum(len((SOURCES / name).read_text(encoding="utf-8").splitlines()) for name in LIBRARY)
-    assert lines <= 8625  # with 20 methods
+    assert lines <= 8630  # with 20 methods
 
 
 def test_the_library_does_not_import_the_laboratory():

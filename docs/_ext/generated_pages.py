@@ -44,8 +44,8 @@ need one more forward pass to choose the samples.
 (`benchmarks/memory.py`). "Kept" memory persists between steps and is saved in `state_dict` (for
 {losses}, in the `state_dict` of the loss).
 
-**CUDA graphs** always replay the same step, so methods whose steps differ cannot be captured. These methods can:
-{captured}.
+A **CUDA graph** always replays the same step; a method with a few kinds of steps needs a graph for each. Steps of these
+methods can be captured, those of SANER after its `ramp`: {captured}.
 
 [Accuracy and seconds](accuracy-and-seconds.md) compares all methods on one task.
 

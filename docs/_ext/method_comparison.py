@@ -38,7 +38,8 @@ Marks on the axis are methods that were timed, but not run.
   was tuned on this task.
 - **Step**: captured in a CUDA graph or, if the method does not allow that, eager, as `bsam train` runs it. Eager steps
   of a network of this size wait for Python, not for the GPU, and vary more from epoch to epoch. They were timed in a
-  process with the networks of all methods; alone, they may be faster. "Can be captured now": timed before that.
+  process with the networks of all methods; alone, they may be faster. Rows with "can be captured now" were timed
+  before `bsam train` captured the steps of these methods.
 """
 
 

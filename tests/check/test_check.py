@@ -364,3 +364,15 @@ def test_a_head_that_the_outputs_leave_out(problem, start):
 
     assert finds(optimizer, lambda: closure(scale), "another head")
     assert "another head" not in " ".join(optimizer.check(lambda: closure(1.0)))
+
+
+def test_outputs_of_another_batch(problem):
+    """Their shapes differ."""
+    optimizer = bsam.FunctionalSAM(sgd(problem.model.parameters()), problem.model)
+    batches = iter([problem.x, problem.x[:4], problem.x, problem.x[:3]])
+
+    def closure():
+        outputs = problem.model(next(batches))
+        return outputs.square().mean(), outputs
+
+    assert finds(optimizer, closure, "two evaluations")

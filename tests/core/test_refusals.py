@@ -188,5 +188,5 @@ def test_a_group_that_was_added_to_base(problem):
     base = sgd(problem.model.parameters())
     optimizer = bsam.SAM(base, problem.model)
     base.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-    with pytest.raises(bsam.BsamError, match="call optimizer"):
+    with pytest.raises(bsam.BsamError, match="add_param_group"):
         optimizer.step(problem.loss)

@@ -44,7 +44,7 @@ METHODS = {
 WAITING = dict.fromkeys(
     ("aesam", "aesam-reuse"), "whether there is a second pass is decided on the host, by a number from the device"
 )
-NOT_CAPTURED = {
+NOT_IN_ONE_GRAPH = {
     **WAITING,
     "looksam": "whether there is a second pass depends on the step",
     "rst": "its random choice depends on the step",
@@ -151,7 +151,7 @@ def test_these_wait_for_the_device(name):
     assert all(torch.equal(a, p.detach()) for a, p in zip(before, model.parameters(), strict=True))
 
 
-@methods_without(NOT_CAPTURED)
+@methods_without(NOT_IN_ONE_GRAPH)
 @pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
 def test_a_captured_step_replays_to_the_weights_of_the_eager_step(method, base):
     stream = torch.cuda.Stream()

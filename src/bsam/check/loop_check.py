@@ -123,8 +123,6 @@ def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], l
     """Evaluate the closure twice at ``w``. Return errors, and differences between the evaluations."""
     try:
         loss, g = L.value_and_grad()
-        if Need.OUTPUTS in needs:
-            L.pull_back(L.grad_and_signals()[1])
         if Need.PER_SAMPLE_LOSSES in needs:
             L.value(subset=torch.arange(len(L.sample_losses), device=loss.device))
         clear_weight_caches()  # as between the passes of a step
@@ -145,6 +143,11 @@ def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], l
         return [f"the loss is not finite ({first:g}): look for NaN or inf in the batch and in the weights"], []
     gap = _distance(g, g_again)
     if abs(first - second) <= LOSS_RTOL * abs(first) and not gap > GRADIENT_RTOL:  # NaN if the loss scale overflows
+        try:
+            if Need.OUTPUTS in needs:
+                L.pull_back(L.grad_and_signals()[1])
+        except BsamError as error:
+            return [str(error)], []
         return [], []
     return [], [
         f"two evaluations of the closure at the same weights give the losses {first:.6g} and {second:.6g}, and "

@@ -393,7 +393,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "call loss.backward())"
             )
         if not all(ENTRY_NAMES in group for group in self.param_groups):
-            raise BsamRuntimeError("a parameter group was added to base: call optimizer.add_param_group instead")
+            raise BsamRuntimeError(
+                "a parameter group of base lacks the method's settings: add groups with optimizer.add_param_group, and "
+                "load states with optimizer.load_state_dict"
+            )
         self._weights.refresh(self.param_groups)
         if not self._weights.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")

@@ -34,5 +34,4 @@ class ScheduledRadius(SharpnessAware):
         lr_min: float = 0.0,
         **options: Unpack[StepOptions],
     ) -> None:
-        settings = {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}
-        super().__init__(base, model, settings, **options)
+        super().__init__(base, model, {"rho": rho, "rho_floor": rho_floor, LR_MAX: lr_max, LR_MIN: lr_min}, **options)

@@ -22,7 +22,7 @@ class VaSSO(ScheduledRadius):
     Args:
         rho: the radius, or its maximum if it follows the learning rate.
         rho_floor, lr_max, lr_min: the schedule of the radius, as in :class:`SAM`; without ``rho_floor``, it is fixed.
-        theta: the weight of the new gradient in the mean; 1 gives SAM.
+        theta: the weight of the new gradient in the mean, above 0 and at most 1, which gives SAM.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:

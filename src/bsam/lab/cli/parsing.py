@@ -56,22 +56,21 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, flag: str, value: str) -> str:
         """Return the rest of the sentence about an unknown flag."""
         arguments = _method_arguments()
-        flags = [known for known in self._option_string_actions if known.startswith("--")]
+        flags = {_argument(known): known for known in self._option_string_actions if known.startswith("--")}
         name = _argument(flag)
         if name not in arguments:
             if flag == "--list":
                 return ". `bsam list` lists methods, networks, data sets and recipes"
-            if name in OF_TIMM and "--set" in flags:
+            if name in OF_TIMM and OF_TIMM[name].split()[0] in flags.values():
                 return f". Write {OF_TIMM[name]}{value}"
-            known = {**{_argument(known): known for known in flags}, **{argument: argument for argument in arguments}}
-            longer = [known_name for known_name in known if known_name.startswith(name)]  # as of an abbreviation
-            closest = longer[:1] or difflib.get_close_matches(name, known, n=1)
-            if not closest:
+            closest = difflib.get_close_matches(name, {*arguments, *flags}, n=1)
+            longer = [known for known in flags if known.startswith(name)]
+            if not (closest or longer):
                 return f". `{self.prog} --help` lists the flags"
-            name = closest[0]
-            if known[name] in flags:
-                return f". Did you mean {known[name]}?"
-        if "--set" in flags:
+            name = (longer or closest)[0]
+            if name in flags:
+                return f". Did you mean {' or '.join(flags[known] for known in longer or [name])}?"
+        if "set" in flags:
             return f". Arguments of the method are given with --set: --set {name}={value}"
         return f". Only `bsam train` takes arguments of the method: --set {name}={value}"
 

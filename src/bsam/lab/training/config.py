@@ -64,10 +64,10 @@ def _check_task(name: str, value: object) -> None:
 class Run(SubjectSettings):
     """Settings of one training run. Those of the task are in ``task``; :meth:`of` takes all of them side by side.
 
-    The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits). `bsam train` and
-    `bsam compare` have other defaults for AdamW, pose, quantization and fine-tuning. On the same CPU, equal settings
-    give equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name for
-    it when the base is SGD. ``bsam train --help`` explains each setting.
+    The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits); ``bsam train`` and
+    ``bsam compare`` have other ones for AdamW, pose, quantization and fine-tuning. On the same CPU, equal settings give
+    equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name for it when the base is
+    SGD. ``bsam train --help`` explains each setting.
 
     Example:
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
