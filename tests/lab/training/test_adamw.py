@@ -11,8 +11,8 @@ from bsam.common.timm_import import import_timm
 from bsam.lab.models import build
 from bsam.lab.models.parts import undecayed
 from bsam.lab.quantization import quantize
+from bsam.lab.training.base_optimizer import trained_groups
 from bsam.lab.training.config import Run
-from bsam.lab.training.train_step import trained_groups
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)

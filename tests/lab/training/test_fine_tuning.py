@@ -13,9 +13,9 @@ import bsam
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.models import build
 from bsam.lab.tasks.classification import Classification
+from bsam.lab.training.base_optimizer import build_base
 from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.train_step import build_base
 from bsam.lab.training.trainer import Trainer
 from helpers import draw_images
 
