@@ -78,8 +78,10 @@ def test_captured_steps_are_plain_steps(run):
         assert captured.optimizer.t == 20
 
 
-@pytest.mark.parametrize("captured_before", [True, False])
-@pytest.mark.parametrize("name", ["sam with a floor", "sam, warm-up", "bsam-2, late", "looksam, late", "bsam on adamw"])
+@pytest.mark.parametrize(
+    ("name", "captured_before"),
+    [("sam with a floor", True), ("sam, warm-up", False), ("looksam, late", True), ("bsam on adamw", False)],
+)
 def test_a_captured_training_continues_after_an_interruption(name, captured_before, tmp_path):
     first = train(RUNS[name], captured_before, epochs=[0])
     torch.save(first.state_dict(), tmp_path / "state")
