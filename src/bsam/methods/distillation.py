@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -40,8 +39,8 @@ class Distillation(MethodInfo, nn.Module):
     def past_logits(self, inputs: Any, indices: Any) -> tuple[Tensor, Tensor]:
         """Return the logits to stay close to, and a mask that is False for samples without such logits."""
 
-    def step_kind(self) -> Hashable:
-        """Return the kind of this epoch's steps. Steps of one kind launch the same kernels."""
+    def step_kind(self) -> bool:
+        """Return the kind of this epoch's steps: whether they have the penalty. One kind launches the same kernels."""
         return self.epoch > self.start_epoch
 
     def set_epoch(self, epoch: int) -> None:
