@@ -38,21 +38,13 @@ Marks on the axis are methods that were timed, but not run.
   was tuned on this task.
 - **Step**: captured in a CUDA graph or, if the method does not allow that, eager, as `bsam train` runs it. Eager steps
   of a network of this size wait for Python, not for the GPU, and vary more from epoch to epoch. They were timed in a
-  process with the networks of all methods; alone, they may be faster. Rows with "can be captured now" were timed
-  before `bsam train` captured the steps of these methods.
+  process with the networks of all methods; alone, they may be faster.
 """
 
 
 def passes(method: str, arguments: Mapping[str, Any]) -> float:
     """Return the passes per step; methods with equal passes take equal time, whatever their radii."""
     return 1.0 if method == BASE else METHODS[method].passes_with(arguments)
-
-
-def step(method: str, captured: bool) -> str:
-    """Return how the steps were timed."""
-    if captured:
-        return "captured"
-    return "eager (can be captured now)" if METHODS[method].capturable else "eager"
 
 
 def timed_cases() -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -65,7 +57,7 @@ def timed_cases() -> tuple[pd.DataFrame, dict[str, Any]]:
             "passes": passes(**case),
             "seconds": TASK["epochs"] * sgd * result["over_base"][name]["median"],
             "over_base": result["over_base"][name]["median"],
-            "step": step(case["method"], result["captured"][name]),
+            "step": "captured" if result["captured"][name] else "eager",
         }
         for result in content["results"]
         for name, case in result["cases"].items()
