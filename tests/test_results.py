@@ -742,11 +742,11 @@ def test_the_vision_transformer():
     seeds = {row: group.set_index("seed")["score"] for row, group in runs.groupby("row")}
     best, twice = seeds["SAM, rho 0.05, warm-up"], seeds["AdamW, twice the epochs"]
     above, level = best - twice, best - seeds["AdamW"]
-    interval = paired_difference(best, twice)
+    interval = paired_difference(best.to_dict(), twice.to_dict())
     assert f"it is {above.min():.2f} to {above.max():.2f} points above AdamW with 200 epochs" in page
     assert f"({len(above)} seeds; 95 % interval of the mean: {interval['low']:.2f} to {interval['high']:.2f})" in page
     assert f"the other two seeds alone give {above[2]:.2f} and {above[1]:.2f}" in page
-    assert f"is {level.mean():.1f} points above ({level.min():.1f} to {level.max():.1f} by seed)" in page
+    assert f"is {level.mean():.2f} points above ({level.min():.2f} to {level.max():.2f} by seed)" in page
     assert f"AdamW itself loses {means['AdamW'] - twice.mean():.1f} points if it trains twice as long" in page
     cost = {name: ratio["median"] for name, ratio in timed["over_base"].items()}
     assert f"takes {cost['SAM']:.1f} times as long" in page
