@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, Field, asdict, dataclass, field, fields
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,16 @@ from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
 from ..tasks.classification_settings import QUANTIZED as QUANTIZED
 from ..tasks.classification_settings import ClassificationSettings
 from ..tasks.pose import POSE as POSE
-from ..tasks.settings import GROUPS, NOT_NEGATIVE, SubjectSettings, TaskSettings, check_positive, one_of, setting
+from ..tasks.settings import (
+    GROUPS,
+    NOT_NEGATIVE,
+    SubjectSettings,
+    TaskSettings,
+    check_positive,
+    one_of,
+    setting,
+    to_json_value,
+)
 from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
 
@@ -320,8 +329,10 @@ class Run(SubjectSettings):
         unless the task is your own.
         """
         settings: dict[str, Any] = {}
-        for name, value in asdict(self).items():
-            settings |= {**value, "task": self.task.name} if name == "task" else {name: value}
+        for name in _NAMES:
+            if name == "task":
+                settings |= {item.name: to_json_value(getattr(self.task, item.name)) for item in fields(self.task)}
+            settings[name] = self.task.name if name == "task" else to_json_value(getattr(self, name))
         return settings
 
     def changed(self, **settings: Any) -> Run:
@@ -343,7 +354,8 @@ class Run(SubjectSettings):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
-SETTINGS = [*(item.name for item in fields(Run)), *OWNERS]  # the names of all settings
+_NAMES = [item.name for item in fields(Run)]
+SETTINGS = [*_NAMES, *OWNERS]  # the names of all settings
 _DEFAULTS = Run(BASE).settings()
 
 
