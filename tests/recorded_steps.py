@@ -35,7 +35,7 @@ class RecordedGraph(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[tuple[int, Tensor]]]] = []
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage | None]] = {}
 
     def register_generator_state(self, generator: torch.Generator) -> None:
@@ -54,8 +54,9 @@ class RecordedGraph(TorchDispatchMode):
             self._before.setdefault(storage._cdata, (storage, storage.clone()))
         out = func(*args, **kwargs)
         known = {t.untyped_storage()._cdata for t in inputs}
-        made = [t for t in _tensors(out) if t.untyped_storage()._cdata not in known]  # the others are views or inputs
-        for t in made:
+        outputs = enumerate(_tensors(out))
+        made = [(i, t) for i, t in outputs if t.untyped_storage()._cdata not in known]  # the others: views or inputs
+        for _, t in made:
             self._before.setdefault(t.untyped_storage()._cdata, (t.untyped_storage(), None))
         self._calls.append((func, args, kwargs, made))
         return out
@@ -70,10 +71,10 @@ class RecordedGraph(TorchDispatchMode):
     def replay(self) -> None:
         """Repeat the operations, with the values that their inputs have now."""
         for func, args, kwargs, made in self._calls:
-            inputs = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-            new = [t for t in _tensors(func(*args, **kwargs)) if t.untyped_storage()._cdata not in inputs]
-            for old, t in zip(made, new, strict=True):
-                old.copy_(t)
+            out = func(*args, **kwargs)
+            outputs = [out] if isinstance(out, Tensor) or not made else _tensors(out)
+            for i, old in made:
+                old.copy_(outputs[i])
 
 
 def _tensors(tree: Any) -> list[Tensor]:

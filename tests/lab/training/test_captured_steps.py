@@ -69,13 +69,16 @@ def distance(a: Trainer, b: Trainer) -> float:
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_captured_steps_are_plain_steps(run):
-    captured, plain = train(run, True), train(run, False)
+    several = kinds_of_steps(run) > 1 or run.rho_warmup or "ramp" in run.arguments  # the rarest kind is captured in its fourth step
+    epochs = (0, 1) if several else (0,)
+    captured, plain = train(run, True, epochs), train(run, False, epochs)
     assert len(captured.take_step._graphs) == kinds_of_steps(run)
     assert distance(captured, plain) < TOLERANCE
     assert captured.losses == pytest.approx(plain.losses, rel=1e-6)
-    assert all(int(n) == 20 for name, n in captured.network.state_dict().items() if name.endswith("batches_tracked"))
+    steps = 10 * len(epochs)
+    assert all(int(n) == steps for name, n in captured.network.state_dict().items() if name.endswith("batches_tracked"))
     if isinstance(captured.optimizer, SharpnessAware):
-        assert captured.optimizer.t == 20
+        assert captured.optimizer.t == steps
 
 
 @pytest.mark.parametrize(

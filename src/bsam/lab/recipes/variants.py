@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeAlias
 
 from ...methods import METHODS
@@ -113,8 +112,7 @@ BSAMS = tuple(variant.name for variant in VARIANTS["bsam"])
 MATCHED = tuple(variant.name for variant in VARIANTS["sam"] if variant.radii)  # SAM at BSAM's total radius
 
 
-@cache
-def variants() -> Mapping[str, MethodVariant]:
+def variants() -> dict[str, MethodVariant]:
     """Return all variants by name, in the order of the tables."""
     listed = [MethodVariant("sgd", "SGD", BASE)]
     for method, cls in METHODS.items():
