@@ -3,8 +3,9 @@
 The timed epochs are those of `bsam train` (augmentation on the device, schedule, all steps) without evaluation and
 checkpoints. The images are noise in the shape of CIFAR, already on the device; this does not change the time of a step.
 Slow networks get shorter epochs (--steps); their seconds per epoch are those of a step times the steps of a whole one.
-The first epoch of each case, which compiles, captures and warms up, is not timed. The others are mid-schedule, since
-AE-SAM takes fewer passes early in training than late. Methods that cannot be captured run eagerly, as in `bsam train`.
+The first two epochs of each case, which compile, capture and warm up, are not timed; the penalties of SAF and MESA
+begin in the second. The others are mid-schedule, since AE-SAM takes fewer passes early in training than late. Methods
+that cannot be captured run eagerly, as in `bsam train`.
 
     python benchmarks/throughput.py    # on CUDA: ResNet-18, WideResNet-28-10, PyramidNet-110 in bf16
     python benchmarks/throughput.py --models resnet18 --compile
@@ -48,7 +49,7 @@ CASES = {
     "BSAM3 in turn": Run("bsam", {"side_by_side": False}, data="cifar10"),  # not on two streams
 }
 DEFAULT = tuple(CASES)
-# the losses of SAF and MESA are complete from the first timed epoch on
+# the losses of SAF and MESA are complete from the second epoch on
 EARLY = {"saf": {"start_epoch": 0, "epochs_back": 1}, "mesa": {"start_epoch": 0}}
 CASES["SAM ascent 0.25"] = Run("sam", {"ascent": 0.25}, data="cifar10")
 CASES |= {
@@ -87,17 +88,17 @@ def measure(
                 case,
                 model=model,
                 batch=run.batch,
-                epochs=rounds + 2,  # one before and one after those that are timed
+                epochs=rounds + 3,  # two before and one after those that are timed
                 precision=run.precision,
                 compile=run.compile,
                 capture=run.capture,
                 **{"base": run.base, **BASES[run.base]},
             )
             trainings[name] = Trainer(timed, Classification(timed, device, data=data), DistributedContext(device))
-        for number in range(rounds + 1):
+        for number in range(rounds + 2):
             for name, training in trainings.items():
                 epoch = training.train_epoch(number)
-                if number:
+                if number > 1:
                     seconds[name].append(epoch["seconds"] / steps)
                 print(f"  {model} {name} epoch {number}: {epoch['seconds']:.2f} s", file=sys.stderr, flush=True)
     steps_per_epoch = IMAGES // run.batch

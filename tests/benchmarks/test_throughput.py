@@ -26,7 +26,7 @@ def test_all_methods(throughput, tmp_path, capsys, monkeypatch):
     for result in results:
         assert list(result["epoch_seconds"]) == list(result["over_base"]) == list(result["cases"])
         assert all(s["median"] > 0 for s in result["epoch_seconds"].values())
-    assert len(compared) == 2 * 2  # SAF and MESA, in all timed epochs
+    assert len(compared) == 2 * 3  # SAF and MESA, in both timed epochs and the one before
 
 
 def test_sgd_is_always_timed(throughput, tmp_path, capsys, monkeypatch):

@@ -73,7 +73,7 @@ def one_of(kind: Any) -> Check:
 
 def to_json_value(value: Any) -> Any:
     """Return the value as JSON stores it: numpy numbers as Python numbers, tuples and arrays as lists, even nested."""
-    if value is None or type(value) in (str, bool, int, float):  # nearly all, and looked up often
+    if value is None or type(value) in (str, bool, int, float):  # most values; this is called often
         return value
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()

@@ -329,10 +329,12 @@ class Run(SubjectSettings):
         unless the task is your own.
         """
         settings: dict[str, Any] = {}
-        for name in _NAMES:
-            if name == "task":
-                settings |= {item.name: to_json_value(getattr(self.task, item.name)) for item in fields(self.task)}
-            settings[name] = self.task.name if name == "task" else to_json_value(getattr(self, name))
+        for item in fields(self):
+            if item.name == "task":
+                settings |= {part.name: to_json_value(getattr(self.task, part.name)) for part in fields(self.task)}
+                settings["task"] = self.task.name
+            else:
+                settings[item.name] = to_json_value(getattr(self, item.name))
         return settings
 
     def changed(self, **settings: Any) -> Run:
@@ -354,8 +356,7 @@ class Run(SubjectSettings):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
-_NAMES = [item.name for item in fields(Run)]
-SETTINGS = [*_NAMES, *OWNERS]  # the names of all settings
+SETTINGS = [*(item.name for item in fields(Run)), *OWNERS]  # the names of all settings
 _DEFAULTS = Run(BASE).settings()
 
 
