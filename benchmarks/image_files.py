@@ -32,8 +32,9 @@ from bsam.lab.tasks import Task
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.captured_steps import side_stream
-from bsam.lab.training.config import FINE_TUNING, POSE, Run
+from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.known_settings import FINE_TUNING, POSE
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 

@@ -17,7 +17,7 @@ from bsam.common.method_info import MethodInfo
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
 from bsam.lab.cli import _parser
 from bsam.lab.report.page.page import write_page
-from bsam.lab.training.config import grouped_settings
+from bsam.lab.training.known_settings import grouped_settings
 from bsam.methods import METHODS
 
 logger = logging.getLogger(__name__)

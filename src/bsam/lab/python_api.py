@@ -21,7 +21,7 @@ from .recipes.comparison import (
     plan_comparison,
 )
 from .recipes.run_settings import check_start, complete_settings
-from .training.config import SETTINGS
+from .training.known_settings import SETTINGS
 from .training.run_writer import CHECKPOINT_EVERY
 
 

@@ -7,7 +7,8 @@ import pytest
 from bsam.common.errors import BsamValueError
 from bsam.lab.recipes import Planned, describe
 from bsam.lab.recipes.planning import with_seed
-from bsam.lab.training.config import ADAMW, FINE_TUNING, POSE, QUANTIZED, Run
+from bsam.lab.training.config import Run
+from bsam.lab.training.known_settings import ADAMW, FINE_TUNING, POSE, QUANTIZED
 from bsam.lab.training.run_dir import run_dir_name
 
 KEYS = {"experiment", "row", "place", "section", "column", "variant", "radius", "passes", "chosen", "tuned"} | {

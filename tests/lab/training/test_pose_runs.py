@@ -18,8 +18,9 @@ from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.inference.measure import FlatnessSettings, measure
 from bsam.lab.inference.subjects import find_models, load_run
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.config import POSE, Run
+from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.known_settings import POSE
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import Trainer

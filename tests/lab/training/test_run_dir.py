@@ -11,7 +11,8 @@ import pytest
 import bsam
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.training import loop, trainer
-from bsam.lab.training.config import POSE, Run
+from bsam.lab.training.config import Run
+from bsam.lab.training.known_settings import POSE
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 RUN = Run("sam", epochs=2, batch=32, limit_train=64, limit_test=50, probe=1, curvature=True, surface=3)

@@ -18,8 +18,9 @@ from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..recipes.planning import TUNING_SEED, describe
 from ..tasks import task_class
-from ..training.config import Run, stored_run
+from ..training.config import Run
 from ..training.files import read_json, read_json_lines
+from ..training.known_settings import stored_run
 from ..training.run_dir import ABOUT, CONFIG, CURVATURE, METRICS, RunDir
 from .outcome import failure, score_title
 

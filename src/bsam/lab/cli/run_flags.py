@@ -16,7 +16,8 @@ from ..data import DATASETS
 from ..recipes.run_settings import complete_settings
 from ..recipes.variants import variants
 from ..tasks import TASKS
-from ..training.config import ADAMW, BASE, FINE_TUNING, POSE, QUANTIZED, SETTINGS, Run, grouped_settings
+from ..training.config import BASE, Run
+from ..training.known_settings import ADAMW, FINE_TUNING, POSE, QUANTIZED, SETTINGS, grouped_settings
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}

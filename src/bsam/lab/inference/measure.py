@@ -25,9 +25,10 @@ from ...flatness.sharpness import Sharpness, sharpness
 from ...flatness.spectrum import Eigenvalues, check_which, top_eigenvalues
 from ...flatness.trace import LEAST_SAMPLES, Trace, trace
 from ..common.progress import ProgressLine
-from ..training.config import MAX_SEED, check_settings
+from ..training.config import MAX_SEED
 from ..training.environment import environment_info
 from ..training.files import reading, write_json
+from ..training.known_settings import check_settings
 from .flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from .subjects import MeasuredModels
 

@@ -9,7 +9,8 @@ from typing import Any
 from ..data import dataset_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks.pose_metrics import SCORES
-from ..training.config import FINE_TUNING, POSE, QUANTIZED, Run
+from ..training.config import Run
+from ..training.known_settings import FINE_TUNING, POSE, QUANTIZED
 from ..training.run_dir import run_dir_name
 from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe

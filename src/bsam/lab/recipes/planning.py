@@ -16,7 +16,8 @@ from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks import TASKS
 from ..tasks.settings import Check
-from ..training.config import BASE, RADIUS_SCHEDULE, Run, default_settings, usual_settings
+from ..training.config import BASE, RADIUS_SCHEDULE, Run
+from ..training.known_settings import default_settings, usual_settings
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius

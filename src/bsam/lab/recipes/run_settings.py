@@ -15,7 +15,8 @@ from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
-from ..training.config import Run, usual_settings
+from ..training.config import Run
+from ..training.known_settings import usual_settings
 from ..training.run_dir import CONFIG, RunDir, initial_network
 from .planning import Planned
 from .published_numbers import STANDS_FOR
@@ -31,7 +32,7 @@ def complete_settings(
     The default task is that of the data set. The default network is that of the weights, or of the data set. With
     ``init``, network, data and image size default to those of the initial run; without it, networks of timm
     default to the pretrained weights that timm downloads. Other defaults come from
-    :func:`bsam.lab.training.config.usual_settings`.
+    :func:`bsam.lab.training.known_settings.usual_settings`.
 
     Args:
         settings: the given settings, by name; the weights may be ``"random"``.

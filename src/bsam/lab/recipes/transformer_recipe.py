@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..training.config import ADAMW, Run
+from ..training.config import Run
+from ..training.known_settings import ADAMW
 from .experiments import recipe
 from .planning import Planned, describe, place, setting_text
 from .scales import CIFAR, FAST, SCALES, Scale

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, Field, dataclass, field, fields
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
 from ...common.checks import check_count, check_radius, is_number
@@ -15,12 +14,9 @@ from ...methods import METHODS
 from ..common.names import find_name
 from ..data.timm_augment import TimmAugment, is_timm
 from ..tasks import TASKS, task_class
-from ..tasks.classification_settings import FINE_TUNING as FINE_TUNING
-from ..tasks.classification_settings import QUANTIZED as QUANTIZED
 from ..tasks.classification_settings import ClassificationSettings
-from ..tasks.pose import POSE as POSE
+from ..tasks.settings import MAX_SEED as MAX_SEED
 from ..tasks.settings import (
-    GROUPS,
     NOT_NEGATIVE,
     SubjectSettings,
     TaskSettings,
@@ -29,7 +25,6 @@ from ..tasks.settings import (
     setting,
     to_json_value,
 )
-from ..tasks.settings import MAX_SEED as MAX_SEED
 from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
 
 Schedule = Literal["cosine", "constant"]
@@ -37,7 +32,6 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Decay = Literal["all", "weights"]
 BASE = "base"  # the method name for the base optimizer alone
 RADIUS_SCHEDULE = ("rho_warmup", "rho_start")  # settings of a run that only methods with a radius take
-ADAMW = {"lr": 1e-3, "weight_decay": 0.05, "decay": "weights"}  # usual for transformers trained from scratch
 # the task that each setting of a task belongs to
 OWNERS = {item.name: name for name, task in TASKS.items() for item in fields(task.settings_type)}
 
@@ -356,65 +350,6 @@ class Run(SubjectSettings):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
-SETTINGS = [*(item.name for item in fields(Run)), *OWNERS]  # the names of all settings
-_DEFAULTS = Run(BASE).settings()
-
-
-def grouped_settings() -> dict[str, list[Field[Any]]]:
-    """Return the settings by the heading of their flags; in each group, those of the tasks come last."""
-    listed = sorted(fields(Run), key=lambda item: item.name not in Run.__annotations__)
-    listed += [item for task in TASKS.values() for item in fields(task.settings_type)]
-    return {group: [item for item in listed if item.metadata["group"] == group] for group in GROUPS}
-
-
-def default_settings(task: TaskSettings) -> dict[str, Any]:
-    """Return the defaults by name: of the settings of all runs, and of those of a task."""
-    return {**_DEFAULTS, **{item.name: item.default for item in fields(task)}}
-
-
-def usual_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults that depend on other settings: for pose, quantization, fine-tuning, and AdamW.
-
-    Example:
-        >>> usual_settings({"base": "adamw"})
-        {'lr': 0.001, 'weight_decay': 0.05, 'decay': 'weights'}
-    """
-    if settings.get("task") == "pose":
-        return dict(POSE)
-    of_start = FINE_TUNING if settings.get("weights") is not None else {}
-    of_base = ADAMW if str(settings.get("base")).lower() == "adamw" else {}
-    return {**(of_start if settings.get("weight_bits") is None else QUANTIZED), **of_base}
-
-
 def method_title(run: Run) -> str:
     """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
     return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
-
-
-def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:
-    """Return the run with stored settings. Runs stored without ``noise_labels`` drew labels from the other classes;
-    older versions stored the settings of all tasks with each run.
-
-    Args:
-        settings: from :meth:`Run.settings`.
-        kind: the settings of a task of the user; other tasks are known by name.
-    """
-    if "method" not in settings:
-        raise BsamValueError("the method is missing")
-    name = settings.get("task", Run.task.name)
-    if kind is None or kind.name != name:
-        kind = task_class(name).settings_type
-    before = {"noise_labels": "other"} if settings.get("label_noise") else {}
-    others = OWNERS.keys() - {item.name for item in fields(kind)}
-    return Run.of(**{key: value for key, value in {**before, **settings, "task": kind}.items() if key not in others})
-
-
-def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise if a folder holds results with other settings."""
-    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-    if differing:
-        differences = "; ".join(f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in differing)
-        raise BsamValueError(
-            f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
-            "folder, or remove that one"
-        )

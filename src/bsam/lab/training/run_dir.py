@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..data import FOLDER, dataset_entry
 from ..tasks.settings import TaskSettings
-from .config import BASE, Run, check_settings, default_settings, stored_run
+from .config import BASE, Run
 from .files import read_json, read_json_lines, reading
+from .known_settings import check_settings, default_settings, stored_run
 
 CONFIG = "config.json"
 ABOUT = "run.json"

@@ -22,10 +22,11 @@ from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
 from ..tasks import TASKS
 from . import run_dir
-from .config import Run, check_settings
+from .config import Run
 from .distributed import DistributedContext
 from .environment import environment_info
 from .files import locked, read_json, reading, refuse_other_files, usable, write, write_json, write_json_lines
+from .known_settings import check_settings
 from .run_dir import RunDir
 from .trainer import Trainer
 
