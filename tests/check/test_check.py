@@ -366,6 +366,20 @@ def test_a_head_that_the_outputs_leave_out(problem, start):
     assert "another head" not in " ".join(optimizer.check(lambda: closure(1.0)))
 
 
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_penalty_that_the_outputs_leave_out(problem, start):
+    """Functional SAM would train without it, but only from its start on."""
+    optimizer = bsam.FunctionalSAM(sgd(problem.model.parameters()), problem.model, start=start)
+
+    def closure(weight):
+        outputs = problem.model(problem.x)
+        penalty = sum(p.square().sum() for p in problem.model.parameters())
+        return F.cross_entropy(outputs, problem.y) + weight * penalty, outputs
+
+    assert finds(optimizer, lambda: closure(0.1), "through the outputs")
+    assert optimizer.check(lambda: closure(0.0)) == []
+
+
 def test_outputs_of_another_batch(problem):
     """Their shapes differ."""
     optimizer = bsam.FunctionalSAM(sgd(problem.model.parameters()), problem.model)

@@ -37,7 +37,8 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
     - parameters that get a gradient but are not in ``base``, and parameters of ``base`` that get none;
     - parameters that share memory without being the same;
     - a model in eval mode, gradients that were not cleared after a step, and a loss that is already scaled;
-    - a DDP wrapper that the closure does not call.
+    - a DDP wrapper that the closure does not call;
+    - for Functional SAM, a loss that is not computed from the outputs alone.
 
     Weights, buffers, gradients and random generators are unchanged afterwards.
 
@@ -144,10 +145,15 @@ def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], l
     gap = _distance(g, g_again)
     if abs(first - second) <= LOSS_RTOL * abs(first) and not gap > GRADIENT_RTOL:  # NaN if the loss scale overflows
         try:
-            if Need.OUTPUTS in needs:
-                L.pull_back(L.grad_and_signals()[1])
+            left_out = _distance(g, L.pull_back(L.grad_and_signals()[1])) if Need.OUTPUTS in needs else 0.0
         except BsamError as error:
             return [str(error)], []
+        if left_out > GRADIENT_RTOL:
+            return [], [
+                f"the gradient through the outputs differs from that of the loss by {left_out:.1%}, so the loss has "
+                "parts that this method does not train: compute it from the outputs alone, and use the base "
+                "optimizer's weight decay instead of penalties on the weights"
+            ]
         return [], []
     return [], [
         f"two evaluations of the closure at the same weights give the losses {first:.6g} and {second:.6g}, and "

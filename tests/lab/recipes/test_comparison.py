@@ -45,6 +45,7 @@ def test_runs_differ_in_the_method_alone():
         ("sgd", {}, "must be a list of names, got 'sgd'"),
         (["sgd", "sam"], {"base": "adamw"}, 'set method to "base"'),
         (["sgd", "sam"], {"lr": -1}, "lr must be"),
+        (["sgd", "saf"], {"rho_warmup": 1}, "rho_warmup needs a method with a radius"),
     ],
 )
 def test_errors(methods, settings, message):

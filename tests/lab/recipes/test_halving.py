@@ -150,7 +150,8 @@ def test_runs_go_on_in_their_folders_and_tables_say_where_they_stopped(monkeypat
     tuned = tune(planned, experiment.tuning, tmp_path)
     assert (tuned.waiting, tuned.finals[0].run.arguments["rho"]) == ({}, 0.2)
     assert not list(tmp_path.rglob("model.safetensors"))
-    (table,), _ = tuning_tables(tuned)
+    (table,), notes = tuning_tables(tuned)
+    assert "after the last epoch, or after the epoch given, where the worse half stops, on" in notes[0]
     cells = zip((first, first, last, last), table.rows[0][1:5], strict=True)
     assert all(f"epoch {epoch}" in cell for epoch, cell in cells)
     assert {plan.name for plan in tuned.trials} == {run_dir_name(run) for run in fit.asked}

@@ -185,5 +185,7 @@ def test_warm_ups_are_given_in_epochs():
     with pytest.raises(bsam.BsamError, match="rho_start plus rho_warmup"):
         Run("sam", epochs=4, rho_start=2.0, rho_warmup=3.0)
     assert Run("sam", epochs=4, rho_start=2.0, rho_warmup=2.0).rho_start == 2
+    with pytest.raises(bsam.BsamError, match="rho_start must be below the 4 epochs"):
+        Run("sam", epochs=4, rho_start=4.0)
     with pytest.raises(bsam.BsamError, match="set rho_warmup"):
         Run("sam", {"warmup": 5})

@@ -54,6 +54,9 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
             run = Run.of(variant.method, arguments(variant, settings.get("data", Run.data)), **accepted)
         if run not in runs.values():  # sgd and base may be the same
             runs[name] = run
+    set_but_unused = [name for name in RADIUS_SCHEDULE if settings.get(name)]
+    if set_but_unused and not any(getattr(run, name) for run in runs.values() for name in set_but_unused):
+        raise BsamValueError(f"{set_but_unused[0]} needs a method with a radius, and none is compared: leave it out")
     if len(runs) < 2:
         raise BsamValueError(f"methods must name at least two different methods to compare, got {list(methods)!r}")
     return runs

@@ -6,7 +6,7 @@ import math
 
 from ..common.grouping import group_by
 from ..common.progress import duration
-from ..recipes.choice import SPLITS, Choice, rungs
+from ..recipes.choice import SPLITS, Choice
 from ..recipes.planning import setting_text
 from ..recipes.tuning import TUNING_FACTORS, Tuned
 from ..recipes.variants import passes_of, variant_of
@@ -62,23 +62,16 @@ def _notes(first: Choice) -> list[str]:
     if _has_wrong_labels(first):
         labels = "; some of their labels are wrong, too"
         brackets = " In brackets: the score on the true labels, and the choice by them where it differs."
+    halved = set(first.aims) != {first.plan.run.epochs}
+    stops = ", or after the epoch given, where the worse half stops," if halved else ""
     return [
-        f"Tuning: the score {_epochs_text(first)} on {first.samples_text}, which the tuning runs did not train "
+        f"Tuning: the score after the last epoch{stops} on {first.samples_text}, which the tuning runs did not train "
         f"on{labels}. All candidates use {seeds}. Ties go to the middle of the grid.{brackets}",
         f"Noise: the standard error of the best score, from the number of samples{and_seeds}. {NOISE} The choice is "
         f"within the noise: another candidate's score is within a standard error. {EDGE} At the edge of the grid: the "
         "smallest or the largest candidate, a better one may lie beyond.",
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
-
-
-def _epochs_text(choice: Choice) -> str:
-    """Say after which epochs candidates are scored."""
-    epochs, aims = choice.plan.run.epochs, sorted(set(choice.aims))
-    if aims == [epochs]:
-        return "after the last epoch"
-    halvings = " and ".join(map(str, sorted(set(rungs(epochs, len(choice.values))))))
-    return f"after epoch {halvings} of {epochs}, where the worse half of the candidates stops,"
 
 
 def _has_wrong_labels(choice: Choice) -> bool:

@@ -254,7 +254,10 @@ class Run(SubjectSettings):
                 raise BsamValueError(
                     f"{name} must be at most the {self.epochs} epochs of the run, got {getattr(self, name)}"
                 )
-
+        if self.rho_start == self.epochs:
+            raise BsamValueError(
+                f"rho_start must be below the {self.epochs} epochs of the run, or no step is the method's"
+            )
         if self.rho_start and self.rho_start + self.rho_warmup > self.epochs:
             raise BsamValueError(
                 f"rho_start plus rho_warmup must be at most the {self.epochs} epochs, got {self.rho_start} plus "
