@@ -150,9 +150,8 @@ def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], l
             return [str(error)], []
         if left_out > GRADIENT_RTOL:
             return [], [
-                f"the gradient through the outputs differs from that of the loss by {left_out:.1%}, so the loss has "
-                "parts that this method does not train: compute it from the outputs alone, and use the base "
-                "optimizer's weight decay instead of penalties on the weights"
+                f"the gradient through the outputs differs by {left_out:.1%} from that of the loss, so a part of it "
+                "is not trained: compute it from the outputs alone, and set weight_decay instead of adding a penalty"
             ]
         return [], []
     return [], [
