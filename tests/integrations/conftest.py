@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import runpy
 import sys
@@ -23,10 +24,7 @@ collect_ignore = ["hugging_face.py"]  # or every worker would import it at colle
 @pytest.fixture(scope="session")
 def hf() -> ModuleType:
     """The module ``hugging_face``, which imports Transformers and Accelerate."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings that a framework emits when it is imported
-        _import_torchvision()
-        return importlib.import_module("integrations.hugging_face")
+    return import_framework("integrations.hugging_face")
 
 
 @pytest.fixture
@@ -57,11 +55,16 @@ def hf_ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dic
 
 
 def import_framework(name: str) -> ModuleType:
-    """Import a framework that imports torchvision, which may not fit a CPU build of torch."""
+    """Import a framework that imports torchvision, which may not fit a CPU build of torch.
+
+    Its many objects stay: the garbage collector, which Accelerate calls after each training, passes over them.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # warnings that a framework emits when it is imported
         _import_torchvision()
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+    gc.freeze()
+    return module
 
 
 @pytest.fixture(scope="session")
