@@ -181,6 +181,12 @@ def test_the_help_of_capture_states_the_tolerances_of_the_gpu_tests():
         assert re.search(rf"(?<![\d.]){100 * float(tolerance):g} %", help), tolerance
 
 
+def test_settings_are_copies():
+    run = Run("gam", {"beta": [1, 1, 1]})
+    run.settings()["arguments"]["beta"].append(1)
+    assert run.arguments == {"beta": [1, 1, 1]}
+
+
 def test_warm_ups_are_given_in_epochs():
     with pytest.raises(bsam.BsamError, match="rho_start plus rho_warmup"):
         Run("sam", epochs=4, rho_start=2.0, rho_warmup=3.0)
