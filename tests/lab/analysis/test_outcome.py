@@ -53,8 +53,10 @@ def test_pose_is_judged_by_its_loss_alone(tmp_path):
         "The training loss, 3.5, is not below that of the first epoch, 3. Try a smaller --lr (now 0.1), a smaller "
         "radius (now --set rho_max=0.05 rho_min=0.05) or --rho-warmup 50."
     )
-    found = sentence(tmp_path, run.changed(rho_warmup=20), (3.0, 3.5), test_pck=0.0, test_loss=9.0)
-    assert found.endswith("or a smaller radius (now --set rho_max=0.05 rho_min=0.05).")
+    assert run.changed(rho_warmup=50).rho_warmup == 50
+    for schedule in ({"rho_warmup": 20}, {"rho_start": 190}):  # with the late start, this warm-up would be refused
+        found = sentence(tmp_path, run.changed(**schedule), (3.0, 3.5), test_pck=0.0, test_loss=9.0)
+        assert found.endswith("or a smaller radius (now --set rho_max=0.05 rho_min=0.05).")
 
 
 def test_pose_that_is_not_better_than_the_mean_pose(tmp_path):

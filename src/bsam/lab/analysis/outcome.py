@@ -103,7 +103,7 @@ def _advice(run: Run, diverged: bool) -> str:
     radii = {name: run.arguments.get(name, defaults[name].default) for name in defaults if name.startswith("rho")}
     now = " ".join(f"{name}={value:g}" for name, value in radii.items() if value)
     tries = [lr, *([f"a smaller radius (now --set {now})"] if now else []), *([] if diverged else ["more epochs"])]
-    tries += [f"--rho-warmup {run.epochs / 4:g}"] if now and not run.rho_warmup else []
+    tries += [f"--rho-warmup {run.epochs / 4:g}"] if now and not (run.rho_warmup or run.rho_start) else []
     return f"{', '.join(tries[:-1])} or {tries[-1]}." if len(tries) > 1 else f"{lr}."
 
 
