@@ -1,4 +1,4 @@
-"""The sources: two wings, small packages, file names that cannot be confused, and lines that read at once."""
+"""The sources: two wings, file names that cannot be confused, and lines that read at once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,6 @@ def test_file_names_are_unique():
     stems = Counter(Path(name).stem.removesuffix("s") for name in MODULES)  # also without the s of a plural
     twice = {stem: [name for name in MODULES if Path(name).stem in (stem, stem + "s")] for stem in stems}
     assert {stem: names for stem, names in twice.items() if len(names) > 1} == {}
-
-
-def test_packages_are_small():
-    sizes = Counter(Path(name).parent.as_posix() for name in MODULES)
-    del sizes["methods"]  # one file per paper
-    assert {package: size for package, size in sizes.items() if size > 15} == {}
-
-
-def test_the_library_is_small():
-    lines = sum(len((SOURCES / name).read_text(encoding="utf-8").splitlines()) for name in LIBRARY)
-    assert lines <= 8630  # with 20 methods
 
 
 def test_the_library_does_not_import_the_laboratory():
