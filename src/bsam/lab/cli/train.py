@@ -144,7 +144,9 @@ class ConsoleLogger:
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
         self.say(plan_text(trainer))
-        self.say(f"Writing to {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
+        place = f"step {trainer.steps_done} of epoch {done + 1}" if trainer.steps_done else f"epoch {done}"
+        continues = done or trainer.steps_done
+        self.say(f"Writing to {self.folder}." + (f" Continuing after {place}." if continues else ""))
         self.times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
