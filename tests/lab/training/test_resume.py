@@ -93,9 +93,9 @@ def test_a_run_stopped_by_signals_in_its_epochs_continues_bit_for_bit(case, tmp_
         train_to_a_signal(runs, run, tmp_path / "stopped", batches)
         state = runs.load(tmp_path / "stopped")
         assert (len(state["epochs"]), state["begun"]["steps"]) == (epoch, step)
-    lines = []
-    runs.train(run, tmp_path / "stopped", task=Signalled, at_start=lambda trainer, done: lines.append(trainer.steps_done))
-    assert lines == [2]
+    done = []
+    runs.train(run, tmp_path / "stopped", task=Signalled, at_start=lambda trainer, _: done.append(trainer.steps_done))
+    assert done == [2]
     assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
     assert "begun" not in runs.load(tmp_path / "stopped")
 

@@ -75,7 +75,8 @@ def local_processes(
 
         def submit(run: Run, out: Path, options: Mapping[str, Any]) -> Future[Outcome]:
             i = next(i for i in range(jobs) if i not in futures or futures[i].done())
-            call = partial(_call_terminable, train_in_worker, run, out, {**options, "device": devices[i % len(devices)]})
+            options = {**options, "device": devices[i % len(devices)]}
+            call = partial(_call_terminable, train_in_worker, run, out, options)
             try:
                 futures[i] = pools[i].submit(call)
             except (KeyError, BrokenProcessPool):  # not started, or killed
@@ -88,7 +89,7 @@ def local_processes(
         except BaseException as error:  # also on Ctrl-C: kill the workers and re-raise
             processes = [process for pool in pools.values() for process in (pool._processes or {}).values()]
             if isinstance(error, Terminated):
-                _forward(error.number, [process.pid for process in processes], list(futures.values()))
+                _forward(error.number, processes, list(futures.values()))
             for process in processes:
                 process.kill()  # like kill_workers in Python 3.14
             raise
@@ -107,12 +108,12 @@ def _new_pool(threads: int, variables: Mapping[str, str]) -> ProcessPoolExecutor
     return ProcessPoolExecutor(1, context, _prepare, (threads, variables))
 
 
-def _forward(number: int, pids: Sequence[int], futures: Sequence[Future[Outcome]]) -> None:
+def _forward(number: int, processes: Sequence[Any], futures: Sequence[Future[Outcome]]) -> None:
     """Send a signal to the workers, and wait until their runs have written a checkpoint."""
     with deferred_signals():
-        for pid in pids:
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(process.pid, number)
         wait(futures, GRACE)
 
 

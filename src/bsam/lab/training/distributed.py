@@ -138,7 +138,8 @@ def distributed_context(device: str | None = None) -> Iterator[DistributedContex
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch_device.type == "cuda" else "gloo")
         atexit.register(dist.destroy_process_group)  # not earlier: the next run in this process needs the group again
-    context = DistributedContext(torch_device, dist.get_rank(), dist.get_world_size(), _group_without_limit(dist.group.WORLD))
+    group = _group_without_limit(dist.group.WORLD)
+    context = DistributedContext(torch_device, dist.get_rank(), dist.get_world_size(), group)
     yield context
     context.barrier()  # otherwise a process could exit and close connections that another one still uses
 

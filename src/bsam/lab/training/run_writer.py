@@ -149,17 +149,13 @@ class RunWriter(RunDir):
             self._write_metrics(epochs, readings, sync=due)  # epochs after the checkpoint are repeated on resume anyway
         self._context.barrier()
 
-    def save_checkpoint(
-        self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]
-    ) -> None:
+    def save_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         """Write a checkpoint in the middle of an epoch."""
         if self._writes:
             self._write_checkpoint(trainer, epochs, readings)
         self._context.barrier()
 
-    def _write_checkpoint(
-        self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]
-    ) -> None:
+    def _write_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         buffer = io.BytesIO()
         torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
         write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
