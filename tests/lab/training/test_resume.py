@@ -116,6 +116,25 @@ def test_a_signal_after_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
+def test_a_run_continued_with_another_number_of_processes_says_so(tmp_path, runs):
+    """In the middle of an epoch, each process has its generators and its sum of losses."""
+    train_to_a_signal(runs, RUNS["dropout"], tmp_path, 2)
+    machines = RunDir(tmp_path).machines()
+    (tmp_path / "environment.json").write_text(json.dumps([{**machines[0], "processes": 3}]))
+    state = runs.load(tmp_path)
+    (share,) = state["begun"]["shares"]
+    totals = [share["total"] + change for change in (0.5, -1.0, 0.5)]
+    state["begun"]["shares"] = [{**share, "total": total} for total in totals]
+    torch.save(state, tmp_path / CHECKPOINT)
+    messages = []
+    for _ in range(2):  # the second call trains nothing, with the number of processes of the first one
+        runs.train(RUNS["dropout"], tmp_path, task=Signalled, on_message=messages.append)
+    (warning,) = messages
+    assert "was 3 and is now 1" in warning
+    first_epoch = RunDir(tmp_path).metrics()[0]
+    assert first_epoch["train_loss"] == pytest.approx(share["total"] / 2, rel=0.2)  # two of its three steps
+
+
 def test_the_data_are_compared_also_in_the_first_epoch(tmp_path, runs):
     train_to_a_signal(runs, RUNS["base"], tmp_path, 1)
     identity = json.loads((tmp_path / "identity.json").read_text())

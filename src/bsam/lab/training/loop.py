@@ -21,7 +21,7 @@ from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .config import Run
 from .distributed import distributed_context
-from .run_dir import LossSurface, initial_network
+from .run_dir import LossSurface, RunDir, initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
 from .termination import Terminated, deferred_signals
 from .trainer import Trainer
@@ -96,7 +96,8 @@ def fit(
 
     With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
     and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
-    methods, the result is the same as with a single process.
+    methods, the result is the same as with a single process. The processes also share the evaluation; the first one
+    takes all other measurements.
 
     Args:
         run: the settings.
@@ -138,6 +139,8 @@ def fit(
         network = initial_network(run, None if init is None else Path(init)) if is_new else None
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
         trainer = Trainer(run, work, context, on_message, is_new, network)
+        if not is_new and context.is_main and (warning := _other_processes(out, context.size)):
+            on_message(warning)
         epochs, readings = out.resume(trainer)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
@@ -177,6 +180,18 @@ def fit(
             out.finish(trainer.result_network, measured, predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in epochs) / trainer.steps
         return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, top, surface, work.measure.name)
+
+
+def _other_processes(run_dir: RunDir, processes: int) -> str | None:
+    """Return a warning if a run continues with another number of processes, otherwise None."""
+    before = run_dir.machines()[-1:]
+    number = before[0].get("processes", processes) if before else processes
+    if number == processes:
+        return None
+    return (
+        f"The number of processes was {number} and is now {processes}. The result may differ from that of an "
+        "uninterrupted run, because batch norm and random numbers depend on this number."
+    )
 
 
 def _epoch(metrics: Mapping[str, Any]) -> Epoch:

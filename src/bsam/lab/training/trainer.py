@@ -22,6 +22,7 @@ from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ...methods import METHODS
 from ..quantization import freeze_scales
+from ..tasks.shares import Shares
 from ..tasks.task import Task
 from .bases import CAPTURABLE
 from .captured_steps import CapturedSteps
@@ -74,6 +75,7 @@ class Trainer:
         self.run = run
         self.task = task
         self.context = context
+        task.shares = Shares(context.rank, context.size, context.gather)
         self.network = task.network()
         say = on_message if context.is_main else lambda sentence: None
         for sentence in task.initialise(self.network, init) if is_new else ():
