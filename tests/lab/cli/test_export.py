@@ -109,7 +109,7 @@ def test_a_run_trained_in_bf16_is_evaluated_in_bf16_and_its_file_in_fp32(trained
     assert export(run, "--out", path) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert types == [[torch.bfloat16]]
-    x, pixels, y = evaluation_digits(run)
+    _, pixels, y = evaluation_digits(run)
     outputs, about = run_file(path, pixels)
     in_file = f"{100 * (outputs.argmax(1) == y).double().mean():.2f}%"
     trained_network = f"{100 * RunDir(run).last_metrics()['test_accuracy']:.2f}%"
