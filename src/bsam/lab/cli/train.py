@@ -38,8 +38,9 @@ DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
 checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. Classification adds
 classes.md (the accuracy of each class), confusion.html and, with Pillow, mistakes.png. If the run is
-interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last checkpoint, with the result of an
-uninterrupted run. With torchrun, the processes share each batch."""
+interrupted (Ctrl-C, SIGTERM, SIGUSR1, a crash), the same command continues from the last checkpoint, with the result of
+an uninterrupted run. After SIGTERM and SIGUSR1, a checkpoint is written first. With torchrun, the processes share each
+batch."""
 
 
 def add(command: argparse.ArgumentParser) -> None:

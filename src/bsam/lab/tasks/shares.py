@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ class Shares:
 
     rank: int = 0
     size: int = 1
-    gather: Callable[[list[Tensor]], list[list[Tensor]]] = lambda results: [results]
+    gather: Callable[[list[Tensor]], list[list[Tensor]]] = field(default=lambda results: [results], repr=False)
 
     def of(self, batches: Sequence[T]) -> Sequence[T]:
         """Return this process's batches."""
