@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bsam.lab import cli, experiment_run
 from bsam.lab.cli.run_console import name_of
@@ -18,7 +19,7 @@ from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training import loop
 from bsam.lab.training.files import RunLocked
-from bsam.lab.training.run_dir import run_dir_name
+from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit
 from processes import Command
 
@@ -222,6 +223,31 @@ def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch)
 def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "torchrun" in error_of("run", "label-noise", "--out", tmp_path)
+
+
+@pytest.mark.parametrize(("jobs", "to_all"), [("1", False), ("2", False), ("2", True)])
+def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, tmp_path):
+    """As a cluster sends SIGUSR1 before the end of a job's time, to all processes or to the first one."""
+    command = ["compare", "--methods", "sgd", "sam", "--seeds", "1", "--epochs", "9", "--batch", "32"]
+    command += ["--limit-train", "256", "--limit-test", "50", "--device", "cpu", "--checkpoint-every", "1000"]
+    process = Command(*command, "--out", tmp_path / "stopped", "--jobs", jobs)
+    logs = []
+    while len(logs) < int(jobs) or not all("epoch 2 of" in log.read_text() for log in logs):
+        assert process.returncode is None
+        time.sleep(0.01)
+        logs = list((tmp_path / "stopped").glob("*/log.txt"))
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGUSR1)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error.count("\n")) == (138, 1)
+    assert all("stopped by SIGUSR1" in log.read_text() for log in logs)
+    states = [torch.load(path, weights_only=True) for path in (tmp_path / "stopped").glob("*/checkpoint.pt")]
+    assert [state["begun"]["steps"] > 0 for state in states] == [True] * int(jobs)
+    runs = [RunDir(log.parent).run() for log in logs]
+    pairs = [run_all(runs, tmp_path / name, device="cpu") for name in ("stopped", "whole")]
+    for ours, theirs in zip(*pairs, strict=True):
+        assert [{**row, "seconds": 0} for row in ours.epochs] == [{**row, "seconds": 0} for row in theirs.epochs]
+        networks = [(state.path / "model.safetensors").read_bytes() for state in (ours, theirs)]
+        assert networks[0] == networks[1]
 
 
 @pytest.mark.parametrize(("number", "status", "how"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])

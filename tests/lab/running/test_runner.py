@@ -16,6 +16,7 @@ from bsam.lab.training import files
 from bsam.lab.training.config import Run
 from bsam.lab.training.files import RunLocked
 from bsam.lab.training.run_dir import run_dir_name
+from bsam.lab.training.termination import Terminated
 from fake_fit import FakeFit
 from processes import Process
 
@@ -187,7 +188,8 @@ def test_compiled_graphs_of_other_runs_are_dropped(fake, tmp_path, monkeypatch):
     assert resets == [1, 2]  # before each of the two
 
 
-def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", [BrokenProcessPool(), Terminated(15)], ids=["killed", "terminated"])
+def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
     """One process is killed and its run continues, another command finishes a locked run, one fails, others finish."""
     runs, futures, messages, history = [replace(TINY, seed=seed) for seed in range(4)], {}, [], []
     monkeypatch.setattr(runner, "LOOK", 0)
@@ -205,7 +207,7 @@ def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
         step = len(history)
         if step == 1:
             assert list(futures) == runs[:2]
-            futures.pop(runs[0]).set_exception(BrokenProcessPool())
+            futures.pop(runs[0]).set_exception(end)
         if step == 2:
             assert list(futures) == runs[1:2]
         if step == 3:

@@ -16,6 +16,7 @@ from ..recipes.planning import state_of
 from ..training.config import Run
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState, run_dir_name
+from ..training.termination import Terminated
 from .executors import RETRIES, Executor
 from .job import Outcome, message_of, train_run
 
@@ -149,7 +150,7 @@ class _Queue:
     def _end(self, name: str, future: Future[Outcome], waiting: list[str]) -> None:
         try:
             outcome = future.result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, Terminated):
             self.killed[name] += 1
             outcome = Outcome(f"its process was killed {self.killed[name]} times: try fewer --jobs")
             if self.killed[name] <= RETRIES:

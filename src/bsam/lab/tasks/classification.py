@@ -29,6 +29,7 @@ from .classifiers import build_float_network, build_network, class_predictions, 
 from .image_inputs import Inputs, inputs_of, load_data
 from .image_task import ImageTask, limit_samples
 from .settings import SubjectSettings
+from .shares import WHOLE, Shares
 from .task import Measure, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
@@ -181,13 +182,16 @@ class Classification(ImageTask):
         return metrics
 
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
-        loss = torch.zeros((), device=self.device, dtype=torch.float64)
-        correct = torch.zeros((), device=self.device, dtype=torch.int64)
-        for x, y in self._inputs_of(examples):
+        results = []
+        for x, y in self._inputs_of(examples, self.shares):
             logits = network(x).float()
-            loss += F.cross_entropy(logits, y, reduction="sum")
-            correct += (logits.argmax(1) == y).sum()
-        return float(loss) / len(examples), int(correct) / len(examples)
+            loss, correct = F.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum()
+            results.append(torch.stack([loss.double(), correct.double()]))
+        total, right = 0.0, 0.0
+        for loss_sum, count in torch.stack(self.shares.in_order(results)).tolist():  # the order determines the rounding
+            total += loss_sum
+            right += count
+        return total / len(examples), right / len(examples)
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training, wrong ones included; balanced if limited."""
@@ -209,17 +213,17 @@ class Classification(ImageTask):
         x = self._original_splits[0].x
         return (float(x.min()), float(x.max())) if self.pixels is None else (self.pixels.low, self.pixels.high)
 
-    def _inputs_of(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return inputs of the network and labels, in batches, on the device."""
-        return ((self.inputs(x), y) for x, y in self._stored(examples))
+    def _inputs_of(self, examples: Examples, shares: Shares = WHOLE) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return inputs of the network and labels, in batches, on the device; perhaps only a share of the batches."""
+        return ((self.inputs(x), y) for x, y in self._stored(examples, shares))
 
-    def _stored(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return stored images and labels, in batches, on the device."""
+    def _stored(self, examples: Examples, shares: Shares = WHOLE) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return stored images and labels, in batches, on the device; perhaps only a share of the batches."""
         size = self._eval_batch_size
-        images: Iterable[Tensor] = examples.x.split(size)
+        images: Iterable[Tensor] = shares.of(examples.x.split(size))
         if self._host != self.device:
-            images = self._read(examples.x, torch.arange(len(examples)).split(size))
-        return zip(images, (y.to(self.device) for y in examples.y.split(size)), strict=True)
+            images = self._read(examples.x, shares.of(torch.arange(len(examples)).split(size)))
+        return zip(images, (y.to(self.device) for y in shares.of(examples.y.split(size))), strict=True)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""

@@ -131,7 +131,8 @@ class RunDir:
     ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a
     digest of the data and the number of samples that it is evaluated on, ``environment.json`` the machines that trained
     the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's
-    readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which training resumes,
+    readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, or in the middle of one that
+    a signal interrupted, from which training resumes,
     ``curvature.json`` the largest eigenvalue and the loss surface of the trained network, ``model.safetensors`` its
     weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
     ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,

@@ -57,7 +57,7 @@ class RunWriter(RunDir):
         super().__init__(path or "")
         self._about = about
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
-        self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
+        self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
         self.settings, self._context = run.settings(), context
         self._kind = type(run.task)
         self._reads, self._writes = path is not None, path is not None and context.is_main
@@ -98,7 +98,7 @@ class RunWriter(RunDir):
             )
         if self._writes:
             self._begin(trainer, epochs, readings)
-        self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
+        self._note_checkpoint(trainer, epochs)
         return epochs, readings
 
     def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
@@ -111,7 +111,7 @@ class RunWriter(RunDir):
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
         module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
         identity = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
-        before = read_json(file, dict, "remove it to continue") if epochs and file.exists() else identity
+        before = read_json(file, dict, "remove it to continue") if self.has_checkpoint() and file.exists() else identity
         if before["task"] != identity["task"]:
             check_settings(self.path, before, identity)
         if before["data"] != identity["data"]:
@@ -143,14 +143,30 @@ class RunWriter(RunDir):
         if self._writes:
             due = is_last or time.monotonic() - self._checkpoint_time >= self._every
             if due:
-                buffer = io.BytesIO()
-                torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
-                write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
-                self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
+                self._write_checkpoint(trainer, epochs, readings)
             if self._events is not None:
                 self._events.add(epochs[-1])
             self._write_metrics(epochs, readings, sync=due)  # epochs after the checkpoint are repeated on resume anyway
         self._context.barrier()
+
+    def save_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Write a checkpoint in the middle of an epoch."""
+        if self._writes:
+            self._write_checkpoint(trainer, epochs, readings)
+        self._context.barrier()
+
+    def _write_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        buffer = io.BytesIO()
+        torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
+        write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
+        self._note_checkpoint(trainer, epochs)
+
+    def _note_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]]) -> None:
+        self._checkpoint_time = time.monotonic()
+        if trainer.steps_done:
+            self.checkpoint = f"step {trainer.steps_done} of epoch {len(epochs) + 1}"
+        elif epochs:
+            self.checkpoint = f"epoch {len(epochs)}"
 
     def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
         write_json_lines(self.path / run_dir.METRICS, epochs, sync=sync)
