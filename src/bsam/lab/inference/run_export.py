@@ -18,6 +18,7 @@ from ..quantization.int_files import check_place
 from ..tasks.classification import Classification
 from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
+from ..training.files import draft_of
 from ..training.run_dir import NETWORK, RunDir
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
@@ -111,8 +112,7 @@ def export_run(
     is_onnx = suffix == ".onnx"
     about = metadata(task, in_file=is_onnx)
     total = task.eval_samples if images is None else min(images, task.eval_samples)
-    draft = out.with_name(f"{out.name}.draft")
-    try:
+    with draft_of(out) as draft:
         if is_onnx:
             size = export_onnx(nn.Sequential(Preprocessing(task), network), draft, example(task), metadata=about)
             written: nn.Module = OnnxNetwork(draft)
@@ -120,9 +120,6 @@ def export_run(
             size = save_quantized(convert(network), draft, metadata=about)
             written = load_quantized(draft, float_network).to(task.device)
         comparison = compare(task, network, written, total, is_onnx, progress)
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
     float_size = sum(4 * tensor.numel() for tensor in float_network.state_dict().values() if tensor.is_floating_point())
     return ExportedNetwork(out, size, float_size, comparison, run.eval_split, about)
 
