@@ -81,7 +81,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(kind):
 @pytest.mark.parametrize(("offset", "bit"), [(38, 4), (31, 2)], ids=["folder", "length"])
 @pytest.mark.parametrize("kind", ["checkpoint", "predictions"])
 def test_damage_to_the_directory_of_an_archive(kind, offset, bit):
-    """Torch reads an entry with the attribute of a folder as uninitialised memory; a wrong length hides the next one."""
+    """Torch reads a folder's entry as uninitialised memory; a wrong length hides the next entry."""
     content, load, _ = FILES[kind]
     for place in list(re.finditer(rb"PK\x01\x02", content))[:-1]:
         flipped = bytearray(content)

@@ -19,7 +19,7 @@ from ..tasks.classification import Classification
 from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
 from ..training.files import draft_of
-from ..training.run_dir import NETWORK, RunDir
+from ..training.run_dir import NETWORK, RunDir, check_function
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
 
@@ -66,6 +66,7 @@ def export_run(
     images: int | None = None,
     device: str = "auto",
     *,
+    data: str | None = None,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -83,6 +84,7 @@ def export_run(
             file is overwritten only if the export succeeds.
         images: number of evaluation images to compare the networks on; None: all.
         device: device of the run's network; the network of an ONNX file runs on the CPU.
+        data: the data set of the run; needed only if it is ``MODULE:FUNCTION``, which runs code of that module.
         data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
         progress: called with the numbers of finished images and of all images.
     """
@@ -97,6 +99,9 @@ def export_run(
     check_place(out)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
+    if data not in (None, run.data):
+        raise BsamValueError(f"the run in {folder} was trained on {run.data}, got data (--data) {data}: leave it out")
+    check_function(run, run_dir.path, [] if data is None else [data])
     if run.task.name != "classification":
         raise BsamValueError(
             f"the run in {folder} is of the task {run.task.name}: only classification runs can be exported"

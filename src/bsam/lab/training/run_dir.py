@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.stored_files import load_arrays, load_tensors, read_bytes, reading
-from ..data import FOLDER, dataset_entry
+from ..data import FOLDER, FunctionData, dataset_entry
 from ..tasks.settings import TaskSettings
 from .config import BASE, Run
 from .files import read_json, read_json_lines
@@ -248,6 +248,23 @@ class RunDir:
                 f"remove it, then {RERUN}"
             ) from error
         return network
+
+
+def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
+    """Raise if the data of a stored run is a function that the user does not name, too.
+
+    A run directory may come from others, and to call the function is to run any code that is installed here.
+
+    Args:
+        run: the settings in the run directory.
+        folder: the run directory.
+        named: the data sets that the user names.
+    """
+    if isinstance(dataset_entry(run.data), FunctionData) and run.data not in named:
+        raise BsamValueError(
+            f"the data of the run in {folder} is the function {run.data}, which is not called unless you name it, too: "
+            f"if you trust it, add --data {run.data}"
+        )
 
 
 def initial_network(run: Run, directory: Path | None = None) -> Path | None:
