@@ -72,7 +72,9 @@ def test_a_run_from_start_to_end(package, monkeypatch, capsys):
         assert [cli.main(command(name, out)) for out in ("parts", "other")] == [130, 130]
     assert cli.main(command(name, "parts")) == 0
     assert Path("parts/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
-    network, _, ((inputs, labels),) = load_run(Path("whole"), 6, torch.device("cpu"), data_dir=Path("data"))
+    network, _, ((inputs, labels),) = load_run(
+        Path("whole"), 6, torch.device("cpu"), [f"{name}:load"], data_dir=Path("data")
+    )
     normalised = torch.from_numpy((x - x[:30].mean((0, 1, 2))) / x[:30].std((0, 1, 2))).float().permute(0, 3, 1, 2)
     torch.testing.assert_close(inputs, normalised[:6], atol=1e-5, rtol=0)
     assert labels.tolist() == [0, 1, 2, 0, 1, 2]

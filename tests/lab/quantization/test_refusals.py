@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from bsam.common import extras
-from bsam.common.errors import BsamRuntimeError, BsamValueError
+from bsam.common.errors import BsamError, BsamRuntimeError, BsamValueError
 from bsam.lab.models import build
 from bsam.lab.quantization import (
     OnnxNetwork,
@@ -110,7 +110,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
 
     def check(word, *models):
         for model in models:
-            with pytest.raises(BsamValueError, match=word):
+            with pytest.raises(BsamError, match=word):
                 load_quantized(path, model)
 
     check("net.safetensors", net)

@@ -3,12 +3,24 @@ import fcntl
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 import bsam
+from bsam.lab.common.stored_files import DamagedFile
 from bsam.lab.training import files
-from bsam.lab.training.files import LOCK, RunLocked, locked, read_json, read_json_lines, refuse_other_files, write
+from bsam.lab.training.files import (
+    LOCK,
+    RunLocked,
+    locked,
+    read_json,
+    read_json_lines,
+    refuse_other_files,
+    write,
+    write_json_lines,
+)
 
 
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path):
@@ -87,11 +99,49 @@ def test_a_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_read(content, tmp_path):
     file = tmp_path / "file"
     file.mkdir() if content is None else file.write_bytes(content)
-    message = r"file .*(directory|Error)\): remove it"
-    with pytest.raises(bsam.BsamError, match=message):
+    message = r"file cannot be read \(.*\): remove it"
+    with pytest.raises(DamagedFile, match=message):
         read_json(file, dict, "remove it")
-    with pytest.raises(bsam.BsamError, match=message):
+    with pytest.raises(DamagedFile, match=message):
         read_json_lines(file, "remove it")
+
+
+def test_a_missing_key_is_damage(tmp_path):
+    write(tmp_path / "file", b'{"task": 1}\n')
+    assert read_json(tmp_path / "file", dict, "remove it", ["task"]) == {"task": 1}
+    for read in (partial(read_json, kind=dict), read_json_lines):
+        with pytest.raises(DamagedFile, match=r"file cannot be read \(it has no 'data'\): remove it"):
+            read(tmp_path / "file", hint="remove it", keys=["task", "data"])
+
+
+def test_two_writers_never_tear_a_file(tmp_path):
+    """Each of them found half of the other's text where both wrote ``FILE.draft``."""
+    file = tmp_path / "page.html"
+    pages = [letter.encode() * size for letter, size in (("a", 300_000), ("b", 100_000))]
+    write(file, pages[0])
+    seen = set()
+
+    def write_often(page):
+        for _ in range(40):
+            write(file, page)
+            seen.add(file.read_bytes())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(write_often, pages)) == [None, None]
+    assert seen <= set(pages)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_written_file_has_ordinary_permissions_and_is_flushed_before_it_is_renamed(tmp_path, monkeypatch):
+    calls = []
+    for owner, name in ((os, "fsync"), (Path, "replace")):
+        ordinary = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, name=name, call=ordinary: (calls.append(name), call(*a))[1])
+    write(tmp_path / "file", b"content")
+    write_json_lines(tmp_path / "rows", [{}])
+    assert calls == ["fsync", "replace"] * 2
+    (tmp_path / "other").write_bytes(b"")
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
 
 
 def test_other_files_are_refused_but_not_locks_and_drafts(tmp_path):

@@ -16,6 +16,7 @@ import pandas as pd
 
 from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ..common.stored_files import inside, reading
 from ..recipes.planning import TUNING_SEED, describe
 from ..tasks import task_class
 from ..training.config import Run
@@ -243,16 +244,21 @@ class _Reader:
     def _add_entries(self, folder: Path, results: Mapping[str, Any]) -> None:
         """Add the runs in ``results.json`` whose directories are gone."""
         for entry in [*results["runs"], *results.get("tuning", ())]:
-            path = folder / entry["folder"]
-            if (path / CONFIG).exists():
-                continue
-            with self._record_problems(path):
-                metrics = None if entry.get("metrics") is None else folder / entry["metrics"]
-                kept = read_json_lines(metrics, HINT) if metrics is not None else []
-                epochs = kept or ([] if entry["last"] is None else [entry["last"]])
-                run, eigenvalue = stored_run(entry["settings"]), entry.get("top_eigenvalue")
-                about = entry.get("about") or _without_plan(run)
-                self._add(_Source(run, about, path, epochs, entry["state"], entry["reason"], eigenvalue, metrics))
+            with self._record_problems(folder / RESULTS):
+                with reading(folder / RESULTS, HINT):
+                    path = inside(folder, entry["folder"])
+                    metrics = None if entry.get("metrics") is None else inside(folder, entry["metrics"])
+                if not (path / CONFIG).exists():
+                    self._add_entry(path, metrics, entry)
+
+    def _add_entry(self, path: Path, metrics: Path | None, entry: Mapping[str, Any]) -> None:
+        """Add a run of ``results.json``; ``metrics`` is the file with its epochs, if it was kept."""
+        with self._record_problems(path):
+            kept = read_json_lines(metrics, HINT) if metrics is not None else []
+            epochs = kept or ([] if entry["last"] is None else [entry["last"]])
+            run, eigenvalue = stored_run(entry["settings"]), entry.get("top_eigenvalue")
+            about = entry.get("about") or _without_plan(run)
+            self._add(_Source(run, about, path, epochs, entry["state"], entry["reason"], eigenvalue, metrics))
 
     def _add_flatness(self, file: Path, entry: Mapping[str, Any]) -> None:
         """Add the flatness of a network to its run; add the run if it was not found."""
@@ -261,7 +267,7 @@ class _Reader:
             return
         rows = [row for row in self.rows if row["last"] == entry["metrics"]]
         if not rows:
-            run, path = stored_run(entry["run"]), file.parent / Path(entry["file"]).name
+            run, path = stored_run(entry["run"]), inside(file.parent, Path(entry["file"]).name)
             self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
             rows = self.rows[-1:]
         for row in rows:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
+from ..common.printing import say
 from ..training.run_dir import CHECKPOINT
 from ..training.termination import Terminated, terminable
 from . import compare, demo, export, flatness, listing, predict, report, run, train
@@ -89,7 +90,7 @@ def _saved(arguments: argparse.Namespace) -> str:
 def _end(status: int, sentence: str) -> int:
     """Print why the command ended (under torchrun, only once per machine) and return the status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"bsam: {sentence}", file=sys.stderr)
+        say(f"bsam: {sentence}", to_stderr=True)
     return status
 
 

@@ -6,9 +6,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from ..common.printing import say
 from ..common.progress import ProgressLine
 from ..inference.run_export import export_run
-from .run_flags import CACHE_HELP, DEVICE_HELP
+from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP
 
 HELP = "export the network of a run to ONNX or safetensors"
 DESCRIPTION = """\
@@ -27,6 +28,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("folder", type=Path, help="directory of a finished run", metavar="RUN_DIR")
     flag("--out", type=Path, required=True, help="file to write, .onnx or .safetensors", metavar="FILE")
     flag("--images", type=int, help="number of evaluation images to use (default: all)", metavar="N")
+    flag("--data", help=DATA_HELP, metavar="MODULE:FUNCTION")
     flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     flag("--device", default="auto", help=f"device of the trained network: {DEVICE_HELP}", metavar="NAME")
@@ -40,6 +42,7 @@ def _export(arguments: argparse.Namespace) -> None:
             arguments.out,
             arguments.images,
             arguments.device,
+            data=arguments.data,
             data_dir=arguments.data_dir,
             cache_dir=arguments.cache_dir,
             progress=partial(line.reach, "images"),
@@ -50,9 +53,9 @@ def _export(arguments: argparse.Namespace) -> None:
     trained, written = "trained network", "exported file"
     if exported.precision != "fp32":
         trained, written = f"{trained}, {exported.precision}", f"{written}, fp32"
-    print(f"Accuracy on {images}: {network} ({trained}), {file} ({written}).")
-    print(f"Equal predictions: {100 * comparison.equal:.2f}%.")
+    say(f"Accuracy on {images}: {network} ({trained}), {file} ({written}).")
+    say(f"Equal predictions: {100 * comparison.equal:.2f}%.")
     size, float_size = exported.size / 1e6, exported.float_size / 1e6
     ratio = exported.size / exported.float_size
-    print(f"Written: {exported.path} ({size:.3f} MB, {ratio:.3f} times the float32 weights' {float_size:.3f} MB).")
-    print(f"Input: {exported.metadata['input']}.")
+    say(f"Written: {exported.path} ({size:.3f} MB, {ratio:.3f} times the float32 weights' {float_size:.3f} MB).")
+    say(f"Input: {exported.metadata['input']}.")

@@ -12,6 +12,7 @@ from itertools import count, zip_longest
 
 from ...common.errors import BsamValueError
 from ...methods import METHODS
+from ..common.printing import say
 from ..data import DATASETS
 from ..models import MODELS
 from ..recipes import RECIPES
@@ -99,7 +100,7 @@ def add(command: argparse.ArgumentParser) -> None:
 def _list(arguments: argparse.Namespace) -> None:
     width = min(shutil.get_terminal_size((120, 24)).columns, WIDEST)
     names = list(LISTS) if arguments.which is None else [arguments.which]
-    print("\n\n\n".join(f"{list_table(name, width)}\n\n{textwrap.fill(LISTS[name].note, width)}" for name in names))
+    say("\n\n\n".join(f"{list_table(name, width)}\n\n{textwrap.fill(LISTS[name].note, width)}" for name in names))
 
 
 def list_table(name: str, width: int) -> str:

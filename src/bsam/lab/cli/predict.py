@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 from ...common.errors import BsamValueError
+from ..common.printing import printable, say
 from ..inference.class_prediction import Prediction, image_paths, predict
 from ..inference.pose_prediction import FoundJoints, find_joints
-from ..inference.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid, printable
+from ..inference.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid
 from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
 from .run_flags import DEVICE_HELP
@@ -125,12 +125,13 @@ def _grid_lines(arguments: argparse.Namespace, images: Sequence[object]) -> list
 
 
 def _warn(sentence: str) -> None:
-    print(f"bsam: {sentence}", file=sys.stderr, flush=True)
+    say(f"bsam: {sentence}", to_stderr=True)
 
 
 def _print(lines: Sequence[str], *written: Path | None) -> None:
     """Print the lines and the paths of the written files. Call it last: the output pipe may be closed."""
-    print(printable("\n".join([*lines, *(f"Written: {path}" for path in written if path is not None)])))
+    files = [f"Written: {path}" for path in written if path is not None]
+    say("\n".join(map(printable, [*lines, *files])))
 
 
 def prediction_lines(predictions: Sequence[Prediction]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.grouping import count_text
+from ..common.printing import say
 from ..training.termination import Terminated
 
 OUT = Path("report.html")
@@ -56,7 +57,7 @@ def _report(arguments: argparse.Namespace) -> None:
         _watch(arguments)
     except KeyboardInterrupt as end:
         _write_page(arguments, watched=False)
-        print("\nStopped watching; the page no longer reloads.")
+        say("\nStopped watching; the page no longer reloads.")
         if isinstance(end, Terminated):
             raise
 
@@ -74,9 +75,9 @@ def _write_page(arguments: argparse.Namespace, watched: bool) -> tuple[str, list
 def _write(arguments: argparse.Namespace) -> None:
     sentence, problems = _write_page(arguments, watched=False)
     for problem in problems:
-        print(f"Warning: {problem}")
-    print(sentence)
-    print(f"Written: {arguments.out}")
+        say(f"Warning: {problem}")
+    say(sentence)
+    say(f"Written: {arguments.out}")
     if arguments.strict and problems:
         raise BsamRuntimeError(f"{count_text(len(problems), 'problem')}, listed above and in {arguments.out}")
 
@@ -88,8 +89,8 @@ def _watch(arguments: argparse.Namespace) -> None:
         if now != version:
             sentence, _ = _write_page(arguments, watched=True)
             if version is None:
-                print(f"Open {arguments.out} in a browser. Press Ctrl-C to stop.", flush=True)
-            print(sentence, flush=True)
+                say(f"Open {arguments.out} in a browser. Press Ctrl-C to stop.")
+            say(sentence)
             version = now
         time.sleep(SECONDS)
 

@@ -13,7 +13,7 @@ from ..recipes.experiments import MAX_SEEDS, Experiment
 from ..recipes.run_settings import check_weights_given, select, weights_by_network
 from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
-from .run_console import plan_table, rich_tables, show_runs, totals
+from .run_console import new_console, plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
@@ -114,12 +114,10 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
     """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
-    from rich.console import Console
-
     if arguments.dry_run or arguments.report:
         del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     if arguments.dry_run:
-        console = Console(markup=False)
+        console = new_console()
         states = planned_states(experiment, arguments.out)
         console.print(plan_table(experiment, states))
         console.print(totals(states), highlight=False)
@@ -133,9 +131,7 @@ def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
 
 def show_experiment(experiment: Experiment, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
     """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
-    from rich.console import Console
-
-    console = Console(markup=False)
+    console = new_console()
     if train:
         console.print(f"{experiment.title}. {totals(planned_states(experiment, options.out))}", highlight=False)
     with show_runs() as callbacks:

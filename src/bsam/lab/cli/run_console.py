@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..common.grouping import count_text
+from ..common.printing import visible
 from ..common.progress import ProgressLine, duration
 from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
@@ -18,6 +20,7 @@ from ..training.config import BASE, RADIUS_SCHEDULE, Run
 from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
     from rich.table import Table
 
     from ..report.recipe_table import TableSection
@@ -86,6 +89,33 @@ def name_of(run: Run) -> str:
         wrong = run.task.wrong_labels(run.data)
         settings.append(f"{run.task.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
     return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
+
+
+def new_console() -> Console:
+    """Return a console that shows control characters as escapes, as :func:`~bsam.lab.common.printing.say` does."""
+    from rich.console import Console
+
+    console = Console(markup=False)
+    console.push_render_hook(_VisibleControls())  # type: ignore[arg-type] # no subclass, since rich is imported late
+    return console
+
+
+class _VisibleControls:
+    """A rich render hook: it makes the control characters in what is printed visible, but not those that rich adds."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(renderable) for renderable in renderables]
+
+
+@dataclass(frozen=True)
+class _Visible:
+    renderable: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def new_table(title: str, **options: Any) -> Table:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
+from ..common.printing import say as _say
 from ..data import download
 from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.run_settings import check_start
@@ -121,9 +121,6 @@ def _summarize(run: Run, run_dir: RunDir) -> None:
     _say(f"Written to {run_dir.path}: {', '.join(names)}")
     if (sentence := failure(run, run_dir)) is not None:
         _say(sentence)
-
-
-_say = partial(print, flush=True)
 
 
 @dataclass

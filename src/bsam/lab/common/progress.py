@@ -7,6 +7,8 @@ import shutil
 import sys
 import time
 
+from .printing import say, visible
+
 INTERVAL = {True: 0.2, False: 60.0}  # seconds between updates, on a terminal and elsewhere
 
 
@@ -52,12 +54,13 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         has_line = self._is_terminal and bool(self._line)
         if has_line:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        print(sentence, flush=True)
+        say(sentence)
         if has_line:
             self._draw()
 
     def _draw(self) -> None:
-        shown = f"\r{self._line[: shutil.get_terminal_size().columns - 1]}\x1b[K" if self._is_terminal else self._line
+        line = visible(self._line)
+        shown = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K" if self._is_terminal else line
         print(shown, end="" if self._is_terminal else "\n", file=sys.stderr, flush=True)
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:

@@ -12,7 +12,7 @@ from .cifar import CIFAR10, CIFAR100, Cifar, has_cifar, read_cifar
 from .entries import ArrayData, DatasetEntry, DrawnPersonData, ImageData, KnownData, PersonData
 from .examples import Dataset as Dataset
 from .examples import Examples as Examples
-from .functions import FunctionData
+from .functions import FunctionData as FunctionData
 from .images.folders import ImageFiles as ImageFiles
 from .images.folders import LabelledFiles as LabelledFiles
 from .images.folders import read_folder

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ..common.printing import say
 from ..data.images.decoding import DecodeError, Decoding, decode
 from ..data.images.folders import OF_WINDOWS
 from ..tasks.classification import LARGE_IMAGE_BATCH
@@ -118,7 +119,7 @@ def predict(
     images: str | Path | Iterable[str | Path],
     top: int = 3,
     device: str = "auto",
-    on_message: Callable[[str], None] = print,
+    on_message: Callable[[str], None] = say,
 ) -> list[Prediction]:
     """Classify image files with the trained network of a run, in the precision of its training; its data is not needed.
 

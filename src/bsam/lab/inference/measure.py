@@ -25,9 +25,10 @@ from ...flatness.sharpness import Sharpness, sharpness
 from ...flatness.spectrum import Eigenvalues, check_which, top_eigenvalues
 from ...flatness.trace import LEAST_SAMPLES, Trace, trace
 from ..common.progress import ProgressLine
+from ..common.stored_files import MAX_TEXT, read_bytes, reading
 from ..training.config import MAX_SEED
 from ..training.environment import environment_info
-from ..training.files import reading, write_json
+from ..training.files import write_json
 from ..training.known_settings import check_settings
 from .flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from .subjects import MeasuredModels
@@ -177,7 +178,8 @@ def measured_entries(
     with ProgressLine() as line:
         line.reach("models", 0, len(models.paths))
         for path in models.paths:
-            sha256 = hashlib.sha256(models.weights(path).read_bytes()).hexdigest()
+            with reading(models.weights(path), "give another file"):
+                sha256 = hashlib.sha256(read_bytes(models.weights(path))).hexdigest()
             loaded = models.load(path, device)
             entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
@@ -206,7 +208,7 @@ def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     with reading(file, HINT):
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bytes(file, MAX_TEXT))
         theirs = dict(content["settings"])
         entries = [_with_nan(entry) for entry in content["models"]]
     check_settings(file.parent, theirs, settings)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...common.errors import BsamValueError
+from ..common.printing import say
 from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.pose.affine import apply, inverse
 from ..data.pose.joints import Skeleton
@@ -54,7 +55,7 @@ def find_joints(
     box: Sequence[float] | None = None,
     flip_test: bool | None = None,
     device: str = "auto",
-    on_message: Callable[[str], None] = print,
+    on_message: Callable[[str], None] = say,
 ) -> list[FoundJoints]:
     """Find the joints of the person in each image with the trained network of a run; its data is not needed.
 

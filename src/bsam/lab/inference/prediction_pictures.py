@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.printing import printable
 from ..data.images.decoding import Crop
 from ..data.pose.joints import Skeleton
 from ..data.pose.persons import MARGIN
@@ -40,16 +41,6 @@ FONTS = (
     *("Helvetica.ttc", "Hiragino Sans GB.ttc", "Arial Unicode.ttf"),  # macOS
     *("arial.ttf", "YuGothM.ttc", "meiryo.ttc", "msgothic.ttc", "msyh.ttc", "malgun.ttf"),  # Windows
 )
-
-
-def printable(name: str) -> str:
-    r"""Return the name of a file or folder with question marks for bytes that are not UTF-8.
-
-    Example:
-        >>> printable(b"caf\xe9".decode("utf-8", "surrogateescape"))
-        'caf?'
-    """
-    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 @cache

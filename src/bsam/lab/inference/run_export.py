@@ -18,7 +18,8 @@ from ..quantization.int_files import check_place
 from ..tasks.classification import Classification
 from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
-from ..training.run_dir import NETWORK, RunDir
+from ..training.files import draft_of
+from ..training.run_dir import NETWORK, RunDir, check_function
 from ..training.train_step import as_trained
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
@@ -69,6 +70,7 @@ def export_run(
     images: int | None = None,
     device: str = "auto",
     *,
+    data: str | None = None,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -86,6 +88,7 @@ def export_run(
             file is overwritten only if the export succeeds.
         images: number of evaluation images to compare the networks on; None: all.
         device: device of the run's network; the network of an ONNX file runs on the CPU.
+        data: the data set of the run; needed only if it is ``MODULE:FUNCTION``, which runs code of that module.
         data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
         progress: called with the numbers of finished images and of all images.
     """
@@ -100,6 +103,9 @@ def export_run(
     check_place(out)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
+    if data not in (None, run.data):
+        raise BsamValueError(f"the run in {folder} was trained on {run.data}, got data (--data) {data}: leave it out")
+    check_function(run, run_dir.path, [] if data is None else [data])
     if run.task.name != "classification":
         raise BsamValueError(
             f"the run in {folder} is of the task {run.task.name}: only classification runs can be exported"
@@ -120,8 +126,7 @@ def export_run(
             return network(x)
 
     total = task.eval_samples if images is None else min(images, task.eval_samples)
-    draft = out.with_name(f"{out.name}.draft")
-    try:
+    with draft_of(out) as draft:
         if is_onnx:
             size = export_onnx(nn.Sequential(Preprocessing(task), network), draft, example(task), metadata=about)
             written: nn.Module = OnnxNetwork(draft)
@@ -129,9 +134,6 @@ def export_run(
             size = save_quantized(convert(network), draft, metadata=about)
             written = load_quantized(draft, float_network).to(task.device)
         comparison = compare(task, trained_network, written, total, is_onnx, progress)
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
     float_size = sum(4 * tensor.numel() for tensor in float_network.state_dict().values() if tensor.is_floating_point())
     return ExportedNetwork(out, size, float_size, comparison, run.eval_split, about, run.precision)
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
-from ..common.names import first_line
+from ..common.stored_files import load_tensors, load_torch, read_bytes, reading
 
 NESTED = ("state_dict", "model")  # keys under which training checkpoints hold the weights
 WRAPPER = "module."  # DistributedDataParallel's prefix of every name
+HINT = "give a complete file of safetensors or torch.save that holds only tensors"
 MODEL = "bsam_model"  # metadata key for the network's name in a safetensors file
 
 
@@ -33,13 +32,10 @@ def model_of_file(path: Path) -> str | None:
     if not _is_safetensors(path):
         return None
     require_package("safetensors", "timm")
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
+    with reading(path, HINT), safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
     if MODEL not in metadata and "run" in metadata:  # written by a run
         with contextlib.suppress(ValueError, AttributeError):
             return json.loads(metadata["run"]).get("model")
@@ -52,15 +48,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Args:
         path: a safetensors file, or one written by ``torch.save``, which is read without running code from it.
     """
-    load: Callable[[Path], Any] = partial(torch.load, map_location="cpu", weights_only=True)
-    if _is_safetensors(path):
+    is_safetensors = _is_safetensors(path)
+    if is_safetensors:
         require_package("safetensors", "timm")
-        from safetensors.torch import load_file as load
-    try:
-        content = load(path)
-    except Exception as error:  # damaged files raise many different types
-        raise _unreadable(path, error) from error
-    return unwrap(content, path)
+    with reading(path, HINT):
+        content = read_bytes(path)
+        tensors = load_tensors(content)[0] if is_safetensors else load_torch(content)
+    return unwrap(tensors, path)
 
 
 def unwrap(content: Any, path: Path) -> dict[str, Tensor]:
@@ -90,10 +84,3 @@ def _is_safetensors(path: Path) -> bool:
         raise BsamValueError(f"weights file {path} does not exist")
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(9)[8:] == b"{"
-
-
-def _unreadable(path: Path, error: Exception) -> BsamValueError:
-    return BsamValueError(
-        f"{path} cannot be read as a file of weights, with safetensors or torch.load(weights_only=True) "
-        f"({first_line(error)}): is it incomplete, or does it hold more than tensors?"
-    )

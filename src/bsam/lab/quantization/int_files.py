@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..common.stored_files import load_tensors, read_bytes, reading, save_tensors
 from .arithmetic import Codes
 from .quant_layers import IntLayer, int_layer, replace
 
@@ -63,8 +64,6 @@ def save_quantized(model: nn.Module, path: Path | str, *, metadata: Mapping[str,
         metadata: further entries of the file's metadata, such as the preprocessing of the inputs.
     """
     require_package("safetensors", "train")
-    from safetensors.torch import save
-
     layers = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, IntLayer)}
     if not layers:
         raise BsamValueError(f"{type(model).__name__} has no integer weights: call bsam.lab.quantization.convert first")
@@ -76,7 +75,7 @@ def save_quantized(model: nn.Module, path: Path | str, *, metadata: Mapping[str,
     identities = [name for name, m in model.named_modules() if type(m) is nn.Identity]
     entries = {FORMAT: "1", "layers": json.dumps(bits), "identities": json.dumps(identities)}
     check_place(Path(path))
-    return Path(path).write_bytes(save(tensors, {**(metadata or {}), **entries}))
+    return Path(path).write_bytes(save_tensors(tensors, {**(metadata or {}), **entries}))
 
 
 def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
@@ -87,16 +86,10 @@ def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
         model: a float network with the same architecture; its weights are not used, and it is not changed.
     """
     require_package("safetensors", "train")
-    from safetensors import SafetensorError, safe_open
-
     if not Path(path).is_file():
         raise BsamValueError(f"file {path} does not exist")
-    try:
-        with safe_open(path, "pt") as file:
-            names = file.keys()
-            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        raise BsamValueError(f"safetensors cannot read {path} ({error}): is it incomplete?") from error
+    with reading(Path(path), "write it again, with save_quantized or `bsam export`"):
+        tensors, metadata = load_tensors(read_bytes(Path(path)))
     if metadata.get(FORMAT) != "1":
         raise BsamValueError(f"{path} was not written by bsam.lab.quantization.save_quantized")
     model = copy.deepcopy(model).eval()

@@ -17,7 +17,7 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.config import Run
 from ..training.known_settings import usual_settings
-from ..training.run_dir import CONFIG, RunDir, initial_network
+from ..training.run_dir import CONFIG, RunDir, check_function, initial_network
 from .planning import Planned
 from .published_numbers import STANDS_FOR
 
@@ -43,7 +43,7 @@ def complete_settings(
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
     if given.get("init") is not None:
-        given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir), **given}
+        given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir, "data" in given), **given}
     if "task" not in given:
         given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
     if "model" not in given:
@@ -55,17 +55,19 @@ def complete_settings(
     return {**usual_settings(given), **given}
 
 
-def _initial_run_settings(init: Path, run_dir: Path | None) -> dict[str, Any]:
-    """Return the settings inherited from the initial run.
+def _initial_run_settings(init: Path, run_dir: Path | None, has_data: bool) -> dict[str, Any]:
+    """Return the settings inherited from the initial run; raise if its data is a function, unless other data is given.
 
     A run that continues reads them from its directory: the initial run may have been removed.
     """
     if run_dir is not None and (run_dir / CONFIG).exists():
-        run = RunDir(run_dir).run()
+        folder, run = run_dir, RunDir(run_dir).run()
     elif init.is_dir():
-        run = RunDir(init).finished_run()
+        folder, run = init, RunDir(init).finished_run()
     else:
         return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
+    if not has_data:
+        check_function(run, folder)
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
+from ..common.printing import markdown_cell, printable
 from ..recipes.planning import measured_on, setting_text
 from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.variants import variants
@@ -176,9 +177,9 @@ def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: s
 
 def markdown(title: str, sections: Sequence[TableSection], lines: Sequence[str]) -> str:
     """Return the table and the lines below it as Markdown."""
-    text = [f"# {title}", ""]
+    text = [f"# {printable(title)}", ""]
     for section in sections:
         rows = [section.header, ("---", *["---:"] * (len(section.header) - 1)), *section.rows]
-        lines_of = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-        text += [f"## {section.title}", "", *(f"| {line} |" for line in lines_of), ""]
-    return "\n".join([*text, *(f"{line}  " for line in lines)]) + "\n"
+        lines_of = [" | ".join(map(markdown_cell, row)) for row in rows]
+        text += [f"## {printable(section.title)}", "", *(f"| {line} |" for line in lines_of), ""]
+    return "\n".join([*text, *(f"{printable(line)}  " for line in lines)]) + "\n"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any, TypeVar
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout  # a dependency of torch
 
 from ...common.errors import BsamRuntimeError
+from ..common.stored_files import MAX_TEXT, WrongContent, read_bytes, reading
 
 T = TypeVar("T")
 
 LOCK = ".bsam-lock"
+DRAFT = ".draft"  # how the names of files end that are being written
 LONGEST_WAIT = 600.0  # seconds; a lock for which others wait is held for a few seconds
 
 
@@ -87,30 +90,48 @@ def check_writable(folder: Path, purpose: str) -> None:
 
 def refuse_other_files(folder: Path, allowed: Iterable[str] = ()) -> None:
     """Raise if a folder has files other than ``allowed``, a lock, and drafts left by a killed process."""
-    names = sorted({path.name for path in folder.iterdir() if path.suffix != ".draft"} - {LOCK, *allowed})
+    names = sorted({path.name for path in folder.iterdir() if path.suffix != DRAFT} - {LOCK, *allowed})
     if names:
         raise BsamRuntimeError(f"{folder} holds other files ({', '.join(names[:3])}): choose another folder")
 
 
-def write(path: Path, content: bytes | memoryview, *, sync: bool = True) -> None:
-    """Write a file atomically: if the process is killed, the path holds either the old or the new content.
+def remove_drafts(folder: Path, kept: str) -> None:
+    """Remove drafts that killed processes left; call it only where nobody else writes files now.
 
     Args:
-        path: the file.
-        content: its new content.
-        sync: wait for the disk, so that this also holds if the whole machine fails.
+        folder: the folder.
+        kept: the name of a file whose drafts are kept, because others may write it.
     """
-    draft = path.with_name(f"{path.name}.draft")
+    for draft in folder.glob(f"*{DRAFT}"):
+        if not draft.name.startswith(kept):
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+
+@contextlib.contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Let the block write a draft, which then replaces a file atomically.
+
+    If the process is killed or the machine fails, the path holds either the old or the new content. The draft has a
+    name of its own, since another process may write the same file.
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{DRAFT}")
     try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
+        yield draft
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
         draft.replace(path)
-    except OSError as error:
+    finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def write(path: Path, content: bytes | memoryview) -> None:
+    """Write a file atomically, as :func:`draft_of` does."""
+    try:
+        with draft_of(path) as draft:
+            draft.write_bytes(content)
+    except OSError as error:
         raise BsamRuntimeError(
             f"{path} could not be written ({error.strerror}); any earlier version is kept. Free some space or make "
             "the folder writable, and try again"
@@ -122,40 +143,43 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(_strict(content), indent=1, allow_nan=False) + "\n").encode())
 
 
-def write_json_lines(path: Path, rows: Iterable[Any], *, sync: bool = True) -> None:
-    """Write each row as a line of strict JSON; ``sync`` is that of :func:`write`."""
-    write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode(), sync=sync)
+def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Write each row as a line of strict JSON."""
+    write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode())
 
 
-@contextlib.contextmanager
-def reading(path: Path, hint: str) -> Iterator[None]:
-    """Turn any exception into a BsamRuntimeError that says that the file cannot be read, followed by ``hint``."""
-    try:
-        yield
-    except Exception as error:  # zipfile, zlib, torch and safetensors raise many kinds
-        reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
-        raise BsamRuntimeError(f"{path} cannot be read ({reason}): {hint}") from error
-
-
-def read_json(path: Path, kind: type[T], hint: str) -> T:
-    """Return the content of a JSON file; raise a BsamRuntimeError if it cannot be read.
+def read_json(path: Path, kind: type[T], hint: str, keys: Iterable[str] = ()) -> T:
+    """Return the content of a JSON file; raise as :func:`~bsam.lab.common.stored_files.reading` does.
 
     Args:
         path: the file.
         kind: the expected type, dict or list.
-        hint: what to do if the file cannot be read.
+        hint: what to do if the file is damaged.
+        keys: keys without which the file is damaged; in a list, those of each entry.
     """
     with reading(path, hint):
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bytes(path, MAX_TEXT))
         if not isinstance(content, kind):
-            raise TypeError
+            raise WrongContent(f"it is no {kind.__name__}")
+        for entry in content if isinstance(content, list) else [content]:
+            _check_keys(entry, keys)
         return content
 
 
-def read_json_lines(path: Path, hint: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a file with one per line; raise as :func:`read_json` does."""
+def read_json_lines(path: Path, hint: str, keys: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Return the JSON objects in a file with one per line; the arguments are those of :func:`read_json`."""
     with reading(path, hint):
-        return [dict(json.loads(line)) for line in path.read_bytes().splitlines()]
+        rows = [json.loads(line) for line in read_bytes(path, MAX_TEXT).splitlines()]
+        for row in rows:
+            _check_keys(row, keys)
+        return rows
+
+
+def _check_keys(entry: Any, keys: Iterable[str]) -> None:
+    if not isinstance(entry, dict):
+        raise WrongContent(f"an entry is no dict but {type(entry).__name__}")
+    if missing := [key for key in keys if key not in entry]:
+        raise WrongContent(f"it has no {missing[0]!r}")
 
 
 def _strict(value: Any) -> Any:

@@ -17,6 +17,7 @@ from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import landscape
 from ...flatness.sharpness import Sharpness
 from ...flatness.spectrum import top_eigenvalues
+from ..common.printing import say
 from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .config import Run
@@ -85,7 +86,7 @@ def fit(
     at_start: Callable[[Trainer, int], None] | None = None,
     on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
     report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
-    on_message: Callable[[str], None] = print,
+    on_message: Callable[[str], None] = say,
 ) -> Result:
     """Train one network.
 

@@ -6,20 +6,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..data import FOLDER, dataset_entry
+from ..common.stored_files import load_arrays, load_tensors, read_bytes, reading
+from ..data import FOLDER, FunctionData, dataset_entry
 from ..tasks.settings import TaskSettings
 from .config import BASE, Run
-from .files import read_json, read_json_lines, reading
+from .files import read_json, read_json_lines
 from .known_settings import check_settings, default_settings, stored_run
 
 CONFIG = "config.json"
@@ -138,7 +138,9 @@ class RunDir:
     ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
     ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
     ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
-    ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
+    ``bsam run`` appends epochs, messages and errors. A damaged file raises a
+    :class:`~bsam.lab.common.stored_files.DamagedFile`; one that cannot be read now, for example because memory ran out,
+    a :class:`~bsam.lab.common.stored_files.ReadFailed`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -183,13 +185,13 @@ class RunDir:
         epochs, diverged = self.metrics(), None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
-            diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run").get("reason"))
+            diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run", ["reason"])["reason"])
         return RunState(run, self.path, tuple(epochs), finished, diverged, until)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""
         file = self.path / METRICS
-        return read_json_lines(file, REPAIR) if file.exists() else []
+        return read_json_lines(file, REPAIR, ["epoch", "seconds"]) if file.exists() else []
 
     def last_metrics(self) -> dict[str, Any]:
         """Return the metrics of the last finished epoch."""
@@ -210,13 +212,14 @@ class RunDir:
         file = self.path / PREDICTIONS
         if not file.exists():
             return {}
-        with reading(file, REPAIR), file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            return dict(arrays)
+        with reading(file, REPAIR):
+            return load_arrays(read_bytes(file))
 
     def machines(self) -> list[dict[str, Any]]:
         """Return a description of each machine that trained the run, with dates."""
         file = self.path / MACHINES
-        return read_json(file, list, "remove it; the machines will not be reported") if file.exists() else []
+        hint = "remove it; the machines will not be reported"
+        return read_json(file, list, hint, ["device", "torch", "bsam", "date"]) if file.exists() else []
 
     def top_eigenvalue(self) -> float | None:
         """Return the largest eigenvalue of the Hessian after the last epoch; None if it was not computed."""
@@ -232,10 +235,8 @@ class RunDir:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors of the trained network, by name."""
-        from safetensors.torch import load
-
         with reading(self.path / NETWORK, f"remove it, then {RERUN}"):
-            return load((self.path / NETWORK).read_bytes())
+            return load_tensors(read_bytes(self.path / NETWORK))[0]
 
     def load_into(self, network: nn.Module) -> nn.Module:
         """Load the trained weights into a network of the same architecture, and return it."""
@@ -248,6 +249,23 @@ class RunDir:
                 f"remove it, then {RERUN}"
             ) from error
         return network
+
+
+def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
+    """Raise if the data of a stored run is a function that the user does not name, too.
+
+    A run directory may come from others, and to call the function is to run any code that is installed here.
+
+    Args:
+        run: the settings in the run directory.
+        folder: the run directory.
+        named: the data sets that the user names.
+    """
+    if isinstance(dataset_entry(run.data), FunctionData) and run.data not in named:
+        raise BsamValueError(
+            f"the data of the run in {folder} is the function {run.data}, which is not called unless you name it, too: "
+            f"if you trust it, add --data {run.data}"
+        )
 
 
 def initial_network(run: Run, directory: Path | None = None) -> Path | None:

@@ -20,12 +20,22 @@ from torch import nn
 from ...common.checks import check_number
 from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
+from ..common.stored_files import load_torch, read_bytes, reading, save_tensors
 from ..tasks import TASKS
 from . import run_dir
 from .config import Run
 from .distributed import DistributedContext
 from .environment import environment_info
-from .files import locked, read_json, reading, refuse_other_files, usable, write, write_json, write_json_lines
+from .files import (
+    locked,
+    read_json,
+    refuse_other_files,
+    remove_drafts,
+    usable,
+    write,
+    write_json,
+    write_json_lines,
+)
 from .known_settings import check_settings
 from .run_dir import RunDir
 from .trainer import Trainer
@@ -72,6 +82,7 @@ class RunWriter(RunDir):
                 elif self.path.exists():
                     refuse_other_files(self.path, (run_dir.LOG,))
             self._stack.enter_context(locked(self.path, "training"))
+            remove_drafts(self.path, kept=run_dir.ABOUT)  # a report may write that one meanwhile
         self._context.barrier()
         return self
 
@@ -88,7 +99,7 @@ class RunWriter(RunDir):
         if self.has_checkpoint():
             hint = "remove it to train from the start, or choose another folder"
             with reading(self.path / run_dir.CHECKPOINT, hint):  # also fails for a checkpoint of another network
-                state = torch.load(self.path / run_dir.CHECKPOINT, map_location=self._context.device, weights_only=True)
+                state = load_torch(read_bytes(self.path / run_dir.CHECKPOINT), self._context.device)
                 trainer.load_state_dict(state)
                 epochs, readings = state["epochs"], state["readings"]
         elif self._reads and (self.path / run_dir.NETWORK).exists():
@@ -111,9 +122,11 @@ class RunWriter(RunDir):
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
         module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
         identity = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
-        before = read_json(file, dict, "remove it to continue") if self.has_checkpoint() and file.exists() else identity
+        before = identity
+        if self.has_checkpoint() and file.exists():
+            before = read_json(file, dict, "remove it to continue", identity)
         if before["task"] != identity["task"]:
-            check_settings(self.path, before, identity)
+            check_settings(self.path, {"task": before["task"]}, {"task": identity["task"]})
         if before["data"] != identity["data"]:
             raise BsamRuntimeError(
                 f"the data has changed since the run in {self.path} began: restore it, or choose another folder"
@@ -146,7 +159,7 @@ class RunWriter(RunDir):
                 self._write_checkpoint(trainer, epochs, readings)
             if self._events is not None:
                 self._events.add(epochs[-1])
-            self._write_metrics(epochs, readings, sync=due)  # epochs after the checkpoint are repeated on resume anyway
+            self._write_metrics(epochs, readings)
         self._context.barrier()
 
     def save_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
@@ -168,10 +181,10 @@ class RunWriter(RunDir):
         elif epochs:
             self.checkpoint = f"epoch {len(epochs)}"
 
-    def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]], sync: bool = True) -> None:
-        write_json_lines(self.path / run_dir.METRICS, epochs, sync=sync)
+    def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        write_json_lines(self.path / run_dir.METRICS, epochs)
         if readings:
-            write_json_lines(self.path / run_dir.PROBE, readings, sync=sync)
+            write_json_lines(self.path / run_dir.PROBE, readings)
         else:
             # a process that was killed before its first checkpoint may have left it
             (self.path / run_dir.PROBE).unlink(missing_ok=True)
@@ -198,8 +211,6 @@ class RunWriter(RunDir):
         """
         if not self._writes:
             return
-        from safetensors.torch import save
-
         if curvature is not None:
             write_json(self.path / run_dir.CURVATURE, curvature)
         if predictions:
@@ -211,8 +222,7 @@ class RunWriter(RunDir):
         if self._events is not None:
             self._events.finish(files)
         tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
-        # a single metadata entry, since several would be written in random order
-        write(self.path / run_dir.NETWORK, save(tensors, {"run": json.dumps(self.settings)}))
+        write(self.path / run_dir.NETWORK, save_tensors(tensors, {"run": json.dumps(self.settings)}))
 
 
 class Events:

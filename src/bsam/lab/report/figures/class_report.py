@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inference.prediction_pictures import captioned, encoded, grid, printable, stack, text_picture
+from ...common.printing import markdown_cell, printable
+from ...inference.prediction_pictures import captioned, encoded, grid, stack, text_picture
 from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
 from ...training.config import Run
@@ -41,7 +42,7 @@ $rows
 
 def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     """Return the accuracy of each class and its most frequent mistake as a table in Markdown, the lowest first."""
-    names, confusion = [name.replace("|", "\\|") for name in _names(predictions)], predictions["confusion"]
+    names, confusion = [markdown_cell(name) for name in _names(predictions)], predictions["confusion"]
     samples, right = confusion.sum(axis=1), confusion.diagonal()
     accuracies = np.where(samples > 0, 100 * right / np.maximum(samples, 1), np.inf)  # classes without samples are last
     mistakes = confusion - np.diag(right)

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ...common.stored_files import reading
 from ...data.pose.joints import Skeleton
 from ...inference.prediction_pictures import side_colour
 from ...tasks.pose_inputs import PoseInputs
-from ...training.files import reading
 from ..figures.score_figures import first_predictions
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]

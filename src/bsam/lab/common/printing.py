@@ -1,0 +1,47 @@
+"""Show text that may hold names from files, whose control characters must not reach a terminal or break a table."""
+
+from __future__ import annotations
+
+import sys
+
+# The control characters, with which a terminal can be told to do almost anything, and those that change the direction
+# of the text around them.
+_DIRECTION = (0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
+    **{code: f"\\u{code:04x}" for code in _DIRECTION},
+}
+_IN_TEXT = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
+
+
+def printable(name: str) -> str:
+    r"""Return a name as a single line: with escapes for control characters, and ``?`` for bytes that are not UTF-8.
+
+    Example:
+        >>> (
+        ...     printable("first\nsecond \x1b[31m"),
+        ...     printable(b"caf\xe9".decode("utf-8", "surrogateescape")),
+        ... )
+        ('first\\x0asecond \\x1b[31m', 'caf?')
+    """
+    return name.encode("utf-8", "replace").decode().translate(_ESCAPES)
+
+
+def visible(text: str) -> str:
+    r"""Return text for a terminal as :func:`printable` does, but keep line breaks and tabs.
+
+    Example:
+        >>> visible("first\nsecond \x1b[31m")
+        'first\nsecond \\x1b[31m'
+    """
+    return text.encode("utf-8", "replace").decode().translate(_IN_TEXT)
+
+
+def markdown_cell(text: str) -> str:
+    """Return text for a cell of a table in Markdown."""
+    return printable(text).replace("|", "\\|")
+
+
+def say(text: str, *, to_stderr: bool = False) -> None:
+    """Print text at once. All commands print with this function, or on a console of ``run_console.new_console``."""
+    print(visible(text), file=sys.stderr if to_stderr else sys.stdout, flush=True)
