@@ -9,6 +9,7 @@ import pytest
 import bsam
 from bsam.lab.models import model_entry
 from bsam.lab.recipes import RECIPES, Scale, recipe
+from bsam.lab.recipes.comparison import plan_comparison
 from bsam.lab.report.recipe_results import _entry, check_folder, origin_info, runs_of, write_results
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir
@@ -99,6 +100,24 @@ def test_each_experiment_has_its_own_comparison(options, tmp_path, monkeypatch):
     for note, sign in ((first[0], "+"), (second[0], "-")):
         gains = ["10.10", "15.20"] if "baseline" in options else ["5.10"]  # of SAM and ASAM; of ASAM against SAM
         assert all(f"({sign}{gain} points" in note for gain in gains)
+
+
+def test_data_that_changed_between_two_seeds_is_not_averaged(tmp_path):
+    settings = {"data": "folder:photos", "model": "resnet8", "epochs": 2}
+    experiment = plan_comparison(["sgd", "sam"], settings, seeds=3)
+    for plan in experiment.planned:
+        path = write_run(plan.run, tmp_path).path
+        (path / "identity.json").write_text(json.dumps({"data": "new" if plan.run.seed else "old"}))
+    result = write_results(experiment, tmp_path)
+    assert [section.title for section in result.sections] == [
+        f"ResNet-8, data photos ({name})" for name in ("old", "new")
+    ]
+    cells = json.loads((tmp_path / "results.json").read_text())["table"]
+    assert [cell["n"] for cell in cells] == [1, 1, 2, 2]
+    assert {run["identity"]["data"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]} == {
+        "old",
+        "new",
+    }
 
 
 SPLIT = {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}

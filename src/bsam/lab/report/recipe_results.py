@@ -30,7 +30,8 @@ from .tuning_section import tuning_tables
 WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
-NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
+# notes of a run: the split of its image files, its initial weights, and the digests of what it was trained on
+NOTES = ("data", "weights", "identity")
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def runs_of(finals: Sequence[Planned], out: Path) -> pd.DataFrame:
     problems: list[str] = []
     rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
     table = [{**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.chosen} for plan in finals]
+    for row, plan in zip(table, finals, strict=True):  # the data changed between two runs: no mean over both
+        row["section"] += row["experiment"].removeprefix(plan.about["experiment"])
     runs = pd.DataFrame(table).astype({"published": float, "radius": float})
     runs.attrs["problems"] = problems
     return runs

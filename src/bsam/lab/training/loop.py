@@ -136,7 +136,7 @@ def fit(
         network = initial_network(run, None if init is None else Path(init)) if is_new else None
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
         trainer = Trainer(run, work, context, on_message, is_new, network)
-        epochs, readings = out.resume(trainer)
+        epochs, readings = out.resume(trainer, network)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
         end = run.epochs if until is None else min(check_count("until", until), run.epochs)

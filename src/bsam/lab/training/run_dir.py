@@ -129,15 +129,16 @@ class RunDir:
     """Read a run directory.
 
     ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a
-    digest of the data and the number of samples that it is evaluated on, ``environment.json`` the machines that trained
-    the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's
-    readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which training resumes,
-    ``curvature.json`` the largest eigenvalue and the loss surface of the trained network, ``model.safetensors`` its
-    weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
-    ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
-    ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
-    ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
-    ``bsam run`` appends epochs, messages and errors. A file that cannot be read raises a BsamRuntimeError.
+    digest of the data, digests of the initial network (if it is that of another run) and the number of samples that it
+    is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
+    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state after
+    the last epoch or an earlier one, from which training resumes, ``curvature.json`` the largest eigenvalue and the
+    loss surface of the trained network, ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some
+    samples. The task writes notes: classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and
+    ``weights.json``; pose ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification,
+    ``bsam train`` adds ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not
+    at all, except ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A file that cannot be read
+    raises a BsamRuntimeError.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -247,6 +248,24 @@ class RunDir:
                 f"remove it, then {RERUN}"
             ) from error
         return network
+
+
+def network_identity(network: Path) -> dict[str, str]:
+    """Return digests of the trained network of a run: of its file, and of how it was trained, whatever the seed.
+
+    Args:
+        network: the file, in the run directory.
+    """
+    run_dir = RunDir(network.parent)
+    settings, identity = run_dir.note("config"), run_dir.note("identity")
+    training = {name: value for name, value in settings.items() if name not in ("seed", "init", "surface")}
+    if str(settings.get("data")).startswith(FOLDER):
+        training["data"] = identity.get("data", settings["data"])
+    training["init"] = identity.get("init", {}).get("training", settings.get("init"))
+    return {
+        "network": hashlib.sha256(network.read_bytes()).hexdigest(),
+        "training": hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def initial_network(run: Run, directory: Path | None = None) -> Path | None:
