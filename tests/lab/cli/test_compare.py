@@ -100,6 +100,23 @@ def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monk
     assert result.table[["mean", "n"]].values.tolist() == [[pytest.approx(50.5), 2]] * 3
 
 
+def test_a_comparison_with_other_settings_needs_another_folder(tmp_path, monkeypatch, error_of):
+    """Also if the first one was interrupted before it wrote its results."""
+    fit = FakeFit()
+    monkeypatch.setattr(job, "fit", fit)
+    settings = {"data": "digits", **SETTINGS}
+    fit.trouble = {run_dir_name(compared_runs(["sgd", "sam"], settings)["sam"]): KeyboardInterrupt()}
+    flags = ("--methods", "sgd", "sam", "--seeds", 1)
+    assert cli.main(command(tmp_path, *flags)) == 130
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for more in ((), ("--report",), ("--dry-run",)):
+        sentence = error_of(*command(tmp_path, *flags), "--lr", 0.02, *more)
+        assert f"{tmp_path / 'results.json'} holds other results (compare; lr 0.04 there, 0.02 here)" in sentence
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert cli.main(command(tmp_path, *flags)) == 0
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 2
+
+
 def tuning_curves(out):
     """Return the scores in % after each epoch of the tuning runs, by radius, and the epochs in their logs."""
     curves, logged = {}, {}

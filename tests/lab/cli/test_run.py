@@ -279,3 +279,13 @@ def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, m
     assert cli.main([*command, "--only", "sgd", "sam"]) == 0
     assert cli.main(command) == 0
     assert numbers == [2, len(variants()) - 2]
+
+
+def test_another_scale_does_not_empty_the_table(tmp_path, monkeypatch, error_of):
+    monkeypatch.setattr(job, "fit", FakeFit())
+    command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(command) == 0
+    table = (tmp_path / "table.md").read_bytes()
+    for more in (["--report"], ["--dry-run"], []):
+        assert "other results (label-noise at the scale smoke; " in error_of(*command, "--scale", "short", *more)
+    assert (tmp_path / "table.md").read_bytes() == table

@@ -12,7 +12,7 @@ import pandas as pd
 
 from ...common.errors import BsamRuntimeError
 from ..analysis.outcome import score_title
-from ..analysis.runs_table import COLUMNS, read_epochs, read_runs
+from ..analysis.runs_table import COLUMNS, RESULTS, read_epochs, read_runs
 from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
 from ..data import dataset_entry
@@ -20,8 +20,10 @@ from ..models import model_entry
 from ..recipes.experiments import Experiment
 from ..recipes.planning import Planned, states_of
 from ..recipes.tuning import base_sentence, tune
+from ..tasks.settings import to_json_value
 from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
+from ..training.known_settings import default_settings
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
 from .recipe_table import ENDED, TableSection, caption, cells_of, markdown, sections_of
@@ -58,18 +60,51 @@ class ExperimentResult:
 
 
 def check_folder(out: Path, experiment: Experiment) -> None:
-    """Raise if the folder holds results of another recipe or another tuning."""
-    file, ours = out / "results.json", _kind(experiment)
-    stored = dict.fromkeys(TUNED, False) | (read_json(file, dict, "choose another folder") if file.exists() else ours)
-    if any(stored.get(name) != value for name, value in ours.items()):
+    """Raise if the folder holds results of another recipe, or with other settings or another tuning."""
+    file, ours = out / RESULTS, _kind(experiment)
+    if not file.exists():
+        return
+    stored = read_json(file, dict, "choose another folder")
+    stored = dict.fromkeys(TUNED, False) | stored
+    names = [name for name in (*TUNED, "scale") if stored.get(name, ours[name]) != ours[name]]
+    settings = _different_settings(stored, experiment) if stored.get("recipe") == ours["recipe"] else []
+    if stored.get("recipe") != ours["recipe"] or names or settings:
+        scale = f" at the scale {stored['scale']}" if "scale" in names else ""
         flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
-        raise BsamRuntimeError(f"{file} holds other results ({stored.get('recipe')}{flags}): choose another folder")
+        there = "".join(f"; {text}" for text in settings)
+        raise BsamRuntimeError(
+            f"{file} holds other results ({stored.get('recipe')}{scale}{flags}{there}): choose another folder"
+        )
+
+
+def _different_settings(stored: Mapping[str, Any], experiment: Experiment) -> list[str]:
+    """Return the settings that all runs share and that differ, in words; older versions did not store them."""
+    ours, usual = _kind(experiment), default_settings(experiment.planned[0].run.task)
+    before, now = stored.get("settings", ours["settings"]), ours["settings"]
+    values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
+    texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
+    files, given = stored.get("weights", ours["weights"]), ours["weights"]
+    is_extended = bool(files) and files.items() <= given.items()  # by the networks of more files
+    if files != given and not is_extended:
+        texts.append(f"weights {', '.join(files.values()) or 'without files'} there")
+    return texts
 
 
 def _kind(experiment: Experiment) -> dict[str, Any]:
-    tuning = experiment.tuning
+    """Return what the results in a folder have in common; seeds and methods may be added later."""
+    tuning, scale = experiment.tuning, experiment.scale
     is_tuned = {"tuned": tuning is not None and tuning.radii, "tuned_base": tuning is not None and tuning.base}
-    return {"recipe": experiment.recipe.name, **is_tuned}
+    settings = {name: to_json_value(value) for name, value in scale.settings.items()}
+    shared = {"scale": scale.name, "settings": settings, "weights": dict(scale.weights)}
+    return {"recipe": experiment.recipe.name, **shared, **is_tuned}
+
+
+def claim_folder(out: Path, experiment: Experiment) -> None:
+    """Write what a new folder is for, so that it is known before there are results; raise as :func:`check_folder`."""
+    with locked(out, "writing results", wait=True):
+        check_folder(out, experiment)
+        if not (out / RESULTS).exists():
+            write_json(out / RESULTS, {**_kind(experiment), "title": experiment.title, "table": [], "runs": []})
 
 
 def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
@@ -100,7 +135,6 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     entries = [_entry(plan, out) for plan in tuned.finals]
     content = {
         **_kind(experiment),
-        "scale": experiment.scale.name,
         "title": experiment.title,
         "unit": score_title(experiment.planned[0].run),
         "seeds": sorted({plan.run.seed for plan in tuned.finals}),
@@ -108,7 +142,7 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
         "runs": entries,
         "tuning": [_entry(plan, out) for plan in (*tuned.base_trials, *tuned.trials)],
     }
-    files = [out / "table.md", out / "results.json"]
+    files = [out / "table.md", out / RESULTS]
     lines = [*notes, *findings, *origin_info(entries)]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         write_json(files[1], content)
