@@ -108,6 +108,7 @@ def run_experiment(
     if train:
         failed = _train(experiment, options, sum(not state.ended for state in states), callbacks)
     result = write_results(experiment, options.out)
+    failed = {**result.unreadable, **failed}
     return replace(result, failure=RunsFailed(failed, len(states)) if failed else None)
 
 

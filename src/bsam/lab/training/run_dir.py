@@ -82,6 +82,7 @@ class RunState:
         finished: whether all epochs are finished and the trained network is saved.
         diverged: the message of a run that ended with a non-finite loss; otherwise None.
         until: the epoch to train up to; None trains all.
+        unreadable: why the directory cannot be read; otherwise None. Nothing else is then known.
     """
 
     run: Run
@@ -90,6 +91,7 @@ class RunState:
     finished: bool = False
     diverged: str | None = None
     until: int | None = None
+    unreadable: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -108,6 +110,8 @@ class RunState:
         return 0 if self.ended else max((self.until or self.run.epochs) - len(self.epochs), 0)
 
     def __str__(self) -> str:
+        if self.unreadable is not None:
+            return "unreadable"
         if self.diverged is not None:
             return "diverged"
         if self.finished:
