@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -32,6 +33,7 @@ RETRIES = 3  # restarts of a run whose process was killed, for example when memo
 PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
 GRACE = 60.0  # seconds for the checkpoints of the workers after a signal
 CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then exit the process
+TOKEN = "RAY_AUTH_TOKEN"  # the environment variable that Ray and its processes read before any file
 OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster; small, since no arrays go through it
 
 
@@ -152,7 +154,8 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
 
     Args:
         address: ``HOST:PORT`` of the head node, or ``"auto"`` for the cluster running on this machine. An empty string
-            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block.
+            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block, which
+            listens only on the loopback address and has a token that only this process and its children know.
         gpus_per_run: the number of GPUs per run, possibly a fraction; None means one if the cluster has any.
         device: None, ``"auto"``, ``"cpu"`` or ``"cuda"``.
     """
@@ -165,7 +168,10 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
 
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
-            _connect(ray, address or os.environ.get("RAY_ADDRESS", ""))
+            address = address or os.environ.get("RAY_ADDRESS", "")
+            if not address:
+                stack.enter_context(_private_cluster(ray))
+            _connect(ray, address)
             stack.callback(ray.shutdown)
         if gpus_per_run is None:
             gpus_per_run = float(device == "cuda" or (device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0))
@@ -202,6 +208,31 @@ def _train_in_task(folder: str, *arguments: Any) -> Outcome:
         os.chdir(folder)
     torch.set_num_threads(1)
     return train_in_worker(*arguments)
+
+
+@contextlib.contextmanager
+def _private_cluster(ray: Any) -> Iterator[None]:
+    """Let no other machine and no other user reach the cluster that Ray starts in the block.
+
+    By default it listens on all network interfaces, and its token lies in a file that everybody can read. Ray replaces
+    a loopback address in its arguments by that of the machine, except where it does not support clusters.
+    """
+    constants = ray._private.ray_constants
+    loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)  # Ray before 2.52 has no tokens
+    supports_clusters, token = constants.ENABLE_RAY_CLUSTER, os.environ.get(TOKEN)
+    constants.ENABLE_RAY_CLUSTER = False
+    os.environ[TOKEN] = secrets.token_hex()
+    try:
+        if loader is not None:
+            loader.instance().reset_cache()  # it may know another token
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = supports_clusters
+        del os.environ[TOKEN]
+        if token is not None:
+            os.environ[TOKEN] = token
+        if loader is not None:
+            loader.instance().reset_cache()
 
 
 def _connect(ray: Any, address: str) -> None:

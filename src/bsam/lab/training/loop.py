@@ -142,7 +142,7 @@ def fit(
         trainer = Trainer(run, work, context, on_message, is_new, network)
         if not is_new and context.is_main and (warning := _other_processes(out, context.size)):
             on_message(warning)
-        epochs, readings = out.resume(trainer)
+        epochs, readings = out.resume(trainer, network)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
         end = run.epochs if until is None else min(check_count("until", until), run.epochs)

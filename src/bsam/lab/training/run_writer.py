@@ -37,7 +37,7 @@ from .files import (
     write_json_lines,
 )
 from .known_settings import check_settings
-from .run_dir import RunDir
+from .run_dir import RunDir, network_identity
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
@@ -93,8 +93,15 @@ class RunWriter(RunDir):
         """Return whether an earlier call wrote a checkpoint."""
         return self._reads and super().has_checkpoint()
 
-    def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far."""
+    def resume(
+        self, trainer: Trainer, network: Path | None = None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far.
+
+        Args:
+            trainer: gets the state of the checkpoint.
+            network: the file with the trained network of another run that a new run starts from.
+        """
         epochs, readings = [], []
         if self.has_checkpoint():
             hint = "remove it to train from the start, or choose another folder"
@@ -108,12 +115,14 @@ class RunWriter(RunDir):
                 f"{run_dir.NETWORK} to train from the start, or choose another folder"
             )
         if self._writes:
-            self._begin(trainer, epochs, readings)
+            self._begin(trainer, network, epochs, readings)
         self._note_checkpoint(trainer, epochs)
         return epochs, readings
 
-    def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write the settings, the fingerprint of the data, the machine, and the metrics up to the checkpoint.
+    def _begin(
+        self, trainer: Trainer, network: Path | None, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]
+    ) -> None:
+        """Write the settings, the digests of data and initial network, the machine, and the metrics so far.
 
         The metrics are written again because a killed process may have written those of later epochs. Raise if the task
         or the data has changed.
@@ -121,7 +130,7 @@ class RunWriter(RunDir):
         task, file = trainer.task, self.path / IDENTITY
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
         module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
-        identity = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
+        identity: dict[str, Any] = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = identity
         if self.has_checkpoint() and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
@@ -131,6 +140,9 @@ class RunWriter(RunDir):
             raise BsamRuntimeError(
                 f"the data has changed since the run in {self.path} began: restore it, or choose another folder"
             )
+        initial = before.get("init") if network is None else network_identity(network)
+        if initial is not None:
+            identity["init"] = initial
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
         write_json(self.path / run_dir.CONFIG, self.settings)
