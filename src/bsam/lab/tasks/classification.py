@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ..data import dataset_entry
-from ..data.augment import Augment, augmentation
+from ..data.augment import Augment, ResizedCrop, augmentation
 from ..data.examples import Dataset, Examples
 from ..data.label_noise import flip_labels
 from ..data.timm_augment import TimmAugment, is_timm
@@ -147,7 +147,7 @@ class Classification(ImageTask):
         return messages
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw crops, flips and holes."""
+        """Draw the random numbers of the augmentation."""
         self._epoch = epoch
         self._draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1]).to(self.device)
 
@@ -214,11 +214,12 @@ class Classification(ImageTask):
         return ((self.inputs(x), y) for x, y in self._stored(examples))
 
     def _stored(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return stored images and labels, in batches, on the device."""
+        """Return stored images and labels, in batches, on the device; the centre of images for random crops."""
         size = self._eval_batch_size
         images: Iterable[Tensor] = examples.x.split(size)
         if self._host != self.device:
             images = self._read(examples.x, torch.arange(len(examples)).split(size))
+        images = map(self.inputs.centre, images)
         return zip(images, (y.to(self.device) for y in examples.y.split(size)), strict=True)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -267,13 +268,16 @@ class Classification(ImageTask):
         return {**notes, **super().notes()}
 
 
-def _augmentation(name: str, inputs: Inputs, data: str) -> Augment:
+def _augmentation(name: str, inputs: Inputs, data: str) -> Augment | ResizedCrop:
     if is_timm(name):
-        augment = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
-        if augment.aa and not inputs.in_bytes:
+        timm = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
+        if timm.aa and not inputs.in_bytes:
             raise BsamValueError(
                 f"RandAugment needs pixels in bytes, but those of {data} are floating-point numbers: leave aa out of "
                 f"augment {name}"
             )
-        return augment
-    return augmentation(name, inputs.mean, inputs.std)
+        return timm
+    augment = augmentation(name, inputs.mean, inputs.std)
+    if isinstance(augment, ResizedCrop):
+        return replace(augment, size=inputs.size, cubic=inputs.mode == "bicubic")
+    return augment

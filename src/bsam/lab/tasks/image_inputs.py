@@ -16,7 +16,7 @@ from torch import Tensor
 from ...common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
 from ..data import dataset_entry
-from ..data.augment import normalise
+from ..data.augment import RESIZED_CROP, normalise
 from ..data.entries import ArrayData, ImageData
 from ..data.examples import Dataset
 from ..data.images.cache import load_images
@@ -73,10 +73,26 @@ class Inputs:
 
     def resize(self, x: Tensor) -> Tensor:
         """Return normalised images at the network's input size."""
-        if self.size == self.side:
+        if x.shape[-1] == self.size:
             return x
-        mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
-        return F.interpolate(x, size=(self.size, self.size), mode=mode, align_corners=False)
+        return F.interpolate(x, size=(self.size, self.size), mode=self.mode, align_corners=False)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Return stored images as those that are evaluated; images for random crops are larger."""
+        if x.shape[-1] == self.side:
+            return x
+        side = round(x.shape[-1] * self.side / self.decoding.shorter_side)
+        begin = round((x.shape[-1] - side) / 2)
+        x = x[:, :, begin : begin + side, begin : begin + side]
+        if side == self.side:
+            return x
+        resized = F.interpolate(x.float(), (self.side, self.side), mode=self.mode, antialias=True)
+        return resized.round().clamp(0, 255).to(x.dtype)
+
+    @property
+    def mode(self) -> str:
+        """The interpolation of torch with which stored images are resized, ``"bilinear"`` or ``"bicubic"``."""
+        return self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
 
     @property
     def decoding(self) -> Resize:
@@ -101,7 +117,8 @@ def load_data(
 ) -> tuple[Dataset, list[str]]:
     """Return the data of a run, and a sentence for each corrupt file that was left out.
 
-    Image files are decoded once, at the network's input size, and kept in a cache.
+    Image files are decoded once, at the network's input size, and kept in a cache; training images for random crops are
+    larger.
     """
     entry = dataset_entry(run.data).resolve(data_dir)
     if isinstance(entry, ArrayData):
@@ -109,11 +126,13 @@ def load_data(
     assert isinstance(entry, ImageData), entry
     config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
     size = run.image_size or config.size
-    files = entry.image_files(data_dir)
+    files, resize = entry.image_files(data_dir), Resize(size, config.crop, config.interpolation)
+    crops_are_resized = (run.augment or entry.augmentation) == RESIZED_CROP
     with ProgressLine() as line:
         return load_images(
             files,
-            Resize(size, config.crop, config.interpolation),
+            resize,
+            train=resize.for_random_crops if crops_are_resized else None,
             mean=config.mean,
             std=config.std,
             cache_dir=cache_dir,
@@ -132,7 +151,7 @@ def inputs_of(run: SubjectSettings, data: Dataset) -> Inputs:
     those of the data.
     """
     in_bytes = not data.train.x.is_floating_point()
-    config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
+    config, (channels, side) = input_config(run.model), data.test.x.shape[1:3]  # training images may be larger
     if config is None or channels != len(config.mean):  # timm networks also take images with one channel
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
     elif not in_bytes:

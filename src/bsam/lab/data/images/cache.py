@@ -36,11 +36,12 @@ def load_images(
     *,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    train: Resize | None = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     skip_corrupt: bool = False,
 ) -> tuple[Dataset, list[str]]:
-    """Return a data set of decoded images. They are decoded once, into a cache file, and then read from it.
+    """Return a data set of decoded images. They are decoded once, into cache files, and then read from them.
 
     A cache file is valid for the content and the order of the image files, ``resize`` and the version of Pillow; if one
     of these changes, a new file is written. Old files may be removed at any time. If two processes need the same file,
@@ -50,28 +51,41 @@ def load_images(
         files: from :func:`bsam.lab.data.images.folders.read_folder` or ``bsam.lab.data.images.published``.
         resize: size of the images.
         mean, std: for normalisation; see :class:`~bsam.lab.data.examples.Dataset`.
-        cache_dir: folder of the cache file; by default ``.bsam-cache`` in the folder of the images.
-        progress: called with the numbers of decoded images and of all images.
+        train: another size for the training images, which are then in a file of their own.
+        cache_dir: folder of the cache files; by default ``.bsam-cache`` in the folder of the images.
+        progress: called with the numbers of decoded images and of all images in a file.
         skip_corrupt: leave out files that cannot be decoded instead of raising an error.
 
     Returns:
         The data set, whose images are mapped into memory in the channels_last format (a set from which images were left
         out is a copy in memory), and one sentence for each file that was left out.
     """
-    names = [name for part in files.sets.values() for name in part.names]
-    images, corrupt, digest = decode_files(
-        files.folder, names, resize, cache_dir=cache_dir, progress=progress, skip_corrupt=skip_corrupt
-    )
-    sets, rows_and_labels = {}, []
-    begin = 0
-    for title, part in files.sets.items():
-        end = begin + len(part.names)
-        rows = [row for row in range(begin, end) if row not in corrupt]
-        labels = [part.labels[row - begin] for row in rows]
-        x = images[begin:end] if len(rows) == end - begin else images[rows]
-        sets[title] = Examples(x, torch.tensor(labels, dtype=torch.int64))
-        rows_and_labels.append((rows, labels))
-        begin = end
+    together = [list(files.sets)] if train in (None, resize) else [["train"], [*files.sets][1:]]
+    sets: dict[str, Examples] = {}
+    left_out: list[str] = []
+    rows_and_labels: list[tuple[list[int], list[int]]] = []
+    digests: list[int | list[str]] = []
+    for titles in together:
+        parts = [files.sets[title] for title in titles]
+        images, corrupt, digest = decode_files(
+            files.folder,
+            [name for part in parts for name in part.names],
+            resize if train is None or "train" not in titles else train,
+            cache_dir=cache_dir,
+            progress=progress,
+            skip_corrupt=skip_corrupt,
+        )
+        left_out += corrupt.values()
+        digests += digest
+        begin = 0
+        for title, part in zip(titles, parts, strict=True):
+            end = begin + len(part.names)
+            rows = [row for row in range(begin, end) if row not in corrupt]
+            labels = [part.labels[row - begin] for row in rows]
+            x = images[begin:end] if len(rows) == end - begin else images[rows]
+            sets[title] = Examples(x, torch.tensor(labels, dtype=torch.int64))
+            rows_and_labels.append((rows, labels))
+            begin = end
     data = Dataset(
         files.name,
         len(files.class_names),
@@ -82,9 +96,9 @@ def load_images(
         std,
         files.class_names,
         files.split,
-        digest=sha256(json.dumps([*digest, rows_and_labels]).encode()),
+        digest=sha256(json.dumps([*digests, rows_and_labels]).encode()),
     )
-    return data, list(corrupt.values())
+    return data, left_out
 
 
 def decode_files(

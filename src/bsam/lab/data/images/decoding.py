@@ -79,6 +79,16 @@ class Resize:
         """Shorter side of the resized image, before it is cropped."""
         return math.floor(self.size / self.crop)
 
+    @property
+    def for_random_crops(self) -> Resize:
+        """How to decode images that random crops of this size are cut from: uncropped squares, larger by at least 1/7.
+
+        Example:
+            >>> Resize(224, crop=0.875).for_random_crops
+            Resize(size=256, crop=1.0, interpolation='bilinear')
+        """
+        return Resize(max(self.shorter_side, math.ceil(self.size * 8 / 7)), 1.0, self.interpolation)
+
 
 @dataclass(frozen=True)
 class Crop:
