@@ -114,6 +114,8 @@ class Classification(ImageTask):
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         self._augment = _augmentation(run.augment or entry.augmentation, self.inputs, run.data)
+        if isinstance(self._augment, TimmAugment) and self._augment.aa:
+            self._x, self._change = labelled.x.cpu(), self._moved
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
@@ -149,11 +151,18 @@ class Classification(ImageTask):
     def begin_epoch(self, epoch: int) -> None:
         """Draw the random numbers of the augmentation."""
         self._epoch = epoch
-        self._draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1]).to(self.device)
+        draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1])
+        self._draws, self._draws_on_host = draws.to(self.device), draws.numpy()
+
+    def _moved(self, images: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
+        """Change training images on the host; threads call it."""
+        assert isinstance(self._augment, TimmAugment)
+        return self._augment.moved_on_host(images, self._draws_on_host[index])
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices; if images are mixed, the shares of all classes."""
-        augmented, labels = self.inputs.resize(self._augment(x, self._draws[index])), self._labels[index]
+        augmented = self._augment(x, self._draws[index]) if self._change is None else self.inputs.normalise(x)
+        augmented, labels = self.inputs.resize(augmented), self._labels[index]
         if isinstance(self._augment, TimmAugment) and self._augment.mixes:
             key = self.run.seed, self._epoch, int(index[0])
             augmented, labels = self._augment.mix(augmented, labels, self.classes, *key)

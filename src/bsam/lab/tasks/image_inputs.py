@@ -69,7 +69,11 @@ class Inputs:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""
-        return self.resize(normalise(x, self.mean, self.std))
+        return self.resize(self.normalise(x))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return stored images, or augmented ones in the same unit, normalised."""
+        return normalise(x, self.mean, self.std)
 
     def resize(self, x: Tensor) -> Tensor:
         """Return normalised images at the network's input size."""
