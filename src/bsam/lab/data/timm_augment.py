@@ -93,15 +93,13 @@ class TimmAugment(Augment):
 
     def moved_on_host(self, images: NDArray[np.uint8], draws: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return cropped, mirrored and randomly changed images; for arrays (n, side, side, channels)."""
-        from PIL import Image
+        from PIL import Image, ImageOps
 
-        side, pad = images.shape[1], self.pad
         changed = np.empty_like(images)
         for image, row, out in zip(images, draws.tolist(), changed, strict=True):
-            padded = np.pad(image, ((pad, pad), (pad, pad), (0, 0)))
-            rows, columns = (begin + step * np.arange(side) for begin, step in zip(row[:2], row[2:4], strict=True))
-            crop = padded[rows[:, None], columns]
-            after = self._rand_augment(Image.fromarray(crop[:, :, 0] if crop.shape[2] == 1 else crop), row[6])
+            crop = _crop(image, row, self.pad)
+            picture = Image.fromarray(crop[:, :, 0] if crop.shape[2] == 1 else crop)
+            after = self._rand_augment(ImageOps.mirror(picture) if row[3] < 0 else picture, row[6])
             out[:] = np.asarray(after).reshape(out.shape)
         return changed
 
@@ -159,6 +157,17 @@ class _RandAugment(threading.local):
         self._python.seed(seed)
         self._numpy.seed(seed)
         return self._transform(image)
+
+
+def _crop(image: NDArray[np.uint8], row: list[int], pad: int) -> NDArray[np.uint8]:
+    """Return the crop of one image, before it is mirrored; slices are much faster than the indices of a batch."""
+    side = len(image)
+    top = row[0] - pad
+    left = row[1] - pad - (side - 1 if row[3] < 0 else 0)
+    inside = slice(max(top, 0), side + min(top, 0)), slice(max(left, 0), side + min(left, 0))
+    moved = np.zeros_like(image)
+    moved[max(-top, 0) : side - max(top, 0), max(-left, 0) : side - max(left, 0)] = image[inside]
+    return moved
 
 
 def _alpha(name: str, text: str) -> float:
