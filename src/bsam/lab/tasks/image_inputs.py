@@ -39,7 +39,7 @@ class Inputs:
         channels: channels of the images.
         mean, std: mean and standard deviation per channel, of bytes divided by 255.
         interpolation: Pillow's filter to decode files; stored images are resized with ``"bilinear"`` if it is that,
-            otherwise with ``"bicubic"``.
+            otherwise with ``"bicubic"``, with antialiasing if they become smaller.
         crop: share of the shorter side that is kept when a file is decoded.
         class_names: in the order of the network's outputs.
         in_bytes: whether stored images are bytes, as in image files.
@@ -76,10 +76,8 @@ class Inputs:
         return normalise(x, self.mean, self.std)
 
     def resize(self, x: Tensor) -> Tensor:
-        """Return normalised images at the network's input size."""
-        if x.shape[-1] == self.size:
-            return x
-        return F.interpolate(x, size=(self.size, self.size), mode=self.mode, align_corners=False)
+        """Return normalised images at the network's input size; larger images are reduced with antialiasing."""
+        return resize(x, self.size, self.mode)
 
     def centre(self, x: Tensor) -> Tensor:
         """Return stored images as those that are evaluated; images for random crops are larger."""
@@ -88,10 +86,7 @@ class Inputs:
         side = round(x.shape[-1] * self.side / self.decoding.shorter_side)
         begin = round((x.shape[-1] - side) / 2)
         x = x[:, :, begin : begin + side, begin : begin + side]
-        if side == self.side:
-            return x
-        resized = F.interpolate(x.float(), (self.side, self.side), mode=self.mode, antialias=True)
-        return resized.round().clamp(0, 255).to(x.dtype)
+        return x if side == self.side else resize(x.float(), self.side, self.mode).round().clamp(0, 255).to(x.dtype)
 
     @property
     def mode(self) -> str:
@@ -114,6 +109,27 @@ class Inputs:
             return pixels
         grey = (pixels.astype(np.int64) @ (19595, 38470, 7471) + 0x8000) >> 16
         return grey.astype(np.uint8)[:, :, None]
+
+
+def resize(x: Tensor, size: int, mode: str) -> Tensor:
+    """Return square images at another size.
+
+    Without antialiasing, an image that becomes smaller would be sampled: of fine patterns, some pixels would remain.
+
+    Args:
+        x: floating-point images (n, channels, side, side).
+        size: the new side.
+        mode: ``"bilinear"`` or ``"bicubic"``.
+
+    Example:
+        >>> import torch
+        >>> stripes = torch.tensor([1.0, 0.0]).repeat(4).expand(1, 1, 8, 8)
+        >>> resize(stripes, 2, "bilinear")[0, 0, 0]
+        tensor([0.5357, 0.4643])
+    """
+    if x.shape[-1] == size:
+        return x
+    return F.interpolate(x, size=(size, size), mode=mode, align_corners=False, antialias=size < x.shape[-1])
 
 
 def load_data(

@@ -205,6 +205,12 @@ def _resize(image: Image, resize: Resize) -> Image:
     width, height = image.size
     short, size = min(width, height), resize.size
     width, height = (int(resize.shorter_side * side / short) for side in (width, height))  # as torchvision rounds
+    limit = Pillow.MAX_IMAGE_PIXELS or math.inf
+    if width * height > limit:
+        raise BsamValueError(
+            f"it has {image.width} x {image.height} pixels, and would have more than {limit:,} with a shorter side of "
+            f"{resize.shorter_side}; crop it"
+        )
     image = image.resize((width, height), Pillow.Resampling[resize.interpolation.upper()])
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))
