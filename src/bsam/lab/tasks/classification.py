@@ -20,6 +20,7 @@ from ...common.errors import BsamValueError
 from ..data import dataset_entry
 from ..data.augment import Augment, ResizedCrop, augmentation
 from ..data.examples import Dataset, Examples
+from ..data.images.duplicates import duplicate_warnings
 from ..data.label_noise import flip_labels
 from ..data.timm_augment import TimmAugment, is_timm
 from ..models import model_entry
@@ -83,7 +84,7 @@ class Classification(ImageTask):
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
         self.image_size = self.inputs.size
-        self._split, self._digest = data.split, data.digest
+        self._split, self._digest, self._duplicates = data.split, data.digest, data.duplicates
         train = limit_samples(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(
             train.y, self.settings.label_noise, data.classes, run.seed, self.settings.noise_labels
@@ -140,13 +141,14 @@ class Classification(ImageTask):
                     f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): "
                     "start from another run, or use --weights"
                 )
+        warnings = duplicate_warnings(self._duplicates)
         if self.settings.weight_bits is None:
-            return super().initialise(network, init)
+            return [*warnings, *super().initialise(network, init)]
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
         messages = super().initialise(latent, init)
         network.load_state_dict(quantize_network(latent, self.settings).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
-        return messages
+        return [*warnings, *messages]
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the random numbers of the augmentation."""
@@ -263,7 +265,8 @@ class Classification(ImageTask):
     def notes(self) -> Mapping[str, Any]:
         """Return ``flipped``, the indices of the wrong labels in the whole training set; ``labels``, their share
         (both only with label noise); ``data``, how image files were split and which were left out; ``inputs``, how
-        images become inputs (only if the classes have names); and ``weights``, where the initial weights came from.
+        images become inputs (only if the classes have names); and ``weights``, where the initial weights came from. In
+        ``data``, ``duplicates`` are numbers of files with the same content in two sets or in two classes.
         """
         notes: dict[str, Any] = {}
         if self.settings.label_noise:
@@ -271,7 +274,8 @@ class Classification(ImageTask):
             notes["labels"] = {"wrong": len(self._flipped) / len(self._original_splits[0])}
         if self._digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
-            notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
+            duplicates = {"duplicates": dict(self._duplicates)} if self._duplicates else {}
+            notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out, **duplicates}
         if self.inputs.class_names:
             notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
