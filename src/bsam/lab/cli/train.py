@@ -172,9 +172,11 @@ def plan_text(trainer: Trainer) -> str:
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
+    evaluated = "" if task.eval_samples is None else f" Evaluated on {task.eval_samples:,} {run.eval_split} samples."
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
-        f"{data}{size}{f' ({noise})' if noise else ''}, {length}, batch {run.batch}.\n"
+        f"{data}{size}{f' ({noise})' if noise else ''}, {length}, batch {run.batch}."
+        f"{evaluated}\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 
