@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch.nn.parameter import is_lazy
 from ..common.errors import BsamRuntimeError
 from .passes import PassPart
 from .ranks import Ranks
-from .tensors import BucketedTensors, Layout, clear_weight_caches, local, other_memory
+from .tensors import BucketedTensors, Layout, clear_weight_caches, local, use_other_memory
+from .undo import Undo
 from .vector import Term, Vector
 
 
@@ -36,7 +36,8 @@ class Weights(PassPart):
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
-        self.restore()  # if the last step was interrupted
+        if self.moved or self._saved:  # if the last step was interrupted
+            self.restore()
         trained = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in trained]
         try:
@@ -107,22 +108,20 @@ class Weights(PassPart):
         self.moved = False
         self._saved = False
 
-    @contextlib.contextmanager
-    def elsewhere(self, *, in_backup: bool = False) -> Iterator[None]:
-        """Let the parameters use other memory inside the context, so that moving them leaves ``w`` in place.
+    def go_elsewhere(self, undo: Undo, *, in_backup: bool = False) -> None:
+        """Let the parameters use other memory until ``undo``, so that moving them leaves ``w`` in place.
 
         Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
         """
-        backup = self._backup
         w = [[t.data for t in bucket] for bucket in self._tensors]
-        with other_memory(self.params, self.layout.join(backup) if in_backup else None):
-            try:
-                self._backup = w
-                self.moved = True
-                yield
-            finally:
-                self._backup = backup
-                self.commit()
+        use_other_memory(undo, self.params, self.layout.join(self._backup) if in_backup else None)
+        undo.callback(self._come_back, self._backup)
+        self._backup = w
+        self.moved = True
+
+    def _come_back(self, backup: BucketedTensors) -> None:
+        self._backup = backup
+        self.commit()
 
 
 class Gradients(PassPart):
