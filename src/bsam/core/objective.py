@@ -324,6 +324,7 @@ class Objective:
             undo.callback(losses_of_batches.close)  # does not stay suspended after an error
             for losses, outputs, yielded in losses_of_batches:
                 if backward is not None:
+                    self._weights.check_unchanged()  # the closure may have run backward
                     self._loss_check.check(losses, self._weights.moved, since)
                 samples.append(losses.detach())
                 share = losses.numel() / samples[0].numel()
@@ -333,6 +334,8 @@ class Objective:
                     backward(mean if share == 1 else mean * share, outputs)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
+            if backward is not None:
+                self._weights.check_unchanged()
         self._sample_losses = None if samples[0].dim() == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
         asked = 0 if subset is None else len(subset) if isinstance(subset, Tensor) else subset.stop or 0
         returned = len(self.sample_losses) if asked else 0

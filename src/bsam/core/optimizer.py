@@ -1,14 +1,15 @@
 """The base class of all sharpness-aware optimizers."""
 
-# One step of BSAM runs through nine files: this one, methods/bsam.py, schedule.py, objective.py, weights.py,
+# One step of BSAM runs through ten files: this one, methods/bsam.py, wrapper.py, schedule.py, objective.py, weights.py,
 # passes.py, vector.py, tensors.py and undo.py.
 #
 # 1. ``SharpnessAware.step`` begins it: it clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call
 #    both.)
-# 2. ``backward`` reads the parameter groups again (``Weights.refresh``), creates an ``Objective`` L, the loss of this
-#    mini-batch around w, and calls ``direction(L)``. This is the method itself, in methods/bsam.py: it asks for
-#    gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e from a gradient and a radius, which is a
-#    value of the parameter groups and may follow the learning rate (schedule.py).
+# 2. ``backward`` checks the parameter groups if they were edited (wrapper.py), reads them again (``Weights.refresh``),
+#    creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
+#    itself, in methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e
+#    from a gradient and a radius, which is a value of the parameter groups and may follow the learning rate
+#    (schedule.py).
 # 3. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First, ``begin_pass`` of every part of a pass prepares
 #    it: ``Weights`` moves the weights to w + e, ``Gradients`` has ``p.grad`` empty, ``RngReplay`` lets all passes draw
 #    the same random numbers, and ``Buffers`` lets all passes start with the buffers from before the step. Then it calls
@@ -26,7 +27,7 @@
 #
 # Other files are used only if needed: loss_scale.py with a GradScaler (if a scaled gradient is non-finite, later passes
 # run at w and the direction is NaN, so that it skips the step); ranks.py with several processes; calls.py in the first
-# step with ``model=None``; wrapper.py to complete and save parameter groups.
+# step with ``model=None``.
 
 from __future__ import annotations
 
@@ -252,6 +253,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def radii(self, name: str) -> Coefficient:
         """Return the radius ``name`` in this step: one number, or one per group if they differ."""
+        if name not in self.settings:
+            raise BsamValueError(
+                f"{self.method()} has no radius {name}; its radii are {', '.join(self.radius_names) or 'none'}"
+            )
         values = [self.radius(group, name) for group in self.param_groups]
         alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
         return values[0] if alike or len(values) == 1 else PerGroup(values)
@@ -397,6 +402,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "a parameter group of base lacks the method's settings: add groups with optimizer.add_param_group, and "
                 "load states with optimizer.load_state_dict"
             )
+        self.check_groups()
         self._weights.refresh(self.param_groups)
         if not self._weights.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
@@ -455,6 +461,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         phase = self._prepared.phase
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
+        self.check_groups()
         self._weights.refresh(self.param_groups)
         rng = RngReplay(True, self._weights.cuda_generators)
         L = self._objective(closure, Buffers(self.called_modules), rng, loss_check=loss_check(self.params))
@@ -578,6 +585,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def begin_first_pass(self) -> None:
         """Save buffers and generators. Call this if a framework runs the first pass before :meth:`backward`."""
+        self.check_groups()
         self._weights.refresh(self.param_groups)
         self._buffers.save()
         self._rng.save()
@@ -611,12 +619,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         transient = {"_weights", "_buffers", "_rng", "ranks", "observers", "_prepared", "_offset", "_values"}
-        transient |= {"_reference", "_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
+        transient |= {"_reference", "_check_batch_norm", "_checked"}
+        transient |= {"step"}  # schedulers patch it on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also creates the hooks
         self._reference = weakref.ref(self)
+        self._checked = []
         self._weights = Weights()
         self._buffers = Buffers(self.called_modules)
         self._rng = RngReplay(self.same_draws, self._weights.cuda_generators)

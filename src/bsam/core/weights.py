@@ -17,6 +17,11 @@ from .tensors import BucketedTensors, Layout, clear_weight_caches, local, use_ot
 from .undo import Undo
 from .vector import Term, Vector
 
+IN_BACKWARD = (
+    "hooks of the parameters change them during backward, as an optimizer in backward does "
+    "(register_post_accumulate_grad_hook): remove the hooks, and let base step on all parameters"
+)
+
 
 class Weights(PassPart):
     """The trainable parameters of an optimizer, moved in place and restored bit for bit from a backup.
@@ -29,6 +34,8 @@ class Weights(PassPart):
         self.layout = Layout([])
         self.gradient_memory: list[BucketedTensors] = []  # kept between steps; see Gradients
         self.moved = False  # whether the parameters are away from w
+        self._hooked: list[Tensor] = []  # parameters with hooks that run in backward and might step
+        self._versions: list[int] = []  # of these, at the beginning of a pass
         self._saved = False  # whether w is in the backup
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
@@ -55,6 +62,9 @@ class Weights(PassPart):
             self._backup = self.allocate()
             self._signature = signature
         self._tensors = self.layout.split(self.params)
+        if any("_in_backward_optimizers" in p.__dict__ for p in self.params):  # of torch.distributed.optim
+            raise BsamRuntimeError(IN_BACKWARD)
+        self._hooked = [p for p in self.params if p._post_accumulate_grad_hooks and self.layout.mesh is None]
 
     @property
     def on_one_gpu(self) -> bool:
@@ -87,7 +97,7 @@ class Weights(PassPart):
         if self.moved:
             for tensors, backup in pairs:
                 torch._foreach_copy_(tensors, backup)
-        elif at is not None and not self._saved:
+        elif (at is not None or self._hooked) and not self._saved:
             for tensors, backup in pairs:  # all before the first moves: they may share memory
                 torch._foreach_copy_(backup, tensors)
             self._saved = True
@@ -95,7 +105,15 @@ class Weights(PassPart):
         if at is not None:
             for k in range(len(pairs)):
                 at.add_to(self._tensors, k)
+        if self._hooked:
+            self._versions = [p._version for p in self._hooked]
         clear_weight_caches()
+
+    def check_unchanged(self) -> None:
+        """Raise if hooks have changed the parameters in this pass."""
+        if self._hooked and self._versions != [p._version for p in self._hooked]:
+            self.moved = True
+            raise BsamRuntimeError(IN_BACKWARD)
 
     def end_step(self, failed: bool) -> None:
         """Restore the parameters; the next move saves a new backup."""
