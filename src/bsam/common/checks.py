@@ -69,14 +69,18 @@ def is_number(value: object) -> bool:
 
 
 def check_names(group: Mapping[str, object], settings: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Raise if a group has a radius that the method does not use, or if base and method share a setting's name."""
+    """Raise if a group has a setting that the method does not use, or if base and method share a setting's name."""
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
         raise BsamValueError(f"base and this method both have a setting {clash[0]}: use another base")
     for name in ("lr_max", "lr_min", "warmup", "start"):
         if name in group and name not in defaults and f"sharpness_{name}" in settings:
             raise BsamValueError(f"a parameter group has {name}, which is not used: rename it to sharpness_{name}")
-    unused = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
+    ours = ("rho", "sharpness_")
+    unused = [name for name in group if name.startswith(ours) and name not in settings and name not in defaults]
+    if unused and unused[0].startswith("sharpness_"):
+        known = ", ".join(name for name in ("sharpness_warmup", "sharpness_start") if name in settings)
+        raise BsamValueError(f"a parameter group has {unused[0]}, which this method does not use: it has {known}")
     if unused:
         known = ", ".join(name for name in settings if name.startswith("rho"))
         raise BsamValueError(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +13,8 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+
+from .undo import Undo
 
 Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on the same device
 Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
@@ -199,18 +200,7 @@ def _address(t: Tensor) -> tuple[int, int, int]:
     return storage, start, start + (last + 1) * t.itemsize if t.numel() and storage else start
 
 
-@contextlib.contextmanager
-def other_memory(tensors: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> Iterator[None]:
-    """Let tensors use the memory of ``others`` inside the context, by default new memory; they get theirs back on exit.
-
-    The entries in the other memory are undefined at first.
-    """
-    before = [t.data for t in tensors]
+def use_other_memory(undo: Undo, tensors: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> None:
+    """Let tensors use the memory of ``others`` until ``undo``, by default new memory, whose entries are undefined."""
     others = [torch.empty_like(t) for t in tensors] if others is None else others
-    try:
-        for t, other in zip(tensors, others, strict=True):
-            t.data = other.data
-        yield
-    finally:
-        for t, data in zip(tensors, before, strict=True):
-            t.data = data
+    undo.set_attributes((t, "data", other.data) for t, other in zip(tensors, others, strict=True))

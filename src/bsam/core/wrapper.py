@@ -35,6 +35,7 @@ class OptimizerWrapper(Optimizer):
 
     base: Optimizer
     settings: dict[str, Any]
+    _checked: list[list[Any]]  # the names and the settings in each group when they were last checked
 
     @classmethod
     def method(cls) -> str:
@@ -53,6 +54,29 @@ class OptimizerWrapper(Optimizer):
         for radius, floor in self.scheduled_radii.items():
             group = _completed_schedule(group, radius, floor)
         return group
+
+    @property
+    def radius_names(self) -> list[str]:
+        """The names of the method's radii."""
+        return [name for name in self.settings if name.startswith("rho") and name not in self.scheduled_radii.values()]
+
+    def check_groups(self) -> None:
+        """Check the settings in the groups again if they were edited. Tensors, which CUDA graphs read, are left out."""
+        names = [name for name in self.settings if name.startswith("rho") or name in (WARMUP, START, LR_MAX, LR_MIN)]
+        names += [PERTURB, IN_NORM]
+        current = [[*group, *(_plain(group.get(name)) for name in names)] for group in self.param_groups]
+        if current == self._checked:
+            return
+        for group in self.param_groups:
+            check_names(group, self.settings, self.base.defaults)
+            known = {name: self.settings.get(name, True) for name in names if isinstance(group.get(name), Tensor)}
+            for radius, floor in self.scheduled_radii.items():
+                if {radius, floor} & known.keys():
+                    known |= {radius: 0.0, floor: None}
+            if group.get(LR_START) is not None:
+                known["initial_lr"] = group[LR_START]
+            self.completed({**group, **known})
+        self._checked = current
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer; it may override the method's settings."""
@@ -124,6 +148,11 @@ class OptimizerWrapper(Optimizer):
     @abstractmethod
     def _reset(self) -> None:
         """Discard the prepared step."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that can be compared without reading a tensor."""
+    return Tensor if isinstance(value, Tensor) else value
 
 
 def _without(state: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:
