@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -31,6 +32,14 @@ NO_OUTPUTS = (
     "this method needs the outputs of the network, one tensor that is not detached: let the closure return a pair, as "
     "in `outputs = model(x); return loss_fn(outputs, y), outputs`"
 )
+
+
+_in_later_pass = ContextVar("in_later_pass", default=False)
+
+
+def in_later_pass() -> bool:
+    """Whether the closure is called for a pass of a step after its first one, which updates all running averages."""
+    return _in_later_pass.get()
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,25 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         for part in self._parts[:-1]:
             part.end_step(failed)
         self._buffers.end_step(failed)  # not in the loop, where an interrupt after it could no longer restore them
+
+    def restart(self) -> None:
+        """Discard the passes so far: the next one is the first.
+
+        The loss, the buffers, the random generators and the parameters that got a gradient are as they were when the
+        step began. Do not use gradients from before; values that were remembered stay.
+        """
+        for part in self._parts:
+            part.restart()
+        if self.loss_scale is not None:
+            self.loss_scale.restart()
+        self.loss = None
+        self.evaluations.clear()
+        self._passes = 0
+
+    @property
+    def reached(self) -> list[bool]:
+        """Whether each parameter got a gradient in one of the passes so far."""
+        return self.gradients.has_grad
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
@@ -312,6 +340,7 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         batches = 0.0
         samples: list[Tensor] = []
         with contextlib.ExitStack() as stack:
+            stack.callback(_in_later_pass.reset, _in_later_pass.set(self._passes > 1))
             if self._ranks is not None:
                 stack.enter_context(self._ranks.pass_context(without_reducer, self._weights.params))
             stack.enter_context(torch.set_grad_enabled(backward is not None))
@@ -384,6 +413,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         gradient = self.gradients.take(wrt)
         if without_reducer and self._ranks is not None:
             self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
+            if self._ranks.inside_ddp_forward and self._ranks.reduces_each_pass:
+                self.gradients.has_grad = self._ranks.on_any_rank(self.gradients.has_grad)
         if self.loss_scale is not None:
             gradient = self.loss_scale.unscale(gradient)
         return gradient * (1.0 / batches)

@@ -153,7 +153,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     ranks: Ranks
     _prepared: PreparedStep
     _offset: Vector | None  # of the current backward: the step starts from w + offset
-    _values: dict[str, list[Tensor] | float]  # to remember, from the current backward
+    _values: dict[str, dict[Tensor, Tensor] | float]  # to remember, from the current backward
+    _gradients: Callable[[], Gradients | None]  # of the current backward, a weak reference
     _check_batch_norm: bool  # whether to raise if the closure runs batch norm: its statistics would not be restored
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -294,19 +295,25 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         If several ``backward`` calls precede a step, all of them recall the values of the previous step, and those of
         the last one are remembered. Values computed under DDP's ``no_sync`` are ignored: they differ between ranks,
-        which could then diverge.
+        which could then diverge. The entries of parameters without a gradient in the passes so far stay as they were.
         """
         kind = "vectors" if isinstance(value, Vector) else "numbers"
         if name not in getattr(self, kind):
             raise BsamValueError(f"{name!r} must be listed in {type(self).__name__}.{kind}, so that it is saved")
-        if not self.ranks.under_no_sync:
-            self._values[name] = value.tensors(self.params) if isinstance(value, Vector) else value
+        if self.ranks.under_no_sync:
+            return
+        if isinstance(value, Vector):
+            entries = zip(self.params, value.tensors(self.params), self._reached(), strict=True)
+            self._values[name] = {p: t for p, t, reached in entries if reached}
+        else:
+            self._values[name] = value
 
     def recall(self, name: str, missing: Vector | None = None) -> Any:
         """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.
 
-        A parameter that had no gradient yet has no entry in a vector, for example because it was frozen: there the
-        vector has the entries of ``missing``, or zeros.
+        Call it after the first pass. A vector is then zero for parameters without a gradient in this step, so that
+        lengths and directions do not depend on them. A parameter that had no gradient in earlier steps has no entry,
+        for example because it was frozen: there the vector has the entries of ``missing``, or zeros.
         """
         if name in self.numbers:
             return self.param_groups[0][name]
@@ -314,15 +321,33 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         stored: list[Any] = [state[p].get(name) if p in state else None for p in self.params]
         if all(t is None for t in stored):
             return missing
-        if any(t is None for t in stored):
-            zeros = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-            others = zeros if missing is None else missing.tensors(self.params)
+        if missing is not None and any(t is None for t in stored):
+            others = missing.tensors(self.params)
             stored = [other if t is None else t for t, other in zip(stored, others, strict=True)]
-        return self.vector(t.to(p) for t, p in zip(stored, self.params, strict=True))
+        return self.restricted(stored, self._reached())
+
+    def restricted(self, tensors: Iterable[Tensor | None], reached: Iterable[bool]) -> Vector:
+        """Return the vector of these tensors, with zeros for None and for parameters that are not reached."""
+        entries = zip(self.params, tensors, reached, strict=True)
+        return self.vector(
+            torch.zeros_like(p, requires_grad=False) if t is None or not is_reached else t.to(p)
+            for p, t, is_reached in entries
+        )
+
+    def _reached(self) -> list[bool]:
+        """Return which parameters got a gradient in this step; all of them if no pass has computed one yet."""
+        gradients = self._gradients() if self._prepared.phase == "in_backward" else None
+        if gradients is None or not any(gradients.has_grad):
+            return [True] * len(self.params)
+        return gradients.has_grad
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number over ranks under DDP's ``no_sync``: all ranks have the same, except with ``m_sharpness``."""
         return self.ranks.mean(number)
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether a flag is set on any DDP rank, if ranks may differ in which parameters they use."""
+        return flag if self.ranks.reduces_each_pass else self.ranks.on_any_rank([flag])[0]
 
     def mean_losses(self, losses: list[float]) -> list[float]:
         """Average the losses of this rank's part of the batch over ranks, if gradients are averaged."""
@@ -415,19 +440,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
         options |= {"side_by_side": self.side_by_side and self.ranks.ddp is None}
         options |= {"with_outputs": Need.OUTPUTS in self.needs}
-        return Objective(closure, self._weights, buffers, others, ranks, **options)
+        L = Objective(closure, self._weights, buffers, others, ranks, **options)
+        self._gradients = weakref.ref(L.gradients)  # a strong one would keep gradients between steps
+        return L
 
     def _prepare(self, gradients: Gradients) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
         if gradients.offset is not None:
             self._prepared.offsets.append(gradients.offset)
             self._prepared.local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
-        for name, value in self._values.items():
-            if isinstance(value, list):
-                entries = zip(self.params, value, gradients.has_grad, strict=True)
-                self._prepared.values[name] = {p: t for p, t, has_grad in entries if has_grad}
-            else:
-                self._prepared.values[name] = value
+        self._prepared.values |= self._values
         self._offset = None  # frees their memory
         self._values = {}
 
@@ -593,8 +615,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._rng.make_clones()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_rng", "ranks", "observers", "_prepared", "_offset", "_values"}
-        transient |= {"_reference", "_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
+        transient = {"_weights", "_buffers", "_rng", "_gradients", "ranks", "observers", "_prepared", "_offset"}
+        transient |= {"_values", "_reference", "_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -608,5 +630,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._check_batch_norm = self.model is None  # in the first backward
         self._offset = None
         self._values = {}
+        self._gradients = lambda: None
         self._prepared = PreparedStep()
         self.base.register_step_pre_hook(self._prepared.check_base_step)
