@@ -50,7 +50,7 @@ from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
 from .schedule import COUNTER, LR_SEEN, LR_START, START, WARMUP, count_on_device, note_lr, scheduled, warmed_up
-from .tensors import Scalar, local
+from .tensors import Scalar, local, wide_dtype
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Gradients, Weights
 from .wrapper import ENTRY_NAMES, IN_NORM, METHOD, PERTURB, OptimizerWrapper
@@ -303,7 +303,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if self.ranks.under_no_sync:
             return
         if isinstance(value, Vector):
-            entries = zip(self.params, value.tensors(self.params), self._reached(), strict=True)
+            tensors = value.tensors(self.params, wide=name in self.running_means)
+            entries = zip(self.params, tensors, self._reached(), strict=True)
             self._values[name] = {p: t for p, t, reached in entries if reached}
         else:
             self._values[name] = value
@@ -322,17 +323,18 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if all(t is None for t in stored):
             return missing
         if missing is not None and any(t is None for t in stored):
-            others = missing.tensors(self.params)
+            others = missing.tensors(self.params, wide=name in self.running_means)
             stored = [other if t is None else t for t, other in zip(stored, others, strict=True)]
-        return self.restricted(stored, self._reached())
+        return self.restricted(stored, self._reached(), wide=name in self.running_means)
 
-    def restricted(self, tensors: Iterable[Tensor | None], reached: Iterable[bool]) -> Vector:
+    def restricted(self, tensors: Iterable[Tensor | None], reached: Iterable[bool], *, wide: bool = False) -> Vector:
         """Return the vector of these tensors, with zeros for None and for parameters that are not reached."""
-        entries = zip(self.params, tensors, reached, strict=True)
-        return self.vector(
-            torch.zeros_like(p, requires_grad=False) if t is None or not is_reached else t.to(p)
-            for p, t, is_reached in entries
-        )
+        entries = []
+        for p, t, is_reached in zip(self.params, tensors, reached, strict=True):
+            dtype = wide_dtype(p.dtype) if wide else p.dtype
+            used = t if is_reached else None
+            entries.append(torch.zeros_like(p, dtype=dtype) if used is None else used.to(p.device, dtype))
+        return self.vector(entries)
 
     def _reached(self) -> list[bool]:
         """Return which parameters got a gradient in this step; all of them if no pass has computed one yet."""

@@ -31,6 +31,11 @@ class Bucket:
     sharding: Sharding
     indices: tuple[int, ...]
 
+    @property
+    def real_dtype(self) -> torch.dtype:
+        """The type of the entries of vectors; complex tensors are viewed as real ones."""
+        return self.dtype.to_real()
+
 
 class Layout:
     """Tensors grouped into buckets that one ``torch._foreach_*`` call can process. Equal layouts can be combined."""
@@ -78,6 +83,16 @@ class Layout:
             totals = {shards: _over_ranks(t, shards, reduce) for shards, t in totals.items()}
         first, *others = totals.values()
         return reduce(torch.stack([first, *others])) if others else first
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for half precision, and other types as they are: a running mean in half precision stops moving.
+
+    Example:
+        >>> wide_dtype(torch.bfloat16), wide_dtype(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
 
 
 def sharding(t: Tensor) -> Sharding:
@@ -135,7 +150,7 @@ def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.numel() > CHUNK:
         chunks = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
         return torch.stack([_dot(x, y, dtype) for x, y in chunks]).sum()
-    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
+    return torch.dot(a.to(dtype), b.to(dtype))
 
 
 def clear_weight_caches() -> None:

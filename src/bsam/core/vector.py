@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .tensors import BucketedTensors, Layout, Scalar, dots, is_one
+from .tensors import BucketedTensors, Layout, Scalar, dots, is_one, wide_dtype
 
 TINY = 1e-12  # added to a norm before dividing by it
 
@@ -41,7 +41,8 @@ class Term:
     """The stored entries of one term.
 
     With ``scratch``, evaluating a combination may overwrite them. Memory that is ``reused`` in the next step must never
-    become ``p.grad``.
+    become ``p.grad``. Running means of half-precision parameters have float32 entries: sums with them are evaluated in
+    float32, and rounded when they are added to the weights.
     """
 
     buckets: BucketedTensors
@@ -198,17 +199,22 @@ class Vector:
         sizes = [t.numel() for bucket in next(iter(self.terms)).buckets for t in bucket]
         return f"Vector({sum(sizes):,} entries in {len(sizes)} tensor(s))"
 
-    def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def tensors(self, like: Sequence[Tensor] | None = None, *, wide: bool = False) -> list[Tensor]:
         """Return the entries in new tensors, one per parameter.
 
-        They are real and local, unless ``like`` has complex or sharded tensors to match.
+        They are real and local, unless ``like`` has complex or sharded tensors to match. With ``wide``, they are
+        computed, and returned, in float32 instead of half precision.
         """
-        return self.layout.join(self._evaluated(copy=True), like)
+        buckets = self._wide_buckets() if wide else self._evaluated(copy=True)
+        return self.layout.join(buckets, like)
 
     @torch.no_grad()
     def add_to(self, buckets: BucketedTensors, k: int) -> None:
         """Add bucket ``k`` of this vector to ``buckets[k]``, in place."""
         y = buckets[k]
+        if any(term.buckets[k][0].dtype != y[0].dtype for term in self.terms):
+            torch._foreach_add_(y, self._wide_bucket(k))
+            return
         for term, coefficient in self.terms.items():
             x, c = term.buckets[k], self._coefficient(coefficient, k)
             if not isinstance(c, Tensor):
@@ -258,18 +264,44 @@ class Vector:
             return term.buckets
         others = self._with(dict(rest))
         buckets = []
-        for k in range(len(self.layout.buckets)):
+        for k, bucket in enumerate(self.layout.buckets):
+            if any(term.buckets[k][0].dtype != bucket.real_dtype for term in self.terms):
+                buckets.append([t.to(bucket.real_dtype) for t in self._wide_bucket(k)])
+                continue
             buckets.append(list(torch._foreach_mul(term.buckets[k], self._coefficient(first, k))))
             others.add_to(buckets, k)
         return buckets
 
+    def _wide_buckets(self) -> BucketedTensors:
+        """Return the entries in new memory, in float32 instead of half precision."""
+        narrow = [bucket.real_dtype.itemsize < 4 for bucket in self.layout.buckets]
+        if not any(narrow):
+            return self._evaluated(copy=True)
+        return [self._wide_bucket(k) for k in range(len(narrow))]
+
+    @torch.no_grad()
+    def _wide_bucket(self, k: int) -> list[Tensor]:
+        """Return the entries of bucket ``k`` in new memory, in float32 instead of half precision."""
+        dtype = wide_dtype(self.layout.buckets[k].real_dtype)
+        sums: list[Tensor] = []
+        for term, coefficient in self.terms.items():
+            wide = [t.to(dtype) for t in term.buckets[k]]
+            products = list(torch._foreach_mul(wide, self._coefficient(coefficient, k)))
+            if sums:
+                torch._foreach_add_(sums, products)
+            else:
+                sums = products
+        return sums
+
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
         bucket = self.layout.buckets[k]
         factor = c[bucket.group] if isinstance(c, PerGroup) else c
-        if not isinstance(factor, Tensor):
-            return factor
-        # on the CPU a number is cheaper, and item() does not wait
-        return factor.item() if bucket.device.type == "cpu" else factor.to(bucket.device)
+        if isinstance(factor, Tensor):
+            if bucket.device.type != "cpu":
+                return factor.to(bucket.device)
+            factor = factor.item()  # a number is cheaper, and item() does not wait
+        # foreach operations convert a number to the type of the entries, which it may exceed, but not a 0-dim tensor
+        return torch.tensor(factor, device=bucket.device) if abs(factor) > torch.finfo(bucket.dtype).max else factor
 
 
 def map_scalars(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:
