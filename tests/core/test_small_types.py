@@ -186,3 +186,25 @@ def test_coefficients_beyond_float16(c):
     (c * g).add_to(y, 0)
     assert_close(y[0], [(1 + expected.double()).half()], atol=4)
     assert_close((c * g).materialize_()[0], [expected], atol=4)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_sums_with_float32_terms_are_rounded_once(dtype):
+    """As a running mean in float32 and a gradient in half precision are combined, evaluated and added to weights."""
+    torch.manual_seed(0)
+    g = Vector([torch.randn(7).to(dtype)], scratch=True)
+    mean = Vector([torch.randn(7)], g.layout)
+    c = 1.0 + 2.0**-12  # not representable in half precision
+    v = c * g - mean / 3
+    wide = c * next(iter(g.terms)).buckets[0][0].double() - next(iter(mean.terms)).buckets[0][0].double() / 3
+    w = torch.randn(7).to(dtype)
+    moved = [[w.clone()]]
+    v.add_to(moved, 0)
+    assert_close(v.tensors(wide=True), [wide.float()], atol=1e-6)
+    assert same(v.tensors(), [wide.to(dtype)])
+    assert same(moved[0], [(w.double() + wide).to(dtype)])
+    torch.testing.assert_close(v.norm().double(), wide.norm(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(v.dot(g).double(), wide @ (g.tensors()[0].double()), rtol=1e-5, atol=1e-6)
+    assert v.map(lambda i, t: t * 1).tensors()[0].dtype == dtype
+    assert v.materialize_()[0][0].dtype == dtype
+    assert (mean * 2.0).materialize_()[0][0].dtype == dtype

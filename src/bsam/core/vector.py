@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .tensors import BucketedTensors, Layout, Scalar, dots, is_one, wide_dtype
+from .tensors import BucketedTensors, Layout, Scalar, dots, is_one, scale_, scaled, wide_dtype
 
 TINY = 1e-12  # added to a norm before dividing by it
 
@@ -145,7 +145,7 @@ class Vector:
 
         ``f`` sees real, local tensors: a complex parameter as pairs in the last dimension, a sharded one as its shard.
         """
-        buckets = zip(self.layout.buckets, self._evaluated(), strict=True)
+        buckets = zip(self.layout.buckets, self._narrow(self._evaluated()), strict=True)
         mapped = [[f(i, t) for i, t in zip(bucket.indices, tensors, strict=True)] for bucket, tensors in buckets]
         return self._with({Term(mapped, True): 1.0})
 
@@ -205,7 +205,7 @@ class Vector:
         They are real and local, unless ``like`` has complex or sharded tensors to match. With ``wide``, they are
         computed, and returned, in float32 instead of half precision.
         """
-        buckets = self._wide_buckets() if wide else self._evaluated(copy=True)
+        buckets = self._wide_buckets() if wide else self._narrow(self._evaluated(copy=True))
         return self.layout.join(buckets, like)
 
     @torch.no_grad()
@@ -227,13 +227,13 @@ class Vector:
                     maximize=True, is_first_step=False,
                 )  # fmt: skip
             else:
-                torch._foreach_add_(y, torch._foreach_mul(x, c))
+                torch._foreach_add_(y, scaled(x, c))
 
     @torch.no_grad()
     def materialize_(self) -> BucketedTensors:
         """Return the entries, written over the first scratch term that is not reused; else in new memory."""
         target = next((term for term in self.terms if term.scratch and not term.reused), None)
-        return self._evaluated(copy=True) if target is None else self._written_over(target)
+        return self._narrow(self._evaluated(copy=True)) if target is None else self._written_over(target)
 
     @torch.no_grad()
     def evaluate_(self, *, copy: bool = False) -> Vector:
@@ -251,14 +251,17 @@ class Vector:
         for k in range(len(self.layout.buckets)):
             c = self._coefficient(self.terms[target], k)
             if not is_one(c):
-                torch._foreach_mul_(target.buckets[k], c)
+                scale_(target.buckets[k], c)
             rest.add_to(target.buckets, k)
         target.cached_norm = None
         return target.buckets
 
     @torch.no_grad()
     def _evaluated(self, *, copy: bool = False) -> BucketedTensors:
-        """Return the entries: without ``copy``, those of a single term with the factor 1 are not copied."""
+        """Return the entries: without ``copy``, those of a single term with the factor 1 are not copied.
+
+        They are in float32 if a term is.
+        """
         (term, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return term.buckets
@@ -266,11 +269,17 @@ class Vector:
         buckets = []
         for k, bucket in enumerate(self.layout.buckets):
             if any(term.buckets[k][0].dtype != bucket.real_dtype for term in self.terms):
-                buckets.append([t.to(bucket.real_dtype) for t in self._wide_bucket(k)])
+                buckets.append(self._wide_bucket(k))
                 continue
-            buckets.append(list(torch._foreach_mul(term.buckets[k], self._coefficient(first, k))))
+            buckets.append(scaled(term.buckets[k], self._coefficient(first, k)))
             others.add_to(buckets, k)
         return buckets
+
+    def _narrow(self, buckets: BucketedTensors) -> BucketedTensors:
+        """Return the entries in the types of the parameters."""
+        dtypes = (bucket.real_dtype for bucket in self.layout.buckets)
+        pairs = zip(buckets, dtypes, strict=True)
+        return [tensors if tensors[0].dtype == dtype else [t.to(dtype) for t in tensors] for tensors, dtype in pairs]
 
     def _wide_buckets(self) -> BucketedTensors:
         """Return the entries in new memory, in float32 instead of half precision."""
@@ -286,7 +295,7 @@ class Vector:
         sums: list[Tensor] = []
         for term, coefficient in self.terms.items():
             wide = [t.to(dtype) for t in term.buckets[k]]
-            products = list(torch._foreach_mul(wide, self._coefficient(coefficient, k)))
+            products = scaled(wide, self._coefficient(coefficient, k))
             if sums:
                 torch._foreach_add_(sums, products)
             else:
