@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from inspect import Parameter
 from numbers import Integral
 from typing import Any
@@ -51,6 +52,16 @@ def check_share(name: str, value: object) -> float:
     if not is_number(value) or not 0 < value <= 1:  # type: ignore[operator]
         raise BsamValueError(f"{name} must be a number above 0 and at most 1, got {value!r}")
     return value  # type: ignore[return-value]
+
+
+def exact(share: float) -> Fraction:
+    """Return the fraction that a share was meant to be, so that its products with whole numbers are not rounded.
+
+    Example:
+        >>> 0.28 * 25, exact(0.28) * 25
+        (7.000000000000001, Fraction(7, 1))
+    """
+    return Fraction(share).limit_denominator(10**6)
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,6 +33,14 @@ NO_OUTPUTS = (
     "this method needs the outputs of the network, one tensor that is not detached: let the closure return a pair, as "
     "in `outputs = model(x); return loss_fn(outputs, y), outputs`"
 )
+
+
+_in_later_pass = ContextVar("in_later_pass", default=False)
+
+
+def in_later_pass() -> bool:
+    """Whether the closure is called for a pass of a step after its first one, which updates all running averages."""
+    return _in_later_pass.get()
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,25 @@ class Objective:
     def commit(self) -> None:
         """Forget the state from before the passes: they cannot be taken back any more."""
         self._buffers.saved = False
+
+    def restart(self) -> None:
+        """Discard the passes so far: the next one is the first.
+
+        The loss, the buffers, the random generators and the parameters that got a gradient are as they were when the
+        step began. Do not use gradients from before; values that were remembered stay.
+        """
+        for part in self._parts:
+            part.restart()
+        if self.loss_scale is not None:
+            self.loss_scale.restart()
+        self.loss = None
+        self.evaluations.clear()
+        self._passes = 0
+
+    @property
+    def reached(self) -> list[bool]:
+        """Whether each parameter got a gradient in one of the passes so far."""
+        return self.gradients.has_grad
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
@@ -317,6 +345,8 @@ class Objective:
         batches = 0.0
         samples: list[Tensor] = []
         with Undo() as undo, undo:
+            undo.callback(_in_later_pass.set, _in_later_pass.get())
+            _in_later_pass.set(self._passes > 1)
             if self._ranks is not None:
                 self._ranks.begin_pass(undo, without_reducer, self._weights.params)
             undo.set_grad_enabled(backward is not None)
@@ -392,6 +422,8 @@ class Objective:
         gradient = self.gradients.take(wrt)
         if without_reducer and self._ranks is not None:
             self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
+            if self._ranks.inside_ddp_forward and self._ranks.reduces_each_pass:
+                self.gradients.has_grad = self._ranks.on_any_rank(self.gradients.has_grad)
         if self.loss_scale is not None:
             gradient = self.loss_scale.unscale(gradient)
         return gradient * (1.0 / batches)

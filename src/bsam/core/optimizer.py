@@ -51,7 +51,7 @@ from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
 from .schedule import COUNTER, LR_SEEN, LR_START, START, WARMUP, count_on_device, note_lr, scheduled, warmed_up
-from .tensors import Scalar, local
+from .tensors import Scalar, local, wide_dtype
 from .undo import Undo
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Gradients, Weights
@@ -145,7 +145,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     ranks: Ranks
     _prepared: PreparedStep
     _offset: Vector | None  # of the current backward: the step starts from w + offset
-    _values: dict[str, list[Tensor] | float]  # to remember, from the current backward
+    _values: dict[str, dict[Tensor, Tensor] | float]  # to remember, from the current backward
+    _gradients: Callable[[], Gradients | None]  # of the current backward, a weak reference
     _check_batch_norm: bool  # whether to raise if the closure runs batch norm: its statistics would not be restored
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -290,19 +291,26 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         If several ``backward`` calls precede a step, all of them recall the values of the previous step, and those of
         the last one are remembered. Values computed under DDP's ``no_sync`` are ignored: they differ between ranks,
-        which could then diverge.
+        which could then diverge. The entries of parameters without a gradient in the passes so far stay as they were.
         """
         kind = "vectors" if isinstance(value, Vector) else "numbers"
         if name not in getattr(self, kind):
             raise BsamValueError(f"{name!r} must be listed in {type(self).__name__}.{kind}, so that it is saved")
-        if not self.ranks.under_no_sync:
-            self._values[name] = value.tensors(self.params) if isinstance(value, Vector) else value
+        if self.ranks.under_no_sync:
+            return
+        if isinstance(value, Vector):
+            tensors = value.tensors(self.params, wide=name in self.running_means)
+            entries = zip(self.params, tensors, self._reached(), strict=True)
+            self._values[name] = {p: t for p, t, reached in entries if reached}
+        else:
+            self._values[name] = value
 
     def recall(self, name: str, missing: Vector | None = None) -> Any:
         """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.
 
-        A parameter that had no gradient yet has no entry in a vector, for example because it was frozen: there the
-        vector has the entries of ``missing``, or zeros.
+        Call it after the first pass. A vector is then zero for parameters without a gradient in this step, so that
+        lengths and directions do not depend on them. A parameter that had no gradient in earlier steps has no entry,
+        for example because it was frozen: there the vector has the entries of ``missing``, or zeros.
         """
         if name in self.numbers:
             return self.param_groups[0][name]
@@ -310,15 +318,34 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         stored: list[Any] = [state[p].get(name) if p in state else None for p in self.params]
         if all(t is None for t in stored):
             return missing
-        if any(t is None for t in stored):
-            zeros = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-            others = zeros if missing is None else missing.tensors(self.params)
+        if missing is not None and any(t is None for t in stored):
+            others = missing.tensors(self.params, wide=name in self.running_means)
             stored = [other if t is None else t for t, other in zip(stored, others, strict=True)]
-        return self.vector(t.to(p) for t, p in zip(stored, self.params, strict=True))
+        return self.restricted(stored, self._reached(), wide=name in self.running_means)
+
+    def restricted(self, tensors: Iterable[Tensor | None], reached: Iterable[bool], *, wide: bool = False) -> Vector:
+        """Return the vector of these tensors, with zeros for None and for parameters that are not reached."""
+        entries = []
+        for p, t, is_reached in zip(self.params, tensors, reached, strict=True):
+            dtype = wide_dtype(p.dtype) if wide else p.dtype
+            used = t if is_reached else None
+            entries.append(torch.zeros_like(p, dtype=dtype) if used is None else used.to(p.device, dtype))
+        return self.vector(entries)
+
+    def _reached(self) -> list[bool]:
+        """Return which parameters got a gradient in this step; all of them if no pass has computed one yet."""
+        gradients = self._gradients() if self._prepared.phase == "in_backward" else None
+        if gradients is None or not any(gradients.has_grad):
+            return [True] * len(self.params)
+        return gradients.has_grad
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number over ranks under DDP's ``no_sync``: all ranks have the same, except with ``m_sharpness``."""
         return self.ranks.mean(number)
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether a flag is set on any DDP rank, if ranks may differ in which parameters they use."""
+        return flag if self.ranks.reduces_each_pass else self.ranks.on_any_rank([flag])[0]
 
     def mean_losses(self, losses: list[float]) -> list[float]:
         """Average the losses of this rank's part of the batch over ranks, if gradients are averaged."""
@@ -421,7 +448,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
         options |= {"side_by_side": self.side_by_side and self.ranks.ddp is None}
         options |= {"with_outputs": Need.OUTPUTS in self.needs}
-        return Objective(closure, self._weights, buffers, others, ranks, **options)
+        L = Objective(closure, self._weights, buffers, others, ranks, **options)
+        self._gradients = weakref.ref(L.gradients)  # a strong one would keep gradients between steps
+        return L
 
     def _prepare(self, L: Objective) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
@@ -430,9 +459,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if offset is not None:
             offsets = [*offsets, offset]
             local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
-        values = prepared.values
-        if self._values:
-            values = {**values, **{name: self._with_grad(value, L.gradients) for name, value in self._values.items()}}
+        values = {**prepared.values, **self._values}
         L.commit()  # from here on, nothing can be interrupted: there are no calls
         self._offset = None  # frees their memory
         self._values = {}
@@ -441,13 +468,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         prepared.local_offsets = local_offsets
         prepared.values = values
         prepared.phase = "ready"
-
-    def _with_grad(self, value: list[Tensor] | float, gradients: Gradients) -> dict[Tensor, Tensor] | float:
-        """Return a value to remember, if it is a vector only for the parameters that got a gradient."""
-        if not isinstance(value, list):
-            return value
-        entries = zip(self.params, value, gradients.has_grad, strict=True)
-        return {p: t for p, t, has_grad in entries if has_grad}
 
     def unwrapped(self) -> SharpnessAware:
         """Return the optimizer, even if ``self`` is a framework's wrapper, whose class derives from the optimizer's."""
@@ -618,8 +638,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._rng.make_clones()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_rng", "ranks", "observers", "_prepared", "_offset", "_values"}
-        transient |= {"_reference", "_check_batch_norm", "_checked"}
+        transient = {"_weights", "_buffers", "_rng", "_gradients", "ranks", "observers", "_prepared", "_offset"}
+        transient |= {"_values", "_reference", "_check_batch_norm", "_checked"}
         transient |= {"step"}  # schedulers patch it on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
@@ -635,5 +655,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._check_batch_norm = self.model is None  # in the first backward
         self._offset = None
         self._values = {}
+        self._gradients = lambda: None
         self._prepared = PreparedStep()
         self.base.register_step_pre_hook(self._prepared.check_base_step)

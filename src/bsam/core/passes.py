@@ -30,6 +30,10 @@ class PassPart:
         After an error or interrupt later in the step, this is called again, with ``failed``, for all parts.
         """
 
+    def restart(self) -> None:
+        """Discard the passes so far, as if they had failed: the next one is the first."""
+        self.end_step(failed=True)
+
 
 # buffers of one device and dtype, copies from before the step, copies from after the first pass
 _Group = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -196,6 +200,13 @@ class RngReplay(PassPart):
         self._before = []
         self._after = []
         self._captured = []
+
+    def restart(self) -> None:
+        """Let the next pass draw what the first one drew; in the capture of a CUDA graph, it draws new numbers."""
+        for generator, state in self._before:
+            generator.set_state(state)
+        self._after = []
+        self.end_step(failed=True)
 
     def make_clones(self) -> list[torch.Generator]:
         """Clone the CUDA generators once per later pass. The clones must be registered before the capture.

@@ -160,11 +160,15 @@ class Ranks:
 
     def has_grad_on_any_rank(self, has_grad: list[bool]) -> list[bool]:
         """Return which parameters got a gradient on any rank. If DDP reduces every pass, this is already known."""
-        if self.ddp is None or self.reduces_each_pass or not self.ddp.find_unused_parameters:
-            return has_grad
-        flags = torch.tensor(has_grad, dtype=torch.int32, device=self.ddp.device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
-        return [bool(flag) for flag in flags.tolist()]
+        return has_grad if self.reduces_each_pass else self.on_any_rank(has_grad)
+
+    def on_any_rank(self, flags: list[bool]) -> list[bool]:
+        """Return which flags are set on any DDP rank; without ``find_unused_parameters``, all ranks have the same."""
+        if self.ddp is None or not self.ddp.find_unused_parameters:
+            return flags
+        reduced = torch.tensor(flags, dtype=torch.int32, device=self.ddp.device)
+        dist.all_reduce(reduced, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
+        return [bool(flag) for flag in reduced.tolist()]
 
     def sync(self, accumulated: list[Tensor], direction: list[Tensor]) -> None:
         """Average tensors that differ between ranks, in place; under the user's ``no_sync``, leave it to a later call.

@@ -32,6 +32,11 @@ class Bucket:
     sharding: Sharding
     indices: tuple[int, ...]
 
+    @property
+    def real_dtype(self) -> torch.dtype:
+        """The type of the entries of vectors; complex tensors are viewed as real ones."""
+        return self.dtype.to_real()
+
 
 class Layout:
     """Tensors grouped into buckets that one ``torch._foreach_*`` call can process. Equal layouts can be combined."""
@@ -81,6 +86,16 @@ class Layout:
         return reduce(torch.stack([first, *others])) if others else first
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for half precision, and other types as they are: a running mean in half precision stops moving.
+
+    Example:
+        >>> wide_dtype(torch.bfloat16), wide_dtype(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
 def sharding(t: Tensor) -> Sharding:
     """Return the mesh and placements of a DTensor; None for an ordinary tensor."""
     module = sys.modules.get("torch.distributed.tensor")  # without this import there are no DTensors
@@ -120,6 +135,21 @@ def is_one(c: Scalar) -> bool:
     return not isinstance(c, Tensor) and c == 1.0
 
 
+def scaled(tensors: list[Tensor], c: Scalar) -> list[Tensor]:
+    """Return the products with ``c``, in new memory."""
+    if isinstance(c, Tensor) and tensors[0].dtype == torch.float16:  # on a GPU c would be cast, and may exceed float16
+        return [(t.float() * c).half() for t in tensors]
+    return list(torch._foreach_mul(tensors, c))
+
+
+def scale_(tensors: list[Tensor], c: Scalar) -> None:
+    """Multiply tensors by ``c``, in place."""
+    if isinstance(c, Tensor) and tensors[0].dtype == torch.float16:
+        torch._foreach_copy_(tensors, scaled(tensors, c))
+    else:
+        torch._foreach_mul_(tensors, c)
+
+
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     if all(t.is_cpu for t in x):
@@ -136,7 +166,7 @@ def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.numel() > CHUNK:
         chunks = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
         return torch.stack([_dot(x, y, dtype) for x, y in chunks]).sum()
-    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
+    return torch.dot(a.to(dtype), b.to(dtype))
 
 
 def clear_weight_caches() -> None:

@@ -178,6 +178,13 @@ class Gradients(PassPart):
             self._latest = None
             self._used += 1
 
+    def restart(self) -> None:
+        """Forget the gradients of the passes so far: their memory is used again."""
+        super().restart()
+        self.has_grad = [False] * len(self.has_grad)
+        self._latest = None
+        self._used = 0
+
     def leave_in_place(self) -> None:
         """Do not move the latest gradient: the passes that follow belong to observers."""
         self._latest = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ..common.checks import check_count, check_flag, check_names, check_radius, is_number
 from ..common.errors import BsamValueError
 from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START, START, WARMUP
+from .tensors import wide_dtype
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"
@@ -30,6 +31,7 @@ class OptimizerWrapper(Optimizer):
     """
 
     vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
+    running_means: tuple[str, ...] = ()  # those vectors that are float32 for parameters in half precision
     numbers: tuple[str, ...] = ()  # names of the numbers that it remembers
     scheduled_radii: ClassVar[dict[str, str]] = {}  # from radii that follow the learning rate to their floors
 
@@ -138,12 +140,22 @@ class OptimizerWrapper(Optimizer):
         for entry in self.state.values():  # copies: later steps write to the vectors
             if isinstance(entry, dict):
                 entry.update({name: entry[name].clone() for name in self.vectors if name in entry})
+        self._load_running_means(state, [i for group in groups for i in group["params"]])
         for group, current in zip(self.param_groups, settings, strict=True):
             defaults = {name: current[name] for name in self.settings}
             group.update({**defaults, **group, ENTRY_NAMES: self.settings[ENTRY_NAMES]})
         self._reset()
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
+
+    def _load_running_means(self, saved: dict[Any, Any], indices: Iterable[Any]) -> None:
+        """Load the running means again: base optimizers cast them to the type of the parameters."""
+        params = (p for group in self.param_groups for p in group["params"])
+        for i, p in zip(indices, params, strict=True):
+            means = {name: t for name, t in saved.get(i, {}).items() if name in self.running_means}
+            if means:
+                wide = {name: t.to(p.device, wide_dtype(p.dtype), copy=True) for name, t in means.items()}
+                self.state[p].update(wide)
 
     @abstractmethod
     def _reset(self) -> None:
