@@ -33,8 +33,8 @@ class SAM(ScheduledRadius):
             samples of the batch, and a step takes ``1 + ascent`` passes. The closure must take a slice or indices of
             samples and return one loss for each. ``step`` returns the loss of the share, which also updates batch
             norm's statistics. The first step begins with a forward pass over the whole batch, to find its size, and
-            returns that loss; a later step whose batch has another size is computed twice. With several processes,
-            every step begins with this forward pass.
+            returns that loss; a later step whose batch has another size is started over, and takes twice the passes.
+            With several processes, every step begins with this forward pass.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:
