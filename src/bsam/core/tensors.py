@@ -157,7 +157,7 @@ def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.numel() > CHUNK:
         chunks = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
         return torch.stack([_dot(x, y, dtype) for x, y in chunks]).sum()
-    return torch.dot(a.to(dtype), b.to(dtype))
+    return torch.dot(a, b) if a.dtype == b.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
 
 
 def clear_weight_caches() -> None:
