@@ -291,6 +291,17 @@ def test_fsdp(method, ranks):
         assert any(result["memory"]["vectors"]) is (method == "looksam")
 
 
+def test_fsdp_keeps_running_means_in_float32(ranks):
+    """Sharded as the parameters are, and after a checkpoint, too."""
+    for rank in ranks:
+        result = rank["fsdp-half"]
+        assert all(entry["gradient_mean"].dtype == torch.float32 for entry in result["memory"]["vectors"])
+        assert {t.dtype for t in result["weights"]} == {torch.bfloat16}
+        assert result["exact"]
+        assert result["as_parameters"]
+        assert result["identical"]
+
+
 def readings_of_one_process(method: str, part: slice) -> list[dict]:
     model = two_ranks.network()
     optimizer = two_ranks.build(method, model)

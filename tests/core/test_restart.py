@@ -68,6 +68,22 @@ def test_discarded_passes_leave_nothing(wrong, options):
     assert alike(run(wrong, **options), run(0, **options))
 
 
+def test_observers_see_only_the_passes_after_a_restart(problem):
+    seen = []
+
+    class Counting:
+        def due(self, step):
+            return True
+
+        def observe(self, optimizer, L):
+            seen.append((len(L.evaluations), L.evaluations[0].at))
+
+    optimizer = Restarting(sgd(problem.model.parameters()), problem.model, wrong=2)
+    optimizer.observers.append(Counting())
+    optimizer.step(problem.loss)
+    assert seen == [(2, None)]
+
+
 def test_an_interrupt_after_a_restart_restores_everything(problem):
     optimizer = Restarting(sgd(problem.model.parameters()), problem.model, wrong=2)
     optimizer.step(problem.loss)

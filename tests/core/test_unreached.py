@@ -145,6 +145,19 @@ def test_a_vector_is_whole_before_the_first_pass_and_outside_a_step():
     assert optimizer.recall("gradient").tensors()[-2].any()
 
 
+def test_vectors_of_parameters_with_gradient_are_not_copied():
+    model = TwoHeads()
+    optimizer = Asking(sgd(model.parameters()), model)
+    for with_head in (True, True, False):
+        optimizer.step(lambda w=with_head: model.loss(w))
+        if optimizer.t > 1:
+            (term,) = optimizer.after.terms
+            shared = [t.data_ptr() for t in optimizer.after.layout.join(term.buckets)]
+            stored = [optimizer.state[p]["gradient"].data_ptr() for p in model.parameters()]
+            assert shared[:4] == stored[:4]
+            assert (shared[4:] == stored[4:]) is with_head
+
+
 def test_msam_repeats_a_pass_only_if_other_parameters_get_a_gradient():
     """And the step is then that of an optimizer which knew them: loss, buffers, generators and weights."""
 

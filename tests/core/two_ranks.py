@@ -170,21 +170,22 @@ def memory(optimizer) -> dict:
     return {"vectors": vectors, "numbers": [optimizer.param_groups[0][name] for name in optimizer.numbers]}
 
 
-def sharded() -> nn.Module:
+def sharded(dtype: torch.dtype = torch.float64) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    model = network()
+    model = network().to(dtype)
     for layer in (model[0], model[2]):
         fully_shard(layer)
     return fully_shard(model)
 
 
-def fsdp(method: str, rank: int) -> dict:
+def fsdp(method: str, rank: int, dtype: torch.dtype = torch.float64) -> dict:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    model = sharded()
+    model = sharded(dtype)
     optimizer = build(method, model)
     x, y = (t.chunk(2)[rank] for t in batch())
+    x = x.to(dtype)
     before = [p.to_local().clone() for p in model.parameters()]
     optimizer.backward(closure(method, model, x, y))
     exact = all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))
@@ -205,7 +206,7 @@ def resumed(method: str, model: nn.Module, optimizer, x: torch.Tensor, y: torch.
         t is None or (t.placements, t.shape, t.to_local().shape) == (p.placements, p.shape, p.to_local().shape)
         for t, p in pairs
     )
-    twin = sharded()
+    twin = sharded(next(model.parameters()).dtype)
     twin.load_state_dict(model.state_dict())
     other = build(method, twin)
     other.load_state_dict(saved)
@@ -530,6 +531,7 @@ CASES = {
     "m-sharpness-accumulate": partial(ddp, "bsam", m_sharpness=True, accumulate=2),
     "m-sharpness-unused": partial(ddp, "sam", m_sharpness=True, unused=True),
     **{f"fsdp-{method}": partial(fsdp, method) for method in FSDP},
+    "fsdp-half": partial(fsdp, "friendly", dtype=torch.bfloat16),
     "probe-ddp": partial(probed, "bsam", make=wrapped),
     "probe-m-sharpness": partial(probed, "sam", make=wrapped, m_sharpness=True),
     "probe-fsdp": partial(probed, "bsam", make=sharded),

@@ -142,14 +142,6 @@ def scaled(tensors: list[Tensor], c: Scalar) -> list[Tensor]:
     return list(torch._foreach_mul(tensors, c))
 
 
-def scale_(tensors: list[Tensor], c: Scalar) -> None:
-    """Multiply tensors by ``c``, in place."""
-    if isinstance(c, Tensor) and tensors[0].dtype == torch.float16:
-        torch._foreach_copy_(tensors, scaled(tensors, c))
-    else:
-        torch._foreach_mul_(tensors, c)
-
-
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     if all(t.is_cpu for t in x):
@@ -166,7 +158,7 @@ def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.numel() > CHUNK:
         chunks = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
         return torch.stack([_dot(x, y, dtype) for x, y in chunks]).sum()
-    return torch.dot(a.to(dtype), b.to(dtype))
+    return torch.dot(a, b) if a.dtype == b.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
 
 
 def clear_weight_caches() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .tensors import BucketedTensors, Layout, Scalar, dots, is_one, scale_, scaled, wide_dtype
+from .tensors import BucketedTensors, Layout, Scalar, dots, is_one, scaled, wide_dtype
 
 TINY = 1e-12  # added to a norm before dividing by it
 
@@ -250,8 +250,10 @@ class Vector:
         rest = self._with({term: c for term, c in self.terms.items() if term is not target})
         for k in range(len(self.layout.buckets)):
             c = self._coefficient(self.terms[target], k)
-            if not is_one(c):
-                scale_(target.buckets[k], c)
+            if self.layout.buckets[k].dtype == torch.float16:
+                torch._foreach_copy_(target.buckets[k], scaled(target.buckets[k], c))
+            elif not is_one(c):
+                torch._foreach_mul_(target.buckets[k], c)
             rest.add_to(target.buckets, k)
         target.cached_norm = None
         return target.buckets

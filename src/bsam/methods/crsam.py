@@ -38,7 +38,9 @@ class CRSAM(ScheduledRadius):
 
     Differences from the paper:
         The paper's regularizer is a normalized Hessian trace. As in the authors' released code, ``gamma`` and ``beta``
-        weight the differences of gradients that estimate its parts.
+        weight the differences of gradients that estimate its parts. That code trains with ``beta=0.01``; the default
+        here is 0.1. It updates the statistics of batch norm in the first and the third pass; here, only the first pass
+        does.
     """
 
     title = "CR-SAM"

@@ -19,7 +19,10 @@ class FriendlySAM(ScheduledRadius):
 
         m \leftarrow \lambda m + (1 - \lambda) g
 
-    Where a parameter has no mean yet, as in the first step, it is perturbed along ``g``, which becomes the mean.
+    Where a parameter has no mean yet, as in the first step, it is perturbed along ``g``, which becomes the mean. The
+    mean is kept in float32 if the parameter is in bfloat16 or float16, which takes twice the memory of the parameter:
+    in half precision, small updates of a mean are rounded away. A parameter without a gradient in a step keeps its
+    mean, which then does not count in :math:`|v|`.
 
     Args:
         rho: the radius, or its maximum if it follows the learning rate. The paper uses 0.2 for CIFAR-100.

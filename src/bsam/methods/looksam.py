@@ -22,6 +22,8 @@ class LookSAM(SharpnessAware):
 
         g_s = \nabla L(w + \rho\, g / |g|), \qquad g_v = g_s - \mathrm{proj}_g\, g_s, \qquad g = \nabla L(w)
 
+    Parameters without a gradient in a step do not count in its :math:`|g_v|`.
+
     Args:
         rho: the radius.
         k: the number of steps from one SAM gradient to the next; steps in between cost one pass.

@@ -30,11 +30,11 @@ class SAM(ScheduledRadius):
         lr_max: the learning rate at which the radius is largest; None means the same as in :class:`BSAM`.
         lr_min: the learning rate at which the radius is smallest.
         ascent: the share of the batch that determines the perturbation. Below 1, the first pass uses only the first
-            samples of the batch, and a step takes ``1 + ascent`` passes. The closure must take a slice or indices of
-            samples and return one loss for each. ``step`` returns the loss of the share, which also updates batch
-            norm's statistics. The first step begins with a forward pass over the whole batch, to find its size, and
-            returns that loss; a later step whose batch has another size is computed twice. With several processes,
-            every step begins with this forward pass.
+            samples of the batch (their number is rounded up), and a step takes ``1 + ascent`` passes. The closure must
+            take a slice or indices of samples and return one loss for each. ``step`` returns the loss of the share,
+            which also updates batch norm's statistics. The first step begins with a forward pass over the whole batch,
+            to find its size, and returns that loss; a later step whose batch has another size is started over, and
+            takes twice the passes. With several processes, every step begins with this forward pass.
         base, model, m_sharpness, same_draws, warmup, start: see :class:`SharpnessAware`.
 
     Example:

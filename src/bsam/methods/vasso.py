@@ -17,7 +17,9 @@ class VaSSO(ScheduledRadius):
     .. math::
         d = \nabla L(w + \rho\, v / |v|), \qquad v \leftarrow (1 - \theta)\, v + \theta\, g, \qquad g = \nabla L(w)
 
-    The mean of a parameter starts with its first gradient.
+    The mean of a parameter starts with its first gradient. It is kept in float32 if the parameter is in bfloat16 or
+    float16, which takes twice the memory of the parameter: in half precision, small updates of a mean are rounded away.
+    A parameter without a gradient in a step keeps its mean, which then does not count in :math:`|v|`.
 
     Args:
         rho: the radius, or its maximum if it follows the learning rate.
