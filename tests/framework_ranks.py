@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bsam
-from bsam.common.timm_import import _import_torchvision
+from bsam.common.timm_import import import_torchvision
 from bsam.integrations.lightning import SharpnessAwareMixin
 from lightning_training import EPOCHS, Batches
 from processes import group_of_two
@@ -138,7 +138,7 @@ def both_ranks(folder: Path) -> None:
     """Import the frameworks once, and fork into two processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _import_torchvision()
+        import_torchvision()
         importlib.import_module("lightning.pytorch")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

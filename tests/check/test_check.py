@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from functools import partial
 
@@ -390,3 +391,41 @@ def test_outputs_of_another_batch(problem):
         return outputs.square().mean(), outputs
 
     assert finds(optimizer, closure, "two evaluations")
+
+
+@pytest.mark.parametrize("method", ["sam", "bsam", "asam", "gsam", "looksam", "pgn", "vasso", "fisher_sam"])
+@pytest.mark.parametrize("warmup", [0, 100])
+def test_a_radius_that_is_far_too_large(problem, method, warmup):
+    """The radii of a usual step are not reported; 200 times as large, they are, and nothing has changed."""
+    cls = METHODS[method]
+    radii = {name: p.default for name, p in inspect.signature(cls).parameters.items() if name in ("rho", "rho_max")}
+    ((name, rho),) = radii.items()
+    usual, large = (
+        cls(sgd(problem.model.parameters()), problem.model, warmup=warmup, **{name: rho * factor})
+        for factor in (1, 200)
+    )
+    assert usual.check(problem.losses) == []
+    before = problem.weights(), problem.buffers(), copy.deepcopy(large.state_dict())
+    assert finds(large, problem.losses, "the radius is too large", "Try a smaller")
+    assert same(before[0], problem.weights())
+    assert same(before[1], problem.buffers())
+    assert alike(before[2], large.state_dict())
+
+
+def test_the_lengths_and_losses_of_a_radius():
+    """Of w**2 at w = 3, and one radius uphill."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 3.0)
+    x = torch.ones(2, 1)
+    numbers = ("length 3 ", "by 2,", "is 25 ", "of 9.")
+    assert finds(bsam.SAM(sgd(model.parameters()), model, rho=2.0), lambda: model(x).square().mean(), *numbers)
+    infinite = bsam.SAM(sgd(model.parameters()), model, rho=1e20)
+    assert finds(infinite, lambda: model(x).square().mean(), "inf", "smaller radius")
+
+
+def test_a_small_network_may_begin_at_zero():
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    assert bsam.SAM(sgd(model.parameters()), model).check(lambda: F.cross_entropy(model(x), y)) == []

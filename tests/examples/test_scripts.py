@@ -96,7 +96,7 @@ def test_minimal(example):
     calls = []
     with register_module_forward_pre_hook(lambda module, _: calls.append(isinstance(module, nn.Sequential))):
         _, (model, accuracy), out = example("minimal", epochs=2)
-    assert sum(calls) == 2 + 3 * 20 + 2  # the check, three passes in each of 20 steps, two evaluations
+    assert sum(calls) == 2 + 3 + 3 * 20 + 2  # the check and its step, three passes in each of 20 steps, two evaluations
     assert int(model[2].num_batches_tracked) == 20
     test = digits().test
     assert accuracy == pytest.approx(float((model(test.x).argmax(1) == test.y).float().mean()))

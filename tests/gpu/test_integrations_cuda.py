@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 
 import bsam
-from bsam.common.timm_import import _import_torchvision
+from bsam.common.timm_import import import_torchvision
 from bsam.integrations.lightning import SharpnessAwareMixin
 from helpers import distance
 from lightning_training import BSAM, EPOCHS, Batches, compare, network, plain, sgd
@@ -58,7 +58,7 @@ def lightning():
 
 def import_frameworks(*names):
     with contextlib.suppress(ModuleNotFoundError):
-        _import_torchvision()
+        import_torchvision()
     return [importlib.import_module(name) for name in names][-1]
 
 

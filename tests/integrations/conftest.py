@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsam.common.timm_import import _import_torchvision
+from bsam.common.timm_import import import_torchvision
 
 ROOT = Path(__file__).parents[2]
 collect_ignore = ["hugging_face.py"]  # or every worker would import it at collection, for doctests
@@ -61,7 +61,7 @@ def import_framework(name: str) -> ModuleType:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings that a framework emits when it is imported
-        _import_torchvision()
+        import_torchvision()
         module = importlib.import_module(name)
     gc.freeze()
     return module

@@ -41,6 +41,30 @@ def test_accumulate_and_clip(hf, accumulate):
     assert len(calls) == 2 * 7
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_steps_with_a_closure(hf, accumulate):
+    """Accelerate drops the closures of all micro-batches but the last, so that accumulation with them is an error."""
+    model, twin = hf.network(), hf.network()
+    accelerator = hf.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    ours = hf.sam(model)
+    torch.optim.lr_scheduler.ConstantLR(ours, factor=1.0)  # wraps step
+    prepared, optimizer = accelerator.prepare(model, ours)
+
+    def train():
+        for batch in hf.batches(2):
+            with accelerator.accumulate(prepared):
+                optimizer.step(partial(hf.mean_loss, prepared, batch))
+
+    if accumulate == 1:
+        train()
+        train_plainly(hf, twin, 1, max_norm=1e9)
+    else:
+        with pytest.raises(bsam.BsamError, match=r"accumulates 3 batches.*integrations\.accelerate\.backward"):
+            train()
+    assert difference(model, twin) < 1e-9
+    ours.step(partial(hf.mean_loss, model, hf.batches(2)[0]))  # not through Accelerate
+
+
 def test_bf16(hf):
     def loss_of(model, batch):
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -390,7 +390,7 @@ def test_refusals(pl):
         (partial(pl.Net, method=partial(bsam.SAM, ascent=0.5)), "SAM"),
         (partial(pl.Net, method=ElsewhereFirst), "ElsewhereFirst"),
         (partial(pl.Net, method=with_m_sharpness), "m_sharpness"),
-        (Stepping, "closure"),
+        (Stepping, "optimizer_step"),
         (Undecided, "None"),
         (Halving, "in place"),
         (NotOurs, "step"),
@@ -404,6 +404,38 @@ def test_refusals(pl):
         pl.fit(kind(network(), lambda base, model: base), Batches(), epochs=1)
     with pytest.raises(bsam.BsamError, match="Wrong"):
         type("Wrong", (pl.L.LightningModule, SharpnessAwareMixin), {})
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 4}, {"gradient_clip_val": 0.1}])
+def test_without_the_mixin(pl, options):
+    """Accumulated gradients would be lost, and passes clipped."""
+
+    class Plain(pl.L.LightningModule):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return BSAM(sgd(self.parameters()), self)
+
+    class Manual(Plain):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            self.optimizers().step(partial(super().training_step, batch, batch_idx))
+
+    module = Plain(network())
+    with pytest.raises(bsam.BsamError, match="SharpnessAwareMixin"):
+        pl.fit(module, Batches(), **options)
+    assert alike(dict(module.net.named_parameters()), dict(network().named_parameters()))
+    if not options:
+        module, twin = Manual(network()), network()
+        pl.fit(module, Batches())
+        plain(twin, Batches())
+        compare(module.net, twin)
 
 
 def test_strategies(pl):

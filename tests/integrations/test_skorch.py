@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from helpers import assert_close, detached, distance
+from helpers import alike, assert_close, detached, distance
 from integrations.conftest import import_framework
 from lightning_training import BSAM, Batches, compare, network, plain
 
@@ -111,3 +111,30 @@ def test_a_missing_framework(framework, extra, monkeypatch):
     monkeypatch.delitem(sys.modules, f"bsam.integrations.{framework}", raising=False)
     with pytest.raises(bsam.BsamError, match=rf"needs {framework}, .*pip install .*\[{extra}\]"):
         importlib.import_module(f"bsam.integrations.{framework}")
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_without_the_mixin(nets, clip):
+    """skorch's own loop is that of a plain one, unless callbacks change the gradient of every pass."""
+    from skorch import NeuralNetClassifier
+    from skorch.callbacks import GradientNormClipping
+
+    class Net(NeuralNetClassifier):
+        def initialize_optimizer(self):
+            base = torch.optim.SGD(self.module_.parameters(), lr=0.2, momentum=0.9, weight_decay=1e-3)
+            self.optimizer_ = BSAM(base, self.module_)
+            return self
+
+    module, data = network(), Batches()
+    callbacks = [GradientNormClipping(0.3)] if clip else []
+    net = Net(partial(copy.deepcopy, module), criterion=nn.CrossEntropyLoss, **settings(data, callbacks=callbacks))
+    net.initialize()
+    torch.manual_seed(0)
+    if clip:
+        with pytest.raises(bsam.BsamError, match="SharpnessAwareMixin"):
+            net.partial_fit(*arrays(data))
+        assert alike(net.module_.state_dict(), module.state_dict())
+    else:
+        net.partial_fit(*arrays(data))
+        plain(module, data, method=BSAM)
+        compare(net.module_, module)

@@ -17,6 +17,7 @@ from ..core.calls import observe_calls
 from ..core.objective import Closure, Objective
 from ..core.optimizer import SharpnessAware
 from ..core.ranks import Ranks, find_ddp, several_ranks
+from ..core.schedule import START, WARMUP
 from ..core.tensors import Memory, clear_weight_caches, sharding
 from ..core.undo import Undo
 from ..core.vector import Vector
@@ -24,12 +25,16 @@ from .recorder import GraphCheck, Recorder
 
 # Non-deterministic kernels cause smaller differences than these, even in bfloat16; another batch causes larger ones.
 LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
+# A perturbation of this share of the weights' length that multiplies the loss by this factor says nothing about the
+# loss around w. With the usual radii, the share is below 0.01 for networks, and up to 0.1 for a few weights.
+MAX_SHARE, MAX_FACTOR = 0.1, 2.0
 
 
 def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
     """Find silent mistakes in a training loop. Call this once, before training.
 
-    The closure is evaluated twice at ``w``, with the same random draws. The check reports
+    The closure is evaluated twice at ``w``, with the same random draws, and once at each point of a step. The check
+    reports
 
     - a closure that does not compute the same loss twice (it takes a new batch, or draws from NumPy);
     - a loss, or a part of it, that was computed outside the closure;
@@ -38,7 +43,8 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
     - parameters that share memory without being the same;
     - a model in eval mode, gradients that were not cleared after a step, and a loss that is already scaled;
     - a DDP wrapper that the closure does not call;
-    - for Functional SAM, a loss that is not computed from the outputs alone.
+    - for Functional SAM, a loss that is not computed from the outputs alone;
+    - a radius that is far too large for these weights, whether or not there is a warm-up.
 
     Weights, buffers, gradients and random generators are unchanged afterwards.
 
@@ -68,6 +74,7 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
     recorder = Recorder(optimizer.called_modules)
     graph_check = partial(GraphCheck, recorder)
     with Undo() as undo, undo:
+        undo.set_grad_enabled(torch.is_grad_enabled())  # an interrupt may leave a function without gradients too early
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())
         undo.restore_random_states({p.device for group in optimizer.param_groups for p in group["params"]})
@@ -85,6 +92,7 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
             findings += _find_parameters(optimizer, L.gradients.has_grad, recorder)
             findings += _find_wrappers(optimizer.ranks, sharded, recorder.modules)
             findings += earlier + recorder.find_scale()
+            findings += [] if differences else _find_radius(optimizer, L, undo)
     print(*(f"{optimizer.method()}.check: {finding}" for finding in findings or ["nothing found"]), sep="\n")
     return findings
 
@@ -156,6 +164,31 @@ def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], l
 def _distance(a: Vector, b: Vector) -> float:
     norm, difference = float(a.norm()), float((a - b).norm())
     return difference / norm if norm else math.inf if difference else 0.0
+
+
+def _find_radius(optimizer: SharpnessAware, L: Objective, undo: Undo) -> list[str]:
+    """Run the passes of a step with the full radii, and compare the points that they visit with ``w``."""
+    for group in optimizer.param_groups:
+        undo.callback(group.update, {WARMUP: group[WARMUP], START: group[START]})
+        group.update({WARMUP: 0, START: 0})
+    undo.set_attributes([(optimizer, "_offset", None), (optimizer, "_values", {})])
+    L.keep_evaluations = True
+    length = float(optimizer.vector(p.detach().clone() for p in optimizer.params).norm())
+    try:
+        optimizer.direction(L)
+    except BsamError as error:
+        return [str(error)]
+    loss = float(L.loss)  # type: ignore[arg-type]
+    for evaluation in L.evaluations:
+        far, there = 0.0 if evaluation.at is None else float(evaluation.at.norm()), float(evaluation.loss)
+        if not math.isfinite(far):  # the loss scale overflows
+            continue
+        if not math.isfinite(there) or (far > MAX_SHARE * length and there - loss > (MAX_FACTOR - 1) * abs(loss)):
+            return [
+                f"the radius is too large: a step perturbs weights of length {length:.3g} by {far:.3g}, and the loss "
+                f"there is {there:.4g} instead of {loss:.4g}. Try a smaller radius"
+            ]
+    return []
 
 
 def _find_parameters(optimizer: SharpnessAware, has_grad: list[bool], recorder: Recorder) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -21,19 +22,26 @@ def import_timm() -> Any:
         True
     """
     require_package("timm", "timm")
+    import_torchvision()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about imports inside timm and torchvision
-        _import_torchvision()
+        warnings.simplefilter("ignore")  # about imports inside timm
         import timm
     return timm
 
 
-def _import_torchvision() -> None:
-    """Import torchvision, even if its extension cannot be loaded.
+def import_torchvision() -> None:
+    """Import torchvision if it is installed, even if its extension cannot be loaded.
 
     Its wheels link libtorch_cuda, which a CPU build of torch does not have. The import then fails at the operator
-    ``nms``. Since timm does not use it, declaring the operator is enough.
+    ``nms``. Since timm, Lightning and Transformers do not use it, declaring the operator is enough.
     """
+    if find_spec("torchvision") is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the extension
+            _import_torchvision()
+
+
+def _import_torchvision() -> None:
     try:
         import torchvision
     except RuntimeError as error:

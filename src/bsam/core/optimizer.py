@@ -1,10 +1,10 @@
 """The base class of all sharpness-aware optimizers."""
 
-# One step of BSAM runs through ten files: this one, methods/bsam.py, wrapper.py, schedule.py, objective.py, weights.py,
-# passes.py, vector.py, tensors.py and undo.py.
+# One step of BSAM runs through eleven files: this one, methods/bsam.py, frameworks.py, wrapper.py, schedule.py,
+# objective.py, weights.py, passes.py, vector.py, tensors.py and undo.py.
 #
-# 1. ``SharpnessAware.step`` begins it: it clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call
-#    both.)
+# 1. ``SharpnessAware.step`` begins it: it raises if a framework calls it the wrong way (frameworks.py), clears
+#    ``p.grad`` and calls ``backward``. (Loops that clip or scale call both.)
 # 2. ``backward`` checks the parameter groups if they were edited (wrapper.py), reads them again (``Weights.refresh``),
 #    creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
 #    itself, in methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e
@@ -47,6 +47,7 @@ from ..common.checks import check_base, check_call, check_flag, check_modules, c
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.method_info import MethodInfo, Need
 from .calls import observe_calls, refuse_batch_norm
+from .frameworks import check_closure
 from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
@@ -501,6 +502,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         prepared, loss = self._prepared, None
         # a closure that calls step must not start another backward: the phase is not ready
         if closure is not None and prepared.phase != "in_backward":
+            check_closure(closure)
             self.zero_grad()
             loss = self.backward(closure)
         if prepared.phase != "ready":

@@ -1,4 +1,7 @@
-"""Lightning: sharpness-aware optimizers in automatic optimization."""
+"""Lightning: sharpness-aware optimizers in automatic optimization.
+
+On import, this module makes Lightning importable if torchvision does not fit a CPU build of torch: import it before.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ from torch import Tensor
 
 from ..common.errors import BsamRuntimeError, BsamTypeError
 from ..common.method_info import Need
+from ..common.timm_import import import_torchvision
 from ..core.optimizer import SharpnessAware
 from ..core.ranks import find_ddp
 from ..core.undo import Undo
 from ..methods.msam import MSAM
 from .batch import check_unchanged, new_containers, tensor_versions
+
+import_torchvision()
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule as _Base

@@ -1,4 +1,7 @@
-"""Sharpness-aware training with the Trainer of Transformers."""
+"""Sharpness-aware training with the Trainer of Transformers.
+
+On import, this module makes Transformers importable if torchvision does not fit a CPU build of torch: import it before.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 from ..common.errors import BsamRuntimeError, BsamValueError
 from ..common.extras import require_package
 from ..common.method_info import Need
+from ..common.timm_import import import_torchvision
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from .accelerate import check_accelerator, unwrap_optimizer
@@ -18,6 +22,7 @@ from .batch import check_unchanged, tensor_versions
 
 require_package("transformers", "integrations")
 require_package("accelerate", "integrations")
+import_torchvision()
 
 from transformers import Trainer  # noqa: E402
 
