@@ -150,7 +150,8 @@ def stream(
         ... ]
         [[3, 0], [2, 2]]
     """
-    rows, on_gpu = images.permute(0, 2, 3, 1), device.type == "cuda"  # contiguous: a row is one copy
+    rows = images.permute(0, 2, 3, 1)  # contiguous: a row is one copy
+    on_gpu = device.type == "cuda"
     if not on_gpu and change is None:
         for index in indices:
             yield rows.index_select(0, index).permute(0, 3, 1, 2)
