@@ -69,11 +69,13 @@ class ImageTask(Task):
 
     def batch(self, index: Tensor) -> TaskBatch:
         """Return the training samples with these indices, augmented."""
-        (batch,) = self.batches(index[None])
-        return batch
+        (images,) = self._read(self._x, [index], self._change)
+        return self._batch(images, index)
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices; image files are read ahead."""
+        """Return a batch for each row of indices; images on the host are read, and perhaps changed, ahead."""
+        if self._host == self.device and self._change is None:
+            return map(self.batch, indices)
         return map(self._batch, self._read(self._x, indices, self._change), indices)
 
     def _read(self, images: Tensor, rows: Iterable[Tensor], change: Change | None = None) -> Iterator[Tensor]:
