@@ -59,3 +59,8 @@ def throughput() -> ModuleType:
 @pytest.fixture(scope="session")
 def lora_memory() -> ModuleType:
     return _load("lora_memory")
+
+
+@pytest.fixture(scope="session")
+def augmentation() -> ModuleType:
+    return _load("augmentation")

@@ -113,7 +113,7 @@ class Dataset:
     split: str = ""
     digest: str | None = None
     pixels: Pixels | None = None
-    duplicates: Mapping[str, int] = field(default_factory=dict)
+    duplicates: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_arrays(

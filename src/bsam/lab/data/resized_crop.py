@@ -32,7 +32,8 @@ def draw_boxes(
     """
     area = side**2 * random.uniform(*scale, (n, TRIES))
     shape = np.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1]), (n, TRIES)))
-    heights, widths = np.rint(np.sqrt(area / shape)), np.rint(np.sqrt(area * shape))
+    heights = np.rint(np.sqrt(area / shape))
+    widths = np.rint(np.sqrt(area * shape))
     fits = (np.minimum(heights, widths) > 0) & (np.maximum(heights, widths) <= side)
     first = np.arange(n), fits.argmax(axis=1)
     sizes = np.where(fits[first], [heights[first], widths[first]], side).astype(np.int64)

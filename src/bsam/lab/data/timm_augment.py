@@ -146,7 +146,8 @@ class _RandAugment(threading.local):
         assert spec.loader is not None
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        self._python, self._numpy = random.Random(), np.random.RandomState()
+        self._python = random.Random()
+        self._numpy = np.random.RandomState()
         module.random = self._python
         module.np = SimpleNamespace(**{**vars(np), "random": self._numpy})
         # the arguments of timm's create_transform; translations are relative to the side

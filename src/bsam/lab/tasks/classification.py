@@ -85,7 +85,8 @@ class Classification(ImageTask):
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
         self.image_size = self.inputs.size
-        self._split, self._digest, self._duplicates = data.split, data.digest, data.duplicates
+        self._split, self._digest = data.split, data.digest
+        self._duplicates = data.duplicates
         train = limit_samples(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(
             train.y, self.settings.label_noise, data.classes, run.seed, self.settings.noise_labels
@@ -117,7 +118,8 @@ class Classification(ImageTask):
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         self._augment = _augmentation(run.augment or entry.augmentation, self.inputs, run.data)
         if isinstance(self._augment, TimmAugment) and self._augment.aa:
-            self._x, self._change = labelled.x.cpu(), self._moved
+            self._x = labelled.x.cpu()
+            self._change = self._moved
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
@@ -155,7 +157,8 @@ class Classification(ImageTask):
         """Draw the random numbers of the augmentation."""
         self._epoch = epoch
         draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1])
-        self._draws, self._draws_on_host = draws.to(self.device), draws.numpy()
+        self._draws = draws.to(self.device)
+        self._draws_on_host = draws.numpy()
 
     def _moved(self, images: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
         """Change training images on the host; threads call it."""
@@ -165,7 +168,8 @@ class Classification(ImageTask):
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices; if images are mixed, the shares of all classes."""
         augmented = self._augment(x, self._draws[index]) if self._change is None else self.inputs.normalise(x)
-        augmented, labels = self.inputs.resize(augmented), self._labels[index]
+        augmented = self.inputs.resize(augmented)
+        labels = self._labels[index]
         if isinstance(self._augment, TimmAugment) and self._augment.mixes:
             key = self.run.seed, self._epoch, int(index[0])
             augmented, labels = self._augment.mix(augmented, labels, self.classes, *key)

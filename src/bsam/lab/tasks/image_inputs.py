@@ -77,7 +77,7 @@ class Inputs:
 
     def resize(self, x: Tensor) -> Tensor:
         """Return normalised images at the network's input size; larger images are reduced with antialiasing."""
-        return resize(x, self.size, self.mode)
+        return resized(x, self.size, self.mode)
 
     def centre(self, x: Tensor) -> Tensor:
         """Return stored images as those that are evaluated; images for random crops are larger."""
@@ -86,7 +86,7 @@ class Inputs:
         side = round(x.shape[-1] * self.side / self.decoding.shorter_side)
         begin = round((x.shape[-1] - side) / 2)
         x = x[:, :, begin : begin + side, begin : begin + side]
-        return x if side == self.side else resize(x.float(), self.side, self.mode).round().clamp(0, 255).to(x.dtype)
+        return x if side == self.side else resized(x.float(), self.side, self.mode).round().clamp(0, 255).to(x.dtype)
 
     @property
     def mode(self) -> str:
@@ -111,7 +111,7 @@ class Inputs:
         return grey.astype(np.uint8)[:, :, None]
 
 
-def resize(x: Tensor, size: int, mode: str) -> Tensor:
+def resized(x: Tensor, size: int, mode: str) -> Tensor:
     """Return square images at another size.
 
     Without antialiasing, an image that becomes smaller would be sampled: of fine patterns, some pixels would remain.
@@ -124,7 +124,7 @@ def resize(x: Tensor, size: int, mode: str) -> Tensor:
     Example:
         >>> import torch
         >>> stripes = torch.tensor([1.0, 0.0]).repeat(4).expand(1, 1, 8, 8)
-        >>> resize(stripes, 2, "bilinear")[0, 0, 0]
+        >>> resized(stripes, 2, "bilinear")[0, 0, 0]
         tensor([0.5357, 0.4643])
     """
     if x.shape[-1] == size:
@@ -146,7 +146,8 @@ def load_data(
     assert isinstance(entry, ImageData), entry
     config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
     size = run.image_size or config.size
-    files, resize = entry.image_files(data_dir), Resize(size, config.crop, config.interpolation)
+    files = entry.image_files(data_dir)
+    resize = Resize(size, config.crop, config.interpolation)
     crops_are_resized = (run.augment or entry.augmentation) == RESIZED_CROP
     with ProgressLine() as line:
         return load_images(

@@ -69,11 +69,13 @@ class ImageTask(Task):
 
     def batch(self, index: Tensor) -> TaskBatch:
         """Return the training samples with these indices, augmented."""
-        (batch,) = self.batches(index[None])
-        return batch
+        (images,) = self._read(self._x, [index], self._change)
+        return self._batch(images, index)
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices; image files are read ahead."""
+        """Return a batch for each row of indices; images on the host are read, and perhaps changed, ahead."""
+        if self._host == self.device and self._change is None:
+            return map(self.batch, indices)
         return map(self._batch, self._read(self._x, indices, self._change), indices)
 
     def _read(self, images: Tensor, rows: Iterable[Tensor], change: Change | None = None) -> Iterator[Tensor]:
@@ -150,7 +152,8 @@ def stream(
         ... ]
         [[3, 0], [2, 2]]
     """
-    rows, on_gpu = images.permute(0, 2, 3, 1), device.type == "cuda"  # contiguous: a row is one copy
+    rows = images.permute(0, 2, 3, 1)  # contiguous: a row is one copy
+    on_gpu = device.type == "cuda"
     if not on_gpu and change is None:
         for index in indices:
             yield rows.index_select(0, index).permute(0, 3, 1, 2)

@@ -221,6 +221,18 @@ def test_files_reach_the_disk_before_they_get_their_names(folder, monkeypatch):
     assert calls[::2] == calls[1::2]
 
 
+def test_drafts_that_a_killed_process_left_are_removed(folder):
+    load(folder)
+    path = cache_file(folder, ".npy")
+    drafts = [path.with_name(f"{path.name}.0123abcd.draft"), path.with_suffix(".json.0123abcd.draft")]
+    for draft in drafts:
+        draft.write_bytes(b"a part")
+    path.unlink()
+    load(folder)
+    assert not any(draft.exists() for draft in drafts)
+    assert path.exists()
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """The names of the image files that are read, by any function; their changes count as settled at once."""

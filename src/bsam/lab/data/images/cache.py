@@ -253,6 +253,8 @@ def _write(
             hint = ": correct the person's joints or box" if isinstance(error, BoxError) else ""
             return np.zeros((size, size, 3), np.uint8), f"{error}{hint}"
 
+    for left in path.parent.glob(f"{path.stem}.*.draft"):  # by a killed process; the lock is ours
+        left.unlink(missing_ok=True)
     threads = ThreadPoolExecutor()
     try:
         with warnings.catch_warnings(action="ignore"), draft_of(path) as draft, draft.open("wb") as file:
