@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from bsam.lab.report.page.page import write_page
+from bsam.lab.report.recipe_table import TableSection
 from chromium import Browser
 from page_runs import EVIL, METHODS, PROBLEM, example_runs, score_of, table
 
@@ -191,14 +192,32 @@ def test_a_method_can_be_hidden(page):
     page.wait(f"{shown} === {before - 2}")  # a line and its band
 
 
-def test_panels_are_below_each_other_on_a_phone(browser, file):
-    columns = {}
+@pytest.mark.parametrize(("name", "columns"), [("probe", 2), ("contours", 3)])
+def test_panels_are_below_each_other_on_a_phone(browser, file, name, columns):
+    found, plot = {}, f"document.querySelector('[data-figure={name}]')"
     for width in (390, 1400):
         browser.open(file.as_uri(), width)
-        browser.value("document.querySelector('[data-figure=probe]').scrollIntoView()")
-        browser.wait("document.querySelector('[data-figure=probe] .main-svg') !== null")
-        columns[width] = browser.value("document.querySelector('[data-figure=probe]')._fullLayout.grid.columns")
-    assert columns == {390: 1, 1400: 2}
+        browser.value(f"{plot}.scrollIntoView()")
+        browser.wait(f"{plot}.querySelector('.main-svg') !== null")
+        found[width] = browser.value(f"{plot}._fullLayout.grid.columns")
+    assert found == {390: 1, 1400: columns}
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_headings_have_a_distance_from_what_stands_above(browser, tmp_path, width):
+    tables = [TableSection(f"Table {n}", ("method", "score"), (("SGD", "90"),)) for n in range(2)]
+    context = {"findings": ["A finding."], "tables": tables, "notes": ["A note."]}
+    write_page(tmp_path / "report.html", *example_runs(tmp_path), context=context)
+    browser.open((tmp_path / "report.html").as_uri(), width)
+    gaps = browser.value(
+        """[...document.querySelectorAll("section > h3, .figures > figure:first-child > h3")].map(heading => {
+          const above = (heading.parentElement.tagName === "FIGURE" ? heading.closest(".figures") : heading)
+            .previousElementSibling;
+          return heading.getBoundingClientRect().top - above.getBoundingClientRect().bottom;
+        })"""
+    )
+    assert len(gaps) == 3
+    assert min(gaps) >= 20
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -7,6 +7,7 @@ import signal
 import statistics
 import sys
 from html import unescape
+from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -143,6 +144,17 @@ def test_results_of_others(runs, tmp_path, capsys):
     rows = rows_of(tmp_path / "page.html")
     assert float(rows["Theirs"]["mean"]) == 95
     assert float(rows["SAM"]["difference"]) == pytest.approx(93 - 95)
+
+
+def test_the_page_of_csv_files_has_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("theirs.csv", "others.csv"):
+        Path(name).write_text(f"experiment,method,seed,score\n{name},SAM,0,96.7\n")
+    titles = {}
+    for given in (["theirs.csv"], ["theirs.csv", "others.csv"], ["theirs.csv", "--title", "Mine"]):
+        assert cli.main(["report", *given]) == 0
+        titles[len(given)] = re.search("<title>(.*)</title>", Path("report.html").read_text("utf-8"))[1]
+    assert titles == {1: "Results in theirs.csv", 2: "Results in theirs.csv, others.csv", 3: "Mine"}
 
 
 def test_a_path_that_does_not_exist(runs, tmp_path, error_of):

@@ -162,6 +162,38 @@ def test_a_probe_is_a_line_per_network_in_each_panel():
     assert probe_figure({}) is None
 
 
+@pytest.mark.parametrize("factor", [50, 5000])
+def test_a_radius_that_is_far_too_large_does_not_squash_the_other_lines(factor):
+    """The axis is logarithmic. Places of negative values and of those near 0 are checked with their ticks."""
+    readings = {
+        "good": probe_info([reading(0, 0.02), reading(1, 0.01)]),
+        "bad": probe_info([reading(0, factor * 0.01)]),
+    }
+    figure = probe_figure(readings, caption="A caption.")
+    is_wide = factor > 100
+    assert [figure.layout[f"yaxis{n}"].type for n in (1, 2, 3, 4)] == ["log" if is_wide else None] * 3 + [None]
+    assert ("logarithmic" in figure.layout.meta["caption"]) == is_wide
+    assert figure.layout.meta["caption"].startswith("A caption.")
+    assert figure.data[0].y.tolist() == pytest.approx([0.04, 0.02])
+
+
+def test_a_wide_axis_with_negative_values_is_linear_around_0():
+    readings = {"good": probe_info([reading(0, 0.02), reading(1, -0.001)]), "bad": probe_info([reading(0, -70.0)])}
+    figure = probe_figure(readings)
+    axis, good, bad = figure.layout.yaxis2, figure.data[2], figure.data[3]
+    assert good.customdata.tolist() == pytest.approx([0.02, -0.001])
+    assert bad.customdata.tolist() == [-70.0]
+    assert "customdata" in good.hovertemplate
+    ticks = dict(zip(map(float, axis.ticktext), axis.tickvals, strict=True))
+    assert list(ticks) == sorted(ticks)
+    assert ticks[0.0] == 0
+    assert ticks[-100.0] < bad.y[0] < 0.9 * ticks[-100.0]
+    assert good.y[0] > 0.05 * abs(bad.y[0])  # 0.0003 of it on a linear axis
+    assert good.y[1] < 0 < good.y[0]
+    low, high = axis.range
+    assert low < bad.y[0] < good.y[0] < high
+
+
 def test_a_page_has_every_figure_and_needs_no_internet():
     entries = {"a & </script>": entry(eigenvalues=eigenvalues(8.0), landscape=bowl(), probe=probe_info([reading(0)]))}
     figures = flatness_figures(entries)

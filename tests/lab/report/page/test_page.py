@@ -163,6 +163,16 @@ def test_the_script_makes_no_html_and_loads_nothing():
     assert "default-src 'none'" in text
 
 
+def test_the_style_sheet_has_no_broken_names():
+    """A formatter had put a line break into margin-top."""
+    style = re.sub(
+        r"/\*.*?\*/", "", (Path(page_module.__file__).parent / "files/page.css").read_text("utf-8"), flags=re.DOTALL
+    )
+    declarations = [part for block in re.findall(r"\{([^{}]*)\}", style) for part in block.split(";") if part.strip()]
+    assert len(declarations) > 100
+    assert [part for part in declarations if not re.match(r"\s*[\w-]+\s*:", part)] == []
+
+
 def test_plotly_is_embedded_whole(example, tmp_path):
     from plotly.offline import get_plotlyjs
 

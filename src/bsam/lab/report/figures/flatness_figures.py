@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,9 @@ MAX_COLUMNS = 4
 MAX_SURFACES = 12  # browsers draw at most 16 at a time
 SMOOTHED = 40  # approximate number of independent points of a smoothed line
 MAX_POINTS = 200  # of a line
+WIDE = 100.0  # values whose largest and smallest magnitudes differ by more than this factor get a logarithmic axis
+WIDE_WORDS = "Axes of values that differ widely are logarithmic; with negative values, they are linear around 0."
+MAX_TICKS = 3  # powers of ten on each side of 0
 
 
 def entry_label(entry: Mapping[str, Any]) -> str:
@@ -228,10 +232,55 @@ def thinned(n: int) -> NDArray[np.intp]:
     return np.unique(np.linspace(0, n - 1, min(n, MAX_POINTS)).round().astype(int))
 
 
+@dataclass(frozen=True)
+class WideScale:
+    """The options of a logarithmic axis. If ``linear`` is not 0, it is linear between ``-linear`` and ``linear``."""
+
+    axis: Mapping[str, Any]
+    linear: float = 0.0
+
+
+def places(values: Any, linear: float) -> NDArray[Any]:
+    """Return the places of values on an axis that is linear around 0, which plotly does not have."""
+    return np.asarray(np.sign(values) * np.log10(1 + np.abs(values) / linear))
+
+
+def wide_scale(lines: Sequence[NDArray[Any]]) -> WideScale | None:
+    """Return the axis for lines whose median magnitudes differ by more than :data:`WIDE`; otherwise None.
+
+    Example:
+        >>> wide_scale([np.array([1.0]), np.array([50.0])]) is None
+        True
+        >>> wide_scale([np.array([1.0]), np.array([500.0])]).axis["type"]
+        'log'
+        >>> wide_scale([np.array([1.0]), np.array([-500.0])]).axis["ticktext"]
+        ['-1000', '-100', '-10', '0', '10', '100', '1000']
+    """
+    medians = [float(np.median(np.abs(line))) for line in lines if len(line) and np.any(line)]
+    medians = [median for median in medians if median > 0]
+    if not medians or max(medians) <= WIDE * min(medians):
+        return None
+    values = np.concatenate(list(lines))
+    if values.min() > 0:
+        return WideScale({"type": "log", "exponentformat": "power", "dtick": 1})
+    low, high = math.floor(math.log10(min(medians))), math.ceil(math.log10(float(np.abs(values).max())))
+    step = math.ceil((high - low) / MAX_TICKS)
+    powers = [10.0**power for power in range(high, low, -step)][::-1]
+    ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
+    linear = 10.0**low
+    lowest, highest = places([values.min(), values.max()], linear).tolist()
+    margin = 0.05 * (highest - lowest)
+    texts = {"tickvals": places(ticks, linear).tolist(), "ticktext": [f"{tick:g}" for tick in ticks]}
+    return WideScale({**texts, "range": [lowest - margin, highest + margin]}, linear)
+
+
 def probe_figure(
     readings: Mapping[str, Mapping[str, Sequence[float]]], methods: Mapping[str, str] | None = None, caption: str = ""
 ) -> go.Figure | None:
     """Return the running means of sharpness, and of the cosine of g and g_min, over the steps of training.
+
+    If the typical sharpness of one title is more than 100 times that of another, as with a radius that is far too
+    large, the axis is logarithmic, and linear around 0 if there are values that are not positive.
 
     Args:
         readings: the columns of a probe by title, each as ``probe_info`` returns them.
@@ -244,16 +293,25 @@ def probe_figure(
         return None
     panels = SHARPNESS | {"cosine": "cosine of g and g<sub>min</sub>"}
     styles = named_styles({title: (methods or {}).get(title, "") for title in readings})
-    data = []
+    layout = panel_layout(list(panels.values()), 2, 384, 230, xaxis=new_axis("step"), yaxis={})
+    data, words = [], ""
     for number, name in enumerate(panels, 1):
+        lines = {}
         for title, columns in readings.items():
             values = pd.Series(columns[name], columns["step"], dtype=float)
             means = smooth(values[np.isfinite(values)])
-            means = means.iloc[thinned(len(means))]
-            mode = "lines" if len(means) > 1 else "markers"
-            points = {"x": means.index.to_numpy(), "y": means.to_numpy(), "mode": mode, "showlegend": number == 1}
+            lines[title] = means.iloc[thinned(len(means))]
+        scale = None if name == "cosine" else wide_scale([line.to_numpy() for line in lines.values()])
+        if scale is not None:
+            layout[f"yaxis{number}"] |= scale.axis
+            words = words or WIDE_WORDS
+        for title, line in lines.items():
+            mode, y = "lines" if len(line) > 1 else "markers", line.to_numpy()
+            points = {"x": line.index.to_numpy(), "y": y, "mode": mode, "showlegend": number == 1}
+            if scale is not None and scale.linear:
+                points |= {"y": places(y, scale.linear), "customdata": y, "hovertemplate": "%{customdata:.3g}"}
             data.append({**styles[title], **points, "xaxis": f"x{number}", "yaxis": f"y{number}"})
-    layout = panel_layout(list(panels.values()), 2, 384, 230, xaxis=new_axis("step"), yaxis={})
+    caption = " ".join(filter(None, (caption, words)))
     return new_figure("Sharpness during training", caption, data, hovermode="x unified", **layout)
 
 

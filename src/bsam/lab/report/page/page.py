@@ -180,9 +180,12 @@ def write_report(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Read runs and write their page; return the runs, and a sentence about everything that could not be read.
 
-    Raise if there are no runs or if none has the baseline; a watched page says so and waits.
+    The page of CSV files is titled by their names. Raise if there are no runs or if none has the baseline; a watched
+    page says so and waits.
     """
     problems: list[str] = []
+    if title is None and all(path.suffix == ".csv" for path in paths):
+        title = f"Results in {', '.join(path.name for path in paths)}"
     runs = read_runs(paths, problems)
     if runs.empty and not watched:
         raise BsamValueError(problems[0].removesuffix("."))

@@ -113,11 +113,10 @@ function arrange(plot, layout) { // panels in as many columns as fit, and room f
   const legend = plot.legendHeight ?? 0, margin = {l: 8, r: 10, t: 12, b: 8};
   if (!panel) return {width, height: (layout.height ?? (width < 500 ? 240 : 290)) + legend, margin};
   const number = layout.annotations.length;
-  const columns = Math.min(number, Math.max(panel.height ? 1 : 2, Math.floor(width / panel.width)));
+  const columns = Math.min(number, Math.max(1, Math.floor(width / panel.width)));
   const rows = Math.ceil(number / columns), side = panel.height || Math.floor(width / columns) + 40;
   const arranged = {width, height: rows * side + legend + 110, margin: {...margin, t: panel.height ? 40 : 100}};
   arranged.grid = {...layout.grid, rows, columns};
-  if (!isSurface(plot) && !panel.height && width < 500) arranged.grid.xgap = 0.5; // room for the labels of squares
   if (!isSurface(plot)) return arranged;
   scenes(layout).forEach((name, n) => {
     const [row, column] = [Math.floor(n / columns), n % columns];
