@@ -228,6 +228,7 @@ def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
         run_all(runs, tmp_path, callbacks, Executor(lambda: 2, submit))
     killed, *others = messages
     assert run_dir_name(runs[0]) in killed
+    assert ("was terminated" in killed) == isinstance(end, Terminated)
     assert others == ["it is locked", "it was slow"]
     assert history[:5] == [(0, 2, 0), (0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]
     assert history[5:] == [(2, 0, 1), (2, 1, 1), (3, 0, 1), (3, 0, 1)]

@@ -155,11 +155,12 @@ class _Queue:
     def _end(self, name: str, future: Future[Outcome], waiting: list[str]) -> None:
         try:
             outcome = future.result()
-        except (BrokenProcessPool, Terminated):
+        except (BrokenProcessPool, Terminated) as end:
             self.killed[name] += 1
             outcome = Outcome(f"its process was killed {self.killed[name]} times: try fewer --jobs")
             if self.killed[name] <= RETRIES:
-                reason = "was killed, perhaps because memory ran out"
+                is_signal = isinstance(end, Terminated)
+                reason = "was terminated" if is_signal else "was killed, perhaps because memory ran out"
                 self.callbacks.on_message(f"The process of {name} {reason}. The run continues.")
                 waiting.insert(0, name)
                 return

@@ -126,7 +126,8 @@ class Trainer:
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), begun.get("lr", 0.0)
         radii: dict[str, float] = begun.get("radii", {})
-        done, stop, vote = first, 0, Vote(self.context)
+        done, stop = first, 0
+        vote = Vote(self.context)
         with self._seeded(number), emulated_bf16(self._emulated):
             if begun:
                 total += self._restore_share(begun)
