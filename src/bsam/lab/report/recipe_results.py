@@ -30,7 +30,8 @@ from .tuning_section import tuning_tables
 WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
-NOTES = ("data", "weights")  # notes of a run: the split of its image files, and its initial weights
+# notes of a run with their keys: the split of its image files, and its initial weights
+NOTES = {"data": ("split", "images"), "weights": ("source", "sha256")}
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _entry(plan: Planned, out: Path) -> dict[str, Any]:
         "settings": plan.run.settings(),
         "wrong_labels": files.note("labels").get("wrong", plan.run.task.wrong_labels(plan.run.data)) if noise else None,
         "machines": files.machines(),
-        **{name: note for name in NOTES if (note := files.note(name))},
+        **{name: note for name, keys in NOTES.items() if (note := files.note(name, keys=keys))},
     }
 
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ...flatness.probe import Reading
 from ..common.stored_files import load_arrays, load_tensors, read_bytes, reading
 from ..data import FOLDER, FunctionData, dataset_entry
 from ..tasks.settings import TaskSettings
@@ -22,6 +23,7 @@ from .config import BASE, Run
 from .files import read_json, read_json_lines
 from .known_settings import check_settings, default_settings, stored_run
 
+READING = tuple(item.name for item in fields(Reading))  # keys of each line of probe.jsonl
 CONFIG = "config.json"
 ABOUT = "run.json"
 METRICS = "metrics.jsonl"
@@ -199,12 +201,18 @@ class RunDir:
     def probe(self) -> list[dict[str, Any]]:
         """Return the probe's readings, if there are any; non-finite numbers are None."""
         file = self.path / PROBE
-        return read_json_lines(file, REPAIR) if file.exists() else []
+        return read_json_lines(file, REPAIR, READING) if file.exists() else []
 
-    def note(self, name: str, hint: str = REPAIR) -> dict[str, Any]:
-        """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
+    def note(self, name: str, hint: str = REPAIR, keys: Iterable[str] = ()) -> dict[str, Any]:
+        """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing.
+
+        Args:
+            name: the name of the file, without ``.json``.
+            hint: what to do if it is damaged.
+            keys: keys without which it is damaged.
+        """
         file = self.path / f"{name}.json"
-        return read_json(file, dict, hint) if file.exists() else {}
+        return read_json(file, dict, hint, keys) if file.exists() else {}
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
