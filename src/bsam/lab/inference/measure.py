@@ -37,8 +37,10 @@ T = TypeVar("T")
 ProgressOfStage = Callable[[str, int, int], None]
 
 MAX_POINTS = 1001  # about a million losses
-ENTRY = ("parameters", "samples", "seconds", "sharpness", "trace", "eigenvalues", "density", "landscape")
-ENTRY += ("file", "sha256")  # keys of each model in flatness.json
+ENTRY = (  # keys of each model in flatness.json
+    *("file", "sha256", "parameters", "samples", "seconds"),
+    *("sharpness", "trace", "eigenvalues", "density", "landscape"),
+)
 HINT = "remove flatness.json to measure again, or choose another folder"
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 

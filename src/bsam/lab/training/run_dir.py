@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ...flatness.probe import Reading
 from ..common.stored_files import load_arrays, load_tensors, read_bytes, reading
 from ..data import FOLDER, FunctionData, dataset_entry
 from ..tasks.settings import TaskSettings
@@ -23,7 +22,6 @@ from .config import BASE, Run
 from .files import read_json, read_json_lines
 from .known_settings import check_settings, default_settings, stored_run
 
-READING = tuple(item.name for item in fields(Reading))  # keys of each line of probe.jsonl
 CONFIG = "config.json"
 ABOUT = "run.json"
 METRICS = "metrics.jsonl"
@@ -201,7 +199,7 @@ class RunDir:
     def probe(self) -> list[dict[str, Any]]:
         """Return the probe's readings, if there are any; non-finite numbers are None."""
         file = self.path / PROBE
-        return read_json_lines(file, REPAIR, READING) if file.exists() else []
+        return read_json_lines(file, REPAIR) if file.exists() else []
 
     def note(self, name: str, hint: str = REPAIR, keys: Iterable[str] = ()) -> dict[str, Any]:
         """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing.

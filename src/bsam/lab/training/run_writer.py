@@ -118,7 +118,8 @@ class RunWriter(RunDir):
         The metrics are written again because a killed process may have written those of later epochs. Raise if the task
         or the data has changed.
         """
-        task, file, events = trainer.task, self.path / IDENTITY, self.path / "tensorboard"
+        task, file = trainer.task, self.path / IDENTITY
+        events = self.path / "tensorboard"
         if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
