@@ -14,8 +14,10 @@ from safetensors.torch import save
 
 from bsam.lab import cli
 from bsam.lab.cli import flatness as flatness_command
+from bsam.lab.cli import train as train_command
 from bsam.lab.inference import measure as measure_module
 from bsam.lab.recipes import RECIPES
+from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 LONG = "x" * 300
@@ -95,6 +97,44 @@ def test_a_damaged_file_is_kept(name, home, capsys):
         error = sentence(capsys, command_name, *arguments, *options)
         assert re.search(rf"{name} cannot be read \(\w+\): .*remove", error)
     assert file.read_bytes() == content
+
+
+OTHER_TYPES = {  # files, and the commands that read them
+    "run/config.json": ["train --out run", "flatness run --out other", "report run"],
+    "run/run.json": ["report run"],
+    "run/identity.json": ["train --out run"],
+    "run/environment.json": ["train --out run"],
+    "run/metrics.jsonl": ["train --out run", "flatness run --out other", "report run"],
+    "run/probe.jsonl": ["flatness run --out other"],
+    "run/curvature.json": ["report run"],
+    "flatness/flatness.json": ["flatness run --out flatness", "report flatness"],
+    "run/checkpoint.pt": ["train --out run"],
+    "run/tensorboard": ["train --out run"],
+}
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[{}]", '{"models": [{}], "settings": {}, "method": 3}', "3", "folder", "fifo"]
+)
+@pytest.mark.parametrize("name", OTHER_TYPES)
+def test_a_file_of_another_type_is_no_traceback(name, content, home, capsys, monkeypatch):
+    monkeypatch.setattr(measure_module, "measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(train_command, "class_report", lambda *_: {})
+    monkeypatch.setattr(page, "write_page", lambda *_, **__: None)
+    (home / "run/model.safetensors").rename(home / "network")
+    file = home / name
+    shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+    if content in ("folder", "fifo"):
+        file.mkdir() if content == "folder" else os.mkfifo(file)
+    else:
+        file.write_text(content)
+    for command in OTHER_TYPES[name]:
+        command_name, *arguments = command.split()
+        if command_name != "train" and not (home / "run/model.safetensors").exists():
+            (home / "network").rename(home / "run/model.safetensors")
+        options = {"train": SMALL[1:], "flatness": CHEAP, "report": ("--out", "page.html", "--strict")}[command_name]
+        capsys.readouterr()
+        assert cli.main([command_name, *arguments, *options]) in (0, 2)
 
 
 def test_a_report_with_a_damaged_run(tmp_path, capsys):

@@ -120,6 +120,7 @@ TRANSIENT = {
     "permission": PermissionError(errno.EACCES, os.strerror(errno.EACCES)),
     "memory": MemoryError(),
     "CPU": RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    "device lost": RuntimeError("CUDA error: the launch timed out and was terminated"),
     "GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
 }
 

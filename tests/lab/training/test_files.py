@@ -115,7 +115,7 @@ def test_a_missing_key_is_damage(tmp_path):
 
 
 def test_two_writers_never_tear_a_file(tmp_path):
-    """Each of them found half of the other's text where both wrote ``FILE.draft``."""
+    """They wrote into each other's draft where both named it ``FILE.draft``, and could not rename it."""
     file = tmp_path / "page.html"
     pages = [letter.encode() * size for letter, size in (("a", 300_000), ("b", 100_000))]
     write(file, pages[0])

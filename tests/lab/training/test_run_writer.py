@@ -12,10 +12,12 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import safetensors.torch
 import torch
 
 import bsam
 from bsam.lab import cli
+from bsam.lab.common.stored_files import DamagedFile, ReadFailed
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import run_writer, trainer
@@ -263,6 +265,91 @@ def test_a_checkpoint_that_cannot_be_read_is_kept(stopped, runs, ends_like_whole
         assert {**runs.contents(stopped), LOCK: b""} == {**before, LOCK: b""}
     (stopped / CHECKPOINT).unlink()
     ends_like_whole(stopped)
+
+
+def flip(file, at):
+    """Flip a bit of a file, at this fraction of its length."""
+    content = bytearray(file.read_bytes())
+    content[int(at * len(content))] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_not_loaded(stopped, runs):
+    flip(stopped / CHECKPOINT, 0.5)
+    assert runs.load(stopped)  # torch itself does not notice
+    with pytest.raises(DamagedFile, match=f"{CHECKPOINT} cannot be read .*CRC.*: remove it to train from the start"):
+        runs.train(RUN, stopped)
+
+
+def test_a_network_with_a_flipped_bit_is_not_loaded(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    flip(folder / "model.safetensors", 0.5)
+    assert safetensors.torch.load_file(folder / "model.safetensors")  # the package itself does not notice
+    with pytest.raises(DamagedFile, match=r"SHA-256.*remove it, then run the training command again"):
+        RunDir(folder).weights()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (pathlib.Path, "read_bytes", OSError(errno.ESTALE, os.strerror(errno.ESTALE))),
+        (torch, "load", MemoryError()),
+        (trainer.Trainer, "load_state_dict", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")),
+    ],
+    ids=["stale", "memory", "GPU"],
+)
+def test_a_good_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
+    owner, name, error, stopped, monkeypatch, runs, ends_like_whole
+):
+    ordinary = getattr(owner, name)
+
+    def fail(*arguments, **named):
+        if name == "read_bytes" and arguments[0].name != CHECKPOINT:
+            return ordinary(*arguments, **named)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(ReadFailed, match=f"{CHECKPOINT} cannot be read now") as raised:
+            runs.train(RUN, stopped)
+    assert "remove" not in str(raised.value)
+    ends_like_whole(stopped)
+
+
+def test_another_task_is_named_as_the_difference(stopped, runs):
+    class Other(Classification):
+        pass
+
+    with pytest.raises(bsam.BsamError, match=r"settings \(task bsam[^;]*Classification there, [^;]*Other here\):"):
+        runs.train(RUN, stopped, task=Other)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"task": "x"}', "null"])
+def test_an_identity_of_another_type(content, stopped, runs):
+    (stopped / "identity.json").write_text(content)
+    with pytest.raises(DamagedFile, match=r"identity.json cannot be read \(.*\): remove it to continue"):
+        runs.train(RUN, stopped)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_tensorboard_that_is_no_folder(kind, stopped, tmp_path, runs):
+    """Events in the folder that a link leads to would be removed."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/events.out.tfevents.mine").write_text("mine")
+    shutil.rmtree(stopped / "tensorboard")
+    path = stopped / "tensorboard"
+    path.write_text("") if kind == "file" else path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(bsam.BsamError, match=r"tensorboard is not a folder.*: remove it to continue"):
+        runs.train(RUN, stopped)
+    assert (tmp_path / "elsewhere/events.out.tfevents.mine").read_text() == "mine"
+
+
+def test_drafts_of_a_killed_process_are_removed(stopped, ends_like_whole):
+    """Except those of run.json, which a report may be writing."""
+    for name in (CHECKPOINT, "metrics.jsonl", "run.json"):
+        (stopped / f"{name}.0a1b2c3d.draft").write_bytes(b"half of it")
+    ends_like_whole(stopped)
+    assert [path.name for path in stopped.glob("*.draft")] == ["run.json.0a1b2c3d.draft"]
 
 
 def test_a_network_without_a_checkpoint_is_kept(whole, tmp_path, runs):

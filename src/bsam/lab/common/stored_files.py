@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ...common.errors import BsamRuntimeError
 
-MAX_TEXT = 2**28  # bytes of a JSON file: more than 200 runs of 1000 epochs, or ten landscapes with a million points
-MAX_ARRAYS = 2**29  # bytes of the arrays in an .npz file: the confusion matrix of 8000 classes
+MAX_TEXT = 2**28  # bytes of a JSON file; the largest of ours has ten landscapes of a million points
+MAX_ARRAYS = 2**29  # bytes of the arrays in an .npz file; the confusion matrix of 8000 classes takes as much
 DIGEST = "sha256"  # metadata key of a safetensors file: SHA-256 of the file in which the digest itself is BLANK
 BLANK = "0" * 64
 ABSENT = (FileNotFoundError, NotADirectoryError)
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in messages of torch
+# in messages of torch about memory and devices, which are RuntimeErrors
+OF_DEVICE = ("out of memory", "can't allocate memory", "not enough memory", "cuda error")
 
 
 class DamagedFile(BsamRuntimeError):
@@ -69,9 +70,9 @@ def reading(path: Path, hint: str) -> Iterator[None]:
 def _says_nothing_of_content(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno is not None and not isinstance(error, ABSENT)  # decompression raises some without a number
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", MemoryError))):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
+    if isinstance(error, RuntimeError):
+        return any(words in str(error).lower() for words in OF_DEVICE)
+    return isinstance(error, MemoryError)
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
@@ -147,9 +148,8 @@ def _archive(content: bytes) -> zipfile.ZipFile:
     count = int.from_bytes(content[end + 10 : end + 12], "little")
     if count not in (len(entries), 0xFFFF):  # with 0xFFFF, the number is in a record for large archives
         raise WrongContent(f"its directory lists {len(entries)} of {count} entries")
-    if any(
-        entry.external_attr & 0x10 for entry in entries
-    ):  # torch would read a folder's entry as uninitialised memory
+    # torch reads an entry with the attribute of a folder as uninitialised memory
+    if any(entry.external_attr & 0x10 and not entry.is_dir() for entry in entries):
         raise WrongContent("its directory calls an entry a folder")
     return archive
 

@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..common.printing import say
+from ..common.stored_files import reading
 from ..data.images.decoding import DecodeError, Decoding, decode
 from ..data.images.folders import OF_WINDOWS
 from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
+<<<<<<< HEAD
 from ..training.run_dir import RunDir
 from ..training.train_step import as_trained
+=======
+from ..training.run_dir import REPAIR, RunDir
+>>>>>>> wt-files
 
 T = TypeVar("T")
 
@@ -135,7 +140,8 @@ def predict(
     run, note = run_dir.finished_run(), run_dir.note("inputs")
     if run_dir.note("pose"):
         raise BsamValueError(f"the run in {folder} finds joints, not classes: use find_joints, or give another run")
-    inputs = Inputs.from_json(note) if note else None
+    with reading(run_dir.path / "inputs.json", REPAIR):
+        inputs = Inputs.from_json(note) if note else None
     if inputs is None or not inputs.takes_files:
         raise BsamValueError(
             f"the network of the run in {folder} (task {run.task.name}, data {run.data}) does not take image files: "

@@ -16,7 +16,8 @@ from ...flatness.density import Density
 from ...flatness.landscape import Landscape
 from ...flatness.probe import Reading
 from ...flatness.spectrum import Eigenvalues
-from ..training.run_dir import RunDir
+from ..common.stored_files import reading
+from ..training.run_dir import PROBE, REPAIR, RunDir
 
 NEAR = 0.1  # above the loss at the centre of a landscape
 READING_FIELDS = tuple(field.name for field in fields(Reading))
@@ -97,7 +98,8 @@ def probe_info(readings: Sequence[Reading]) -> dict[str, list[float]]:
 
 def read_probe(folder: Path) -> dict[str, list[float]]:
     """Return the readings of a run as columns by name; null in the file becomes NaN."""
-    return _columns(RunDir(folder).probe())
+    with reading(folder / PROBE, REPAIR):
+        return _columns(RunDir(folder).probe())
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -29,7 +29,7 @@ from ..common.progress import ProgressLine
 from ..common.stored_files import MAX_TEXT, read_bytes, reading
 from ..training.config import MAX_SEED
 from ..training.environment import environment_info
-from ..training.files import write_json
+from ..training.files import check_keys, write_json
 from ..training.known_settings import check_settings
 from .flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from .subjects import MeasuredModels
@@ -38,6 +38,10 @@ T = TypeVar("T")
 ProgressOfStage = Callable[[str, int, int], None]
 
 MAX_POINTS = 1001  # about a million losses
+ENTRY = (  # keys of each model in flatness.json
+    *("file", "sha256", "parameters", "samples", "seconds"),
+    *("sharpness", "trace", "eigenvalues", "density", "landscape"),
+)
 HINT = "remove flatness.json to measure again, or choose another folder"
 LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 
@@ -212,6 +216,8 @@ def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     with reading(file, HINT):
         content = json.loads(read_bytes(file, MAX_TEXT))
         theirs = dict(content["settings"])
+        for entry in content["models"]:
+            check_keys(entry, ENTRY)
         entries = [_with_nan(entry) for entry in content["models"]]
     check_settings(file.parent, theirs, settings)
     return entries

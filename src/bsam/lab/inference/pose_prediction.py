@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...common.errors import BsamValueError
 from ..common.printing import say
+from ..common.stored_files import reading
 from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.pose.affine import apply, inverse
 from ..data.pose.joints import Skeleton
@@ -20,8 +21,12 @@ from ..data.pose.persons import person_crops
 from ..tasks.pose import EVALUATION_BATCH, PoseSettings
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device
+<<<<<<< HEAD
 from ..training.run_dir import RunDir
 from ..training.train_step import as_trained
+=======
+from ..training.run_dir import REPAIR, RunDir
+>>>>>>> wt-files
 from .class_prediction import decoded_batches, image_paths
 
 
@@ -80,7 +85,8 @@ def find_joints(
             f"the run in {folder}, of the task {run.task.name}, finds no joints (it has no pose.json): give a run of "
             "the task pose"
         )
-    inputs = PoseInputs.from_json(note)
+    with reading(run_dir.path / "pose.json", REPAIR):
+        inputs = PoseInputs.from_json(note)
     torch_device = pick_device(device)
     network = run_dir.load_into(inputs.network(run)).eval().to(torch_device)
     augment, flip = inputs.augment(), run.task_settings(PoseSettings).flip_test if flip_test is None else flip_test

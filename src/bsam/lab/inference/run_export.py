@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
+from ..common.drafts import draft_of
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
 from ..tasks.classification import Classification
 from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
-from ..training.files import draft_of
 from ..training.run_dir import NETWORK, RunDir, check_function
 from ..training.train_step import as_trained
 

@@ -33,8 +33,13 @@ WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
 UNREADABLE = "unreadable"  # the state of a run with a damaged file
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
+<<<<<<< HEAD
 # notes of a run: the split of its image files, its initial weights, and the digests of what it was trained on
 NOTES = ("data", "weights", "identity")
+=======
+# notes of a run with their keys: the split of its image files, and its initial weights
+NOTES = {"data": ("split", "images"), "weights": ("source", "sha256")}
+>>>>>>> wt-files
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,11 @@ def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
         "wrong_labels": files.note("labels").get("wrong", plan.run.task.wrong_labels(plan.run.data)) if noise else None,
         "machines": files.machines(),
+<<<<<<< HEAD
         **{name: notes[name] for name in NOTES if notes[name]},
+=======
+        **{name: note for name, keys in NOTES.items() if (note := files.note(name, keys=keys))},
+>>>>>>> wt-files
     }
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
+from ..common.stored_files import MAX_TEXT, read_bytes, reading
 from ..data import dataset_entry
 from ..data.augment import Augment, ResizedCrop, augmentation
 from ..data.examples import Dataset, Examples
@@ -137,7 +138,9 @@ class Classification(ImageTask):
         """
         if init is not None:
             file, ours = init.with_name("inputs.json"), self.inputs.class_names
-            theirs = Inputs.from_json(json.loads(file.read_bytes())).class_names if file.exists() else ()
+            with reading(file, "start from another run, or use --weights"):
+                stored = json.loads(read_bytes(file, MAX_TEXT)) if file.exists() else None
+                theirs = () if stored is None else Inputs.from_json(stored).class_names
             if theirs != ours:
                 names = [", ".join(classes) or "without names" for classes in (theirs, ours)]
                 raise BsamValueError(

@@ -63,9 +63,12 @@ class Inputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Inputs:
-        """Return the inputs from JSON values of ``dataclasses.asdict``."""
-        tuples: dict[str, Any] = {name: tuple(values[name]) for name in ("mean", "std", "class_names")}
-        return cls(**{**values, **tuples})
+        """Return the inputs from JSON values of ``dataclasses.asdict``; raise if one has another type."""
+        plain: dict[str, Any] = {name: int(values[name]) for name in ("side", "size", "channels")}
+        plain |= {name: tuple(map(float, values[name])) for name in ("mean", "std")}
+        if not all(isinstance(name, str) for name in (*values["class_names"], values["interpolation"])):
+            raise TypeError
+        return cls(**{**values, **plain, "crop": float(values["crop"]), "class_names": tuple(values["class_names"])})
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""

@@ -35,13 +35,16 @@ class PoseInputs:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> PoseInputs:
-        """Return the inputs from JSON values of ``dataclasses.asdict``."""
+        """Return the inputs from JSON values of ``dataclasses.asdict``; raise if one has another type."""
         lists = values["skeleton"]
         pairs, edges = (
             tuple((int(first), int(second)) for first, second in lists[name]) for name in ("pairs", "edges")
         )
+        if not all(isinstance(joint, str) for joint in lists["joints"]):
+            raise TypeError
         skeleton = Skeleton(tuple(lists["joints"]), pairs, edges)
-        return cls(values["side"], values["k"], tuple(values["mean"]), tuple(values["std"]), skeleton)
+        mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+        return cls(int(values["side"]), float(values["k"]), mean, std, skeleton)
 
     def augment(self, **settings: Any) -> PoseAugment:
         """Return the function that cuts inputs out of stored crops, with these settings of the augmentation."""

@@ -162,7 +162,7 @@ def read_json(path: Path, kind: type[T], hint: str, keys: Iterable[str] = ()) ->
         if not isinstance(content, kind):
             raise WrongContent(f"it is no {kind.__name__}")
         for entry in content if isinstance(content, list) else [content]:
-            _check_keys(entry, keys)
+            check_keys(entry, keys)
         return content
 
 
@@ -171,11 +171,12 @@ def read_json_lines(path: Path, hint: str, keys: Iterable[str] = ()) -> list[dic
     with reading(path, hint):
         rows = [json.loads(line) for line in read_bytes(path, MAX_TEXT).splitlines()]
         for row in rows:
-            _check_keys(row, keys)
+            check_keys(row, keys)
         return rows
 
 
-def _check_keys(entry: Any, keys: Iterable[str]) -> None:
+def check_keys(entry: Any, keys: Iterable[str]) -> None:
+    """Raise :class:`~bsam.lab.common.stored_files.WrongContent` unless an entry of a file is a dict with these keys."""
     if not isinstance(entry, dict):
         raise WrongContent(f"an entry is no dict but {type(entry).__name__}")
     if missing := [key for key in keys if key not in entry]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,10 +206,16 @@ class RunDir:
         file = self.path / PROBE
         return read_json_lines(file, REPAIR) if file.exists() else []
 
-    def note(self, name: str, hint: str = REPAIR) -> dict[str, Any]:
-        """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing."""
+    def note(self, name: str, hint: str = REPAIR, keys: Iterable[str] = ()) -> dict[str, Any]:
+        """Return a note of the task, or another JSON file (``"data"`` reads ``data.json``); empty if it is missing.
+
+        Args:
+            name: the name of the file, without ``.json``.
+            hint: what to do if it is damaged.
+            keys: keys without which it is damaged.
+        """
         file = self.path / f"{name}.json"
-        return read_json(file, dict, hint) if file.exists() else {}
+        return read_json(file, dict, hint, keys) if file.exists() else {}
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""

@@ -128,6 +128,9 @@ class RunWriter(RunDir):
         or the data has changed.
         """
         task, file = trainer.task, self.path / IDENTITY
+        events = self.path / "tensorboard"
+        if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
+            raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
         module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
         identity: dict[str, Any] = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
@@ -155,7 +158,7 @@ class RunWriter(RunDir):
         (self.path / run_dir.DIVERGED).unlink(missing_ok=True)
         self._events: Events | None = None
         if find_spec("tensorboard") is not None:
-            self._events = Events(self.path / "tensorboard", self.settings)
+            self._events = Events(events, self.settings)
             self._stack.callback(self._events.writer.close)
             for metrics in epochs:  # again, because the events of a killed process may be truncated
                 self._events.add(metrics)
