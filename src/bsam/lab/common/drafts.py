@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+DRAFT = ".draft"  # how the names of files end that are being written
+
 
 @contextlib.contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
@@ -24,7 +26,7 @@ def draft_of(path: Path) -> Iterator[Path]:
         ...     Path(folder, "a.txt").read_text(), len(list(Path(folder).iterdir()))
         ('complete', 1)
     """
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.draft")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{DRAFT}")
     try:
         yield draft
         with draft.open("rb+") as file:

@@ -22,12 +22,8 @@ from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
-<<<<<<< HEAD
-from ..training.run_dir import RunDir
-from ..training.train_step import as_trained
-=======
 from ..training.run_dir import REPAIR, RunDir
->>>>>>> wt-files
+from ..training.train_step import as_trained
 
 T = TypeVar("T")
 

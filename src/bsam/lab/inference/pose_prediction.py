@@ -21,12 +21,8 @@ from ..data.pose.persons import person_crops
 from ..tasks.pose import EVALUATION_BATCH, PoseSettings
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device
-<<<<<<< HEAD
-from ..training.run_dir import RunDir
-from ..training.train_step import as_trained
-=======
 from ..training.run_dir import REPAIR, RunDir
->>>>>>> wt-files
+from ..training.train_step import as_trained
 from .class_prediction import decoded_batches, image_paths
 
 

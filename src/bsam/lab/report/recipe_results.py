@@ -33,13 +33,9 @@ WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
 UNREADABLE = "unreadable"  # the state of a run with a damaged file
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
-<<<<<<< HEAD
-# notes of a run: the split of its image files, its initial weights, and the digests of what it was trained on
-NOTES = ("data", "weights", "identity")
-=======
-# notes of a run with their keys: the split of its image files, and its initial weights
-NOTES = {"data": ("split", "images"), "weights": ("source", "sha256")}
->>>>>>> wt-files
+# notes of a run with their keys: the split of its image files, its initial weights, and the digests of what it was
+# trained on
+NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("task", "data")}
 
 
 @dataclass(frozen=True)
@@ -253,7 +249,8 @@ def _entry(plan: Planned, out: Path) -> dict[str, Any]:
 def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
     files = RunDir(out / plan.name)
     state, noise = files.state(plan.run), plan.run.task.label_noise
-    notes = {name: files.note(name) for name in (*NOTES, "baseline")}  # the table needs the baseline
+    files.note("baseline")  # the table needs it
+    notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
     return {
         "about": _about(plan, out),
         "state": str(state),
@@ -264,11 +261,7 @@ def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
         "wrong_labels": files.note("labels").get("wrong", plan.run.task.wrong_labels(plan.run.data)) if noise else None,
         "machines": files.machines(),
-<<<<<<< HEAD
-        **{name: notes[name] for name in NOTES if notes[name]},
-=======
-        **{name: note for name, keys in NOTES.items() if (note := files.note(name, keys=keys))},
->>>>>>> wt-files
+        **{name: note for name, note in notes.items() if note},
     }
 
 

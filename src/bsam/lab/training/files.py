@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,12 +13,12 @@ from typing import Any, TypeVar
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout  # a dependency of torch
 
 from ...common.errors import BsamRuntimeError
+from ..common.drafts import DRAFT, draft_of
 from ..common.stored_files import MAX_TEXT, WrongContent, read_bytes, reading
 
 T = TypeVar("T")
 
 LOCK = ".bsam-lock"
-DRAFT = ".draft"  # how the names of files end that are being written
 LONGEST_WAIT = 600.0  # seconds; a lock for which others wait is held for a few seconds
 
 
@@ -106,24 +104,6 @@ def remove_drafts(folder: Path, kept: str) -> None:
         if not draft.name.startswith(kept):
             with contextlib.suppress(OSError):
                 draft.unlink()
-
-
-@contextlib.contextmanager
-def draft_of(path: Path) -> Iterator[Path]:
-    """Let the block write a draft, which then replaces a file atomically.
-
-    If the process is killed or the machine fails, the path holds either the old or the new content. The draft has a
-    name of its own, since another process may write the same file.
-    """
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{DRAFT}")
-    try:
-        yield draft
-        with draft.open("rb+") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def write(path: Path, content: bytes | memoryview) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
-from ...common.drafts import draft_of
+from ...common.drafts import DRAFT, draft_of
 from ..examples import Dataset, Examples
 from ..sources import sha256
 from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, read_image
@@ -253,7 +253,7 @@ def _write(
             hint = ": correct the person's joints or box" if isinstance(error, BoxError) else ""
             return np.zeros((size, size, 3), np.uint8), f"{error}{hint}"
 
-    for left in path.parent.glob(f"{path.stem}.*.draft"):  # by a killed process; the lock is ours
+    for left in path.parent.glob(f"{path.stem}.*{DRAFT}"):  # by a killed process; the lock is ours
         left.unlink(missing_ok=True)
     threads = ThreadPoolExecutor()
     try:
