@@ -51,6 +51,25 @@ def test_the_first_commands_of_the_guide(capsys):
     assert all(np.isfinite(model["trace"]["value"]) for model in models)
 
 
+def test_the_numbers_of_the_commands_for_digits(capsys):
+    """On any machine, within five of the 757 test images: rounding decides a few of them."""
+    console = re.search(r"```console\n(\$ bsam train.*?)```", TEXT, flags=re.DOTALL)[1].replace("\\\n", "")
+    said, printed = [], []
+    for part in console.split("$ ")[1:]:
+        command, _, output = part.partition("\n")
+        said += numbers_of(output)
+        printed += numbers_of(run_commands(f"{command}\n", capsys)[command.split()[1]])
+    assert len(said) == 5
+    assert said[1] == said[2]
+    assert printed == pytest.approx(said, abs=5 / 757)
+
+
+def numbers_of(output):
+    """Return the accuracies, and the share of equal predictions, that a command prints."""
+    last = re.findall(r"After epoch \d+: .*test accuracy (\d\.\d+)", output)
+    return [*map(float, last), *(float(number) / 100 for number in re.findall(r"(\d+\.\d+)%", output))]
+
+
 def test_the_code_of_the_guide():
     names: dict[str, object] = {}
     exec(LOOP, names)
