@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TypeVar
+from typing import Any
 
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Shares:
     size: int = 1
     gather: Callable[[list[Tensor]], list[list[Tensor]]] = field(default=lambda results: [results], repr=False)
 
-    def of(self, batches: Sequence[T]) -> Sequence[T]:
+    def of(self, batches: Sequence[Any]) -> Sequence[Any]:
         """Return this process's batches."""
         return batches[self.rank :: self.size]
 
