@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import machine
+from bsam.core.undo import Undo
 from bsam.flatness import HessianOperator, top_eigenvalues
 from bsam.lab.models import MODELS, build
 from step_time import spread
@@ -78,7 +79,8 @@ def product_cost(H: HessianOperator, repeats: int, synchronize: Callable[[], obj
     v = H.random(torch.Generator().manual_seed(1))
 
     def gradient() -> None:
-        with H.loss.measuring():
+        with Undo() as undo, undo:
+            H.loss.begin(undo)
             H.loss.value_and_grad()
 
     cases = {"gradient": gradient, "product": lambda: H.times(v)}

@@ -40,6 +40,7 @@ def variants() -> dict[str, Callable[..., Any]]:
         "aesam-reuse": partial(bsam.AESAM, total_steps=20, alpha=0.2),
         "bsam-2": partial(bsam.BSAM, passes=2),
         "bsam-adaptive": partial(bsam.BSAM, rho_max=0.5, rho_min=0.4, adaptive=True),
+        "bsam-every": partial(bsam.BSAM, every=3),
         "bsam-released": partial(bsam.BSAM, start_from_min=True),
         "g-rst": partial(bsam.RST, gamma=2.0),
         "gam-paper": partial(bsam.GAM, form="paper"),
@@ -136,7 +137,7 @@ def test_radius_zero_is_the_base_optimizer(problem, plain, method, make_base):
     # with all samples and weights, and of GAM's sum g1 alone (its default is tested below)
     whole = {"esam": {"beta": 1.0, "gamma": 1.0}, "ksam": {"k": 64}, "gam": {"beta": (1, 0, 0)}}.get(method, {})
     # (1 - a) g + a g, and projections of g on itself
-    rounds = method in ("pgn", "g-rst", "gam", "gsam", "gsam-following", "crsam")
+    rounds = method in ("pgn", "g-rst", "gam", "gsam", "gsam-following", "crsam", "bsam-every")
     if rounds:
         problem = plain  # before batch norm a bias has no gradient but rounding, and Adam makes steps of that
     other = problem.clone()
@@ -206,6 +207,8 @@ def expected_passes(method, t, s, memory):
         passes = 2 if np.random.default_rng((0, t)).random() < 0.5 else 1
     elif method == "looksam":
         passes = 2 if t % 5 == 0 else 1
+    elif method == "bsam-every":
+        passes = 3 if t % 3 == 0 else 1
     elif method in ("esam", "ksam"):
         return ([24, -24, 12], 2) if method == "esam" else ([-24, 10, 10], 2)
     elif method == "gam-paper":
@@ -533,6 +536,33 @@ def test_a_parameter_no_pass_reaches_stays_untouched(problem, method, make_base)
         assert all(p.grad is None for p in idle)
         assert same(before, detached(idle))
         assert all(p.grad is not None for p in problem.model[0].parameters())
+
+
+@all_methods
+def test_a_step_without_a_head_is_that_of_a_network_in_which_it_is_frozen(plain, method):
+    """What was remembered of the head counts in no length: it is used in some steps, with large gradients."""
+    plain.model.head = nn.Linear(6, 3).double()
+    optimizer = build(method, plain)
+
+    def closure_with(problem, with_head):
+        def closure(indices=slice(None)):
+            x = problem.x[indices]
+            outputs = problem.model[:5](x) + (20 * problem.model.head(x) if with_head else 0.0)
+            return reduced(method, nn.functional.cross_entropy(outputs, problem.y[indices], reduction="none"), outputs)
+
+        return closure
+
+    for with_head in (True, True, False, False, True, False, False):
+        if with_head:
+            optimizer.step(closure_with(plain, with_head=True))
+            continue
+        twin, frozen = copy.deepcopy((plain, optimizer))
+        twin.model.head.requires_grad_(False)
+        losses = optimizer.step(closure_with(plain, False)), frozen.step(closure_with(twin, False))
+        assert close(plain.weights(), twin.weights(), atol=1e-14)
+        assert close(losses[:1], losses[1:], atol=1e-14)
+        assert all(p.grad is None for p in plain.model.head.parameters())
+    assert optimizer.t == 7
 
 
 @all_but("msam")  # which has no later pass

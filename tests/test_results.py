@@ -133,6 +133,22 @@ def test_the_sentences_on_flipped_labels(sentence, pages):
     assert all(sentence in PAGES[page] for page in pages)
 
 
+def test_the_table_without_label_smoothing():
+    """One seed of each row, without and with label smoothing, beside the published number."""
+    text = PAGES["docs/results.md"]
+    published = {"sgd": 70.25, "sam": 79.71, "sam-rho0.1": None}
+    gaps = []
+    for title, name in {"SGD": "sgd", "SAM": "sam", "SAM (sum)": "sam-rho0.1"}.items():
+        without = f"noise40-{name}-nosmooth-seed0.jsonl"
+        files = ROOT / "results/cifar10-resnet18-noise40-no-smoothing" / without, RERUN / f"noise40-{name}-seed0.jsonl"
+        rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
+        cells = [f"{100 * row['test_accuracy']:.2f} | {100 * row['memorised']:.1f}" for row in rows]
+        paper = published[name]
+        assert f"| {title} | {' | '.join(cells)} | {'-' if paper is None else paper} |" in text
+        gaps += [] if paper is None else [f"{100 * rows[0]['test_accuracy'] - paper:.1f}"]
+    assert f"SGD and SAM are {gaps[0]} and {gaps[1]} points above the published numbers" in text
+
+
 def test_the_sentences_on_the_papers_label_noise():
     """The rerun of the paper's table, with the published numbers, and the advice on radii."""
     found = {path.stem: last(path.stem, RERUN) for path in RERUN.glob("*.jsonl")}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -311,54 +309,3 @@ def test_a_parameter_that_only_the_first_pass_reaches(plain):
     assert first.abs().sum() > 0
     optimizer.backward(lambda: F.cross_entropy(plain.model[:5](plain.x), plain.y))
     assert torch.equal(extra.weight.grad, first)  # a later call that does not reach it
-
-
-ALL_LINES = {"end", "end_step", "save", "begin_pass", "_restore_before"}
-
-
-def test_an_interrupt_anywhere(problem):
-    """Ctrl-C at lines of the library during a backward leaves weights and buffers, and an optimizer that works.
-
-    At every line of the functions that move and restore, and at every twentieth of the others.
-    """
-    layers = (problem.model[0], problem.model[1], problem.model[3:])
-    optimizer = bsam.BSAM(sgd([{"params": layer.parameters()} for layer in layers]), problem.model)
-    folder = str(Path(bsam.__file__).parent)
-
-    def functions_of_lines(stop=None):
-        """Run a backward up to the given line; return the functions of the lines that ran."""
-        functions: list[str] = []
-
-        def trace(frame, event, arg):
-            # between the end of a with block and __exit__, where Python handles no signal, tracing could raise
-            if not frame.f_code.co_filename.startswith(folder) or frame.f_code.co_name in ("__exit__", "backward"):
-                return None  # the functions that these call are traced
-            if event == "line":
-                if len(functions) == stop:
-                    raise KeyboardInterrupt
-                functions.append(frame.f_code.co_name)
-            return trace
-
-        sys.settrace(trace)
-        try:
-            optimizer.backward(problem.loss)
-        finally:
-            sys.settrace(None)
-        return functions
-
-    optimizer.step(problem.loss)
-    optimizer.zero_grad()
-    lines = list(enumerate(functions_of_lines()))
-    closed = max(i for i, name in lines if name in ALL_LINES)  # after it, the backward has succeeded
-    points = [(i, name) for i, name in lines[: closed + 1] if name in ALL_LINES or i % 20 == 0]
-    assert {name for _, name in points} > ALL_LINES
-    for stop, name in points:
-        optimizer.zero_grad()
-        before = problem.weights(), problem.buffers()
-        with pytest.raises(KeyboardInterrupt):
-            functions_of_lines(stop)
-        assert same(before[0], problem.weights()), name
-        assert same(before[1], problem.buffers()), name
-    count = int(problem.model[1].num_batches_tracked)
-    optimizer.step(problem.loss)
-    assert int(problem.model[1].num_batches_tracked) == count + 1

@@ -128,6 +128,55 @@ def test_ranks_may_use_different_parameters(case, ranks):
     assert_close(of_both(ranks, f"routed-{case}"), weights_of(model))
 
 
+def rested_by_hand(method: str, accumulate: bool = False) -> list[torch.Tensor]:
+    model = two_ranks.Routed()
+    optimizer = two_ranks.build(method, model)
+    x, y = two_ranks.batch()
+    for heads in two_ranks.HEADS:
+
+        def network(x, heads=heads):
+            if heads[0] == heads[1]:
+                return model(x, heads[0])
+            return torch.cat([model(half, head) for half, head in zip(x.chunk(2), heads, strict=True)])
+
+        optimizer.zero_grad()
+        for a, b, head in zip(x.chunk(2), y.chunk(2), heads, strict=True) if accumulate else ():
+            optimizer.backward(two_ranks.closure(method, lambda x, head=head: model(x, head), a, b, factor=0.5))
+        optimizer.backward(two_ranks.closure(method, network, x, y))
+        optimizer.step()
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("method", two_ranks.RESTED)
+def test_parameters_that_no_rank_uses_in_some_steps(method, ranks):
+    """They count in no length on any rank, also where DDP's reducer does not see the passes."""
+    expected = rested_by_hand(method)
+    for case in ("rested", "rested-inside"):
+        assert_close(of_both(ranks, f"{case}-{method}"), expected)
+
+
+def test_ranks_repeat_a_pass_together(ranks):
+    """Under no_sync and with m_sharpness, the ranks reach different parameters and take the same passes."""
+    assert_close(of_both(ranks, "rested-accumulate-msam"), rested_by_hand("msam", accumulate=True))
+    for case in ("msam", "accumulate-msam", "m-sharpness-msam"):
+        calls = len(two_ranks.HEADS) * (2 if "accumulate" in case else 1)
+        assert of_both(ranks, f"rested-{case}", "calls") > calls
+
+    models = [two_ranks.Routed(), two_ranks.Routed()]
+    optimizers = [two_ranks.build("msam", model) for model in models]
+    parts = list(zip(*(t.chunk(2) for t in two_ranks.batch()), strict=True))
+    for heads in two_ranks.HEADS:
+        for optimizer, model, (x, y), head in zip(optimizers, models, parts, heads, strict=True):
+            optimizer.zero_grad()
+            optimizer.backward(two_ranks.closure("msam", lambda x, m=model, head=head: m(x, head), x, y))
+        for p, q in zip(*(model.parameters() for model in models), strict=True):
+            grads = [t.grad for t in (p, q) if t.grad is not None]
+            p.grad = q.grad = sum(grads) / 2 if grads else None
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_close(of_both(ranks, "rested-m-sharpness-msam"), weights_of(models[0]))
+
+
 def test_buffers_that_change_the_loss(ranks):
     model = two_ranks.spectral_network()
     optimizer = two_ranks.build("bsam", model)

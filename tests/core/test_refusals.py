@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 
 import pytest
 import torch
@@ -190,3 +192,106 @@ def test_a_group_that_was_added_to_base(problem):
     base.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(bsam.BsamError, match="add_param_group"):
         optimizer.step(problem.loss)
+
+
+EDITS = [  # of a parameter group, and a word of the message
+    *(({"rho_max": value}, "rho_max") for value in (-0.1, math.nan, math.inf, "0.1", None)),
+    *((values, word) for values, word in GROUPS if values != {"rho_max": -1.0}),
+    ({"rho_min_floor": 1.0}, "rho_min_floor"),
+    ({"rho_maxx": 0.1}, "rho_maxx"),
+    ({"sharpness_warm_up": 4}, "sharpness_warm_up"),
+]
+
+
+@pytest.mark.parametrize("call", ["step", "check", "begin_first_pass"])
+@pytest.mark.parametrize(("values", "word"), EDITS)
+def test_edited_groups(problem, values, word, call):
+    """At the next step, before a pass; and again until they are right."""
+    groups = [{"params": problem.model[:4].parameters()}, {"params": problem.model[4:].parameters()}]
+    optimizer, before = bsam.BSAM(sgd(groups), problem.model), None
+    for _ in range(2):
+        optimizer.step(problem.loss)
+        optimizer.zero_grad()
+        before = problem.weights(), problem.buffers()
+        group = optimizer.param_groups[1]
+        correct = dict(group)
+        group.update(values)
+        for _ in range(2):
+            with pytest.raises(bsam.BsamError, match=word):
+                getattr(optimizer, call)(*([] if call == "begin_first_pass" else [problem.loss]))
+        assert same(before[0] + before[1], problem.weights() + problem.buffers())
+        group.clear()
+        group.update(correct)
+
+
+def test_groups_that_others_edit(problem):
+    """Schedulers and frameworks add values; radii may be changed; tensors are not read."""
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model, rho_min_floor=0.0)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10)
+    (group,) = optimizer.param_groups
+    for values in ({"lr_scale": 0.5, "name": "head"}, {"rho_max": 0.3}, {"rho_min": 1e-3}, {"lr": 0.0}):
+        group.update(values)
+        optimizer.step(problem.loss)
+    group["rho_max"] = torch.tensor(-0.1)
+    optimizer.step(problem.loss)
+    assert optimizer.t == 5
+
+
+def step_in_backward(params):
+    """As in torch's tutorial."""
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in params}
+
+    def step(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(step)
+
+
+def apply_in_backward(params):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, at the import
+        from torch.distributed.optim import _apply_optimizer_in_backward
+    _apply_optimizer_in_backward(torch.optim.SGD, params, {"lr": 0.1})
+
+
+@pytest.mark.parametrize("apply", [step_in_backward, apply_in_backward])
+@pytest.mark.parametrize("method", [bsam.SAM, bsam.MSAM, bsam.BSAM])
+@pytest.mark.parametrize("by_closure", [False, True])
+def test_an_optimizer_in_backward(problem, apply, method, by_closure):
+    optimizer = method(sgd(problem.model.parameters()), problem.model)
+    optimizer.step(problem.loss)
+    optimizer.zero_grad()
+    apply([*problem.model.parameters()])
+    before = problem.weights(), problem.buffers()
+
+    def closure():
+        loss = problem.loss()
+        if by_closure:
+            loss.backward()
+        return loss
+
+    with pytest.raises(bsam.BsamError, match="optimizer in backward"):
+        optimizer.step(closure)
+    assert same(before[0], problem.weights())
+    assert same(before[1], problem.buffers())
+    assert all(p.grad is None for p in problem.model.parameters())
+
+
+def test_hooks_that_do_not_step(problem):
+    """They see the gradients of all passes."""
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    seen = []
+    for p in problem.model.parameters():
+        p.register_post_accumulate_grad_hook(seen.append)
+    optimizer.step(problem.loss)
+    assert len(seen) == 2 * len([*problem.model.parameters()])
+
+
+def test_unknown_radii_of_authors(problem):
+    optimizer = bsam.BSAM(sgd(problem.model.parameters()), problem.model)
+    optimizer.step(problem.loss)
+    for ask in (lambda: optimizer.radii("rho"), lambda: optimizer.epsilon(optimizer.vector(optimizer.params), "rho")):
+        with pytest.raises(ValueError, match="BSAM has no radius rho; its radii are rho_max, rho_min"):
+            ask()

@@ -417,6 +417,58 @@ def routed(rank: int, method: str, accumulate: bool = False) -> dict:
     return {"weights": [p.detach() for p in model.parameters()]}
 
 
+HEADS = ((0, 1), (0, 0), (1, 1), (0, 0), (1, 0))  # of each rank in each step: in some, no rank uses the other one
+
+
+def rested(rank: int, method: str, accumulate: bool = False, m_sharpness: bool = False) -> dict:
+    """Heads that no rank uses in some steps. All ranks must take the same passes, which wait for each other."""
+    model = DistributedDataParallel(Routed(), find_unused_parameters=True)
+    optimizer = build(method, model, m_sharpness=m_sharpness)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    calls = 0
+
+    def network(x, heads):
+        nonlocal calls
+        calls += 1
+        dist.all_reduce(torch.ones(calls))  # gloo raises if the ranks' sizes differ, in different passes
+        return model(x, heads[rank])
+
+    for heads in HEADS:
+        optimizer.zero_grad()
+        loss = closure(method, partial(network, heads=heads), x, y)
+        if accumulate:
+            with model.no_sync():
+                optimizer.backward(loss)
+        optimizer.backward(loss)
+        optimizer.step()
+    return {"weights": [p.detach() for p in model.parameters()], "calls": calls}
+
+
+def rested_inside(rank: int, method: str) -> dict:
+    """The same in the wrapper's forward, where DDP's reducer sees none of the passes."""
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Routed()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor, head: int) -> torch.Tensor:
+            optimizer.backward(closure(method, lambda x: self.net(x, head), x, y))
+            wrapper.require_backward_grad_sync = False
+            return torch.zeros(())
+
+    step = Step()
+    optimizer, wrapper = build(method, step.net), DistributedDataParallel(step, find_unused_parameters=True)
+    x, y = (t.chunk(2)[rank] for t in batch())
+    for heads in HEADS:
+        wrapper.require_backward_grad_sync = True
+        wrapper(x, y, heads[rank])
+        wrapper.require_backward_grad_sync = True
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"weights": [p.detach() for p in step.parameters()]}
+
+
 def wrapped(**options) -> nn.Module:
     return DistributedDataParallel(network(), **options)
 
@@ -462,6 +514,7 @@ FSDP = ["released", "asam", "looksam", "aesam", "msam", "esam", "ksam-5"]
 WRAPPED_LATER = ["bsam", "released", "friendly", "esam-half", "gam-paper"]
 REMEMBERING = ["friendly", "looksam", "aesam", "aesam-reuse"]
 ROUTED = ["bsam", "gam-paper", "esam"]
+RESTED = ["friendly", "looksam", "msam"]
 ALONE = ["asam", "esam-half", "ksam-5", *REMEMBERING]
 CASES = {
     **{f"ddp-{method}": partial(ddp, method) for method in ALL},
@@ -496,6 +549,10 @@ CASES = {
     },
     "adversarial": adversarial,
     **{f"routed-{method}": partial(routed, method=method) for method in ROUTED},
+    **{f"rested-{method}": partial(rested, method=method) for method in RESTED},
+    **{f"rested-inside-{method}": partial(rested_inside, method=method) for method in RESTED},
+    "rested-accumulate-msam": partial(rested, method="msam", accumulate=True),
+    "rested-m-sharpness-msam": partial(rested, method="msam", m_sharpness=True),
     "routed-accumulate": partial(routed, method="bsam", accumulate=True),
     "spectral": spectral,
     "check": check_findings,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bsam.lab.data.augment import ResizedCrop
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
@@ -49,6 +50,7 @@ RUNS = {
     "bsam": Run("bsam", {"rho_max": 0.1, "rho_min": 0.1}, head_lr=0.1),
     "sgd, plain steps": Run("sgd", capture=False),
     "frozen": Run.of("sam", freeze_backbone=True, label_noise=0.25),
+    "random crops": Run("bsam", augment="resized-crop-flip"),
 }
 
 
@@ -66,6 +68,25 @@ def test_mapped_images_train_bit_for_bit_as_images_on_the_device(run, data):
         assert torch.equal(x, others)
         assert torch.equal(y, labels)
     assert len({epoch["train_loss"] for epoch in metrics}) == 3  # the network was trained
+
+
+@pytest.mark.parametrize("cubic", [False, True])
+def test_captured_random_crops_give_the_numbers_of_the_cpu(cubic):
+    x = torch.randint(0, 256, (16, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    augment = ResizedCrop(size=40, cubic=cubic, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
+    draws = [augment.draws(16, seed=0, epoch=epoch, side=64) for epoch in range(2)]
+    images, rows = x.cuda(), draws[0].cuda()
+    with side_stream(CUDA):
+        augment(images, rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        augmented = augment(images, rows)
+    for epoch in draws:
+        rows.copy_(epoch)
+        graph.replay()
+        torch.testing.assert_close(augmented.cpu(), augment(x, epoch), rtol=0, atol=1e-4)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert torch.equal(augmented, augment(images, epoch.cuda()))
 
 
 def test_captured_steps_have_the_learning_rates_of_the_parts(data):

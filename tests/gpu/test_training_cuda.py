@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import count
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
+from bsam.lab.training.termination import Terminated
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
 from captured_runs import ARGUMENTS, FLOOR, RUNS, SAME, kinds_of_steps, patterns
@@ -142,6 +144,22 @@ def test_a_captured_training_continues_after_an_interruption(name, tmp_path):
     assert metrics[-1]["train_loss"] == pytest.approx(expected[-1]["train_loss"], rel=2e-3)
     if isinstance(second.optimizer, SharpnessAware):
         assert second.optimizer.t == 20
+
+
+@pytest.mark.parametrize("name", ["sgd", "bsam with a floor"])
+def test_a_captured_training_continues_after_a_signal_in_an_epoch(name, tmp_path):
+    run, looks = RUNS[name], count(1)
+    whole, expected, _ = train(run)
+    with side_stream(device_of()):
+        first = start(run)
+        with pytest.raises(Terminated):
+            first.train_epoch(0, lambda: int(next(looks) == 7))
+    assert first.take_step._graphs
+    assert first.steps_done == 7
+    second, metrics, _ = train(run, state=through_a_file(first, tmp_path))
+    assert apart(second, whole) < tolerance(run)
+    for ours, theirs in zip(metrics, expected, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ["sgd", "bsam with a floor", "bsam on adamw"])

@@ -294,6 +294,25 @@ def test_eval_mode_is_the_cross_entropy_and_stores_nothing(plain):
     assert min(visit(loss, 1, [0, 1], z)) > 0
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_only_logits_at_w_are_stored(problem, parts):
+    """The first pass of SAM on a share sees 4 of 13 samples; the others are seen at perturbed weights alone."""
+    optimizer = bsam.SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model, rho=0.5, ascent=0.3)
+    loss = saf(samples=24, start_epoch=0, epochs_back=1, reduction="none")
+    optimizer.param_groups[0]["batch_size"] = 13  # as after a step
+    problem.model.eval()  # the logits of a sample do not depend on the others
+    expected = problem.model(problem.x[:4]).detach().float()
+
+    def closure(indices=slice(None)):
+        for ids in torch.arange(13)[indices].split(-(-13 // parts)):
+            yield loss(problem.model(problem.x[ids]), problem.y[ids], indices=ids)
+
+    loss.set_epoch(1)
+    optimizer.step(closure)
+    assert (loss.stamp[1] == 1).tolist() == [True] * 4 + [False] * 20
+    assert torch.equal(loss.table[1, :4], expected)
+
+
 @pytest.mark.parametrize(("name", "passes"), [("sam", 2), ("bsam", 3)])
 def test_all_passes_have_the_second_term_and_the_first_is_stored(problem, name, passes):
     ids, optimizer = list(range(24)), build(name, problem.model)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..core.objective import Closure, Objective
 from ..core.optimizer import SharpnessAware
 from ..core.ranks import Ranks, find_ddp, several_ranks
 from ..core.tensors import Memory, clear_weight_caches, sharding
+from ..core.undo import Undo
 from ..core.vector import Vector
 from .recorder import GraphCheck, Recorder
 
@@ -67,11 +67,16 @@ def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
         raise BsamTypeError(f"closure must be a function that computes the loss, got {type(closure).__name__}")
     recorder = Recorder(optimizer.called_modules)
     graph_check = partial(GraphCheck, recorder)
-    with _restore_generators(optimizer), recorder.restore(), optimizer.trial(closure, graph_check) as L:
+    with Undo() as undo, undo:
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(np.random.set_state, np.random.get_state())
+        undo.restore_random_states({p.device for group in optimizer.param_groups for p in group["params"]})
+        undo.callback(recorder.restore)
+        L = optimizer.trial(closure, graph_check, undo)
         earlier = _find_before_passes(optimizer, recorder)
         recorder.save(optimizer.params)
-        with observe_calls(recorder.record_module):
-            findings, differences = _evaluate_twice(L, optimizer.needs)
+        observe_calls(undo, recorder.record_module)
+        findings, differences = _evaluate_twice(L, optimizer.needs)
         if not findings:
             sharded = any(sharding(p) is not None for p in optimizer.params)
             if sharded:
@@ -105,19 +110,6 @@ def _find_before_passes(optimizer: SharpnessAware, recorder: Recorder) -> list[s
             "for each: to tie weights, assign the parameter, as in head.weight = embedding.weight"
         )
     return findings
-
-
-@contextlib.contextmanager
-def _restore_generators(optimizer: SharpnessAware) -> Iterator[None]:
-    cuda = {p.device.index for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=sorted(cuda)):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _evaluate_twice(L: Objective, needs: Collection[Need]) -> tuple[list[str], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -101,26 +100,22 @@ class Recorder:
             )
         return findings
 
-    @contextlib.contextmanager
-    def restore(self) -> Iterator[None]:
-        """Return a context that restores everything that was recorded and has changed."""
-        try:
-            yield
-        finally:
-            for p, g in self._grads.items():
-                p.grad = g
-            with torch.no_grad():
-                for p, value in self._values:
-                    if not _equal(p, value):
-                        p.copy_(value)
-                for module, state in self._set_once:
-                    if any(not _equal(t, state[name]) for name, t in module.state_dict().items()):
-                        module.load_state_dict(state)
-                for module, name, t, old in self._buffers:
-                    if _differs(module, name, t, old):
-                        module._buffers[name] = t
-                        if old is not None:
-                            copy([old], into=[t])
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore everything that was recorded and has changed."""
+        for p, g in self._grads.items():
+            p.grad = g
+        for p, value in self._values:
+            if not _equal(p, value):
+                p.copy_(value)
+        for module, state in self._set_once:
+            if any(not _equal(t, state[name]) for name, t in module.state_dict().items()):
+                module.load_state_dict(state)
+        for module, name, t, old in self._buffers:
+            if _differs(module, name, t, old):
+                module._buffers[name] = t
+                if old is not None:
+                    copy([old], into=[t])
 
     def names(self, params: Iterable[Tensor]) -> str:
         """Return the names of some parameters."""

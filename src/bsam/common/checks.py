@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from inspect import Parameter
 from numbers import Integral
 from typing import Any
@@ -53,6 +54,16 @@ def check_share(name: str, value: object) -> float:
     return value  # type: ignore[return-value]
 
 
+def exact(share: float) -> Fraction:
+    """Return the fraction that a share was meant to be, so that its products with whole numbers are not rounded.
+
+    Example:
+        >>> 0.28 * 25, exact(0.28) * 25
+        (7.000000000000001, Fraction(7, 1))
+    """
+    return Fraction(share).limit_denominator(10**6)
+
+
 def check_flag(name: str, value: object) -> bool:
     """Return ``value`` if it is True or False; otherwise raise."""
     if not isinstance(value, bool):
@@ -69,14 +80,18 @@ def is_number(value: object) -> bool:
 
 
 def check_names(group: Mapping[str, object], settings: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Raise if a group has a radius that the method does not use, or if base and method share a setting's name."""
+    """Raise if a group has a setting that the method does not use, or if base and method share a setting's name."""
     clash = sorted(settings.keys() & defaults.keys())
     if clash:
         raise BsamValueError(f"base and this method both have a setting {clash[0]}: use another base")
     for name in ("lr_max", "lr_min", "warmup", "start"):
         if name in group and name not in defaults and f"sharpness_{name}" in settings:
             raise BsamValueError(f"a parameter group has {name}, which is not used: rename it to sharpness_{name}")
-    unused = [name for name in group if name.startswith("rho") and name not in settings and name not in defaults]
+    ours = ("rho", "sharpness_")
+    unused = [name for name in group if name.startswith(ours) and name not in settings and name not in defaults]
+    if unused and unused[0].startswith("sharpness_"):
+        known = ", ".join(name for name in ("sharpness_warmup", "sharpness_start") if name in settings)
+        raise BsamValueError(f"a parameter group has {unused[0]}, which this method does not use: it has {known}")
     if unused:
         known = ", ".join(name for name in settings if name.startswith("rho"))
         raise BsamValueError(

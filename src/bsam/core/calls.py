@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,24 +11,20 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..common.errors import BsamValueError
+from .undo import Undo
 
 
-@contextlib.contextmanager
-def observe_calls(hook: Callable[[nn.Module], Any]) -> Iterator[None]:
-    """Call ``hook`` with every module before its forward pass, except inside compiled modules."""
+def observe_calls(undo: Undo, hook: Callable[[nn.Module], Any]) -> None:
+    """Call ``hook`` with every module before its forward pass, except inside compiled modules, until ``undo``."""
 
     def before_forward(module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
             hook(module)
 
-    with warnings.catch_warnings():
-        # torch.compile warns about hooks that are called twice; that does no harm here
-        warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
-        handle = nn.modules.module.register_module_forward_pre_hook(before_forward)
-        try:
-            yield
-        finally:
-            handle.remove()
+    undo.enter_context(warnings.catch_warnings())
+    # torch.compile warns about hooks that are called twice; that does no harm here
+    warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
+    undo.callback(nn.modules.module.register_module_forward_pre_hook(before_forward).remove)
 
 
 def refuse_batch_norm(called: nn.Module) -> None:

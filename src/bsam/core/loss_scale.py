@@ -16,7 +16,12 @@ class LossScale:
         device = weights.params[0].device
         self._scaler = scaler
         self._factor = scaler.scale(torch.ones((), dtype=weights.layout.scalar_dtype, device=device))
-        self._overflowed = torch.zeros((), dtype=torch.bool, device=device)  # whether a gradient was non-finite
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the gradients so far."""
+        self._overflowed = torch.zeros((), dtype=torch.bool, device=self._device)  # whether one was non-finite
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,7 +16,8 @@ from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .loss_scale import LossScale
 from .passes import Buffers, PassPart
 from .ranks import Ranks
-from .tensors import Scalar, other_memory
+from .tensors import Scalar, use_other_memory
+from .undo import Undo
 from .vector import Vector
 from .weights import Gradients, Weights
 
@@ -31,6 +33,14 @@ NO_OUTPUTS = (
     "this method needs the outputs of the network, one tensor that is not detached: let the closure return a pair, as "
     "in `outputs = model(x); return loss_fn(outputs, y), outputs`"
 )
+
+
+_in_later_pass = ContextVar("in_later_pass", default=False)
+
+
+def in_later_pass() -> bool:
+    """Whether the closure is called for a pass of a step after its first one, which updates all running averages."""
+    return _in_later_pass.get()
 
 
 @dataclass(frozen=True)
@@ -63,14 +73,14 @@ class LossCheck:
         self.current.append(root)
 
 
-class Objective(contextlib.AbstractContextManager["Objective"]):
+class Objective:
     """The loss of one mini-batch as a function of a displacement of the weights.
 
     ``L.grad(at=e)`` moves the weights to ``w + e``, runs the closure, takes the gradients and leaves ``p.grad`` empty.
     Every evaluation starts with the buffers from before the step and, unless ``same_draws=False``, repeats the random
-    numbers of the first one. An objective is a context manager: on exit the weights are restored, the direction in
-    ``gradients`` is added to ``p.grad``, and the buffers are as the first evaluation left them; after an error,
-    buffers and ``p.grad`` are restored, too. ``SharpnessAware.backward`` creates it.
+    numbers of the first one. At the end the weights are restored, the direction in ``gradients`` is added to
+    ``p.grad``, and the buffers are as the first evaluation left them; after an error, buffers and ``p.grad`` are
+    restored, too. ``SharpnessAware.backward`` creates and ends it.
     """
 
     def __init__(
@@ -102,23 +112,43 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         self._with_outputs = with_outputs  # whether the closure returns pairs of losses and outputs
         self._passes = 0  # begun
         self._sample_losses: Tensor | None = None  # from the latest evaluation, if the closure returns them
+        self._grad_enabled = torch.is_grad_enabled()
         if ranks is not None:
             ranks.begin(weights.layout.mesh is not None, weights.params)
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        try:
-            ended = False
-            self.end(failed=error is not None)
-            ended = True
-        finally:
-            if not ended:  # interrupted by Ctrl-C: the weights must not stay perturbed
-                self.end(failed=True)
-
     def end(self, failed: bool) -> None:
-        """End the passes: restore the weights; if a pass failed, restore everything that it changed."""
-        for part in self._parts[:-1]:
+        """End the passes: restore the weights; if a pass failed, restore everything that it changed.
+
+        Until :meth:`commit`, this may be called again with ``failed``.
+        """
+        for part in self._parts:
             part.end_step(failed)
-        self._buffers.end_step(failed)  # not in the loop, where an interrupt after it could no longer restore them
+        torch.set_grad_enabled(self._grad_enabled)  # an interrupt may have left a block without gradients too early
+        if failed:
+            self.commit()
+
+    def commit(self) -> None:
+        """Forget the state from before the passes: they cannot be taken back any more."""
+        self._buffers.saved = False
+
+    def restart(self) -> None:
+        """Discard the passes so far: the next one is the first.
+
+        The loss, the buffers, the random generators and the parameters that got a gradient are as they were when the
+        step began. Do not use gradients from before; values that were remembered stay.
+        """
+        for part in self._parts:
+            part.restart()
+        if self.loss_scale is not None:
+            self.loss_scale.restart()
+        self.loss = None
+        self.evaluations.clear()
+        self._passes = 0
+
+    @property
+    def reached(self) -> list[bool]:
+        """Whether each parameter got a gradient in one of the passes so far."""
+        return self.gradients.has_grad
 
     @contextlib.contextmanager
     def extra_evaluations(self) -> Iterator[None]:
@@ -178,18 +208,21 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         first, *others = points
         current, second = torch.cuda.current_stream(), torch.cuda.Stream()
         second.wait_stream(current)
-        with self._weights.elsewhere(in_backup=True):
+        with Undo() as undo, undo:
+            self._weights.go_elsewhere(undo, in_backup=True)
             gradients = [self.grad(at=first)]
             gradients[0].norm()  # cached: most methods need it, and later it would wait for the other stream
         # The old check keeps graphs of earlier passes alive, and with them the parameters' AccumulateGrad nodes. These
         # run on the stream that created them; without the old check, the second stream creates new ones.
         self._loss_check = LossCheck()
-        try:
-            with torch.cuda.stream(second), self._weights.elsewhere(), other_memory(self._buffers.writable):
-                gradients += [self.grad(at=at) for at in others]
-                gradients[-1].norm()
-        finally:
-            current.wait_stream(second)  # also after an error: a capture must not end with a stream that was not joined
+        with Undo() as undo, undo:
+            # also after an error: a capture must not end with a stream that was not joined
+            undo.callback(current.wait_stream, second)
+            undo.enter_context(torch.cuda.stream(second))
+            self._weights.go_elsewhere(undo)
+            use_other_memory(undo, self._buffers.writable)
+            gradients += [self.grad(at=at) for at in others]
+            gradients[-1].norm()
         return gradients
 
     def _can_run_side_by_side(self) -> bool:
@@ -311,14 +344,17 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         total = torch.zeros(())
         batches = 0.0
         samples: list[Tensor] = []
-        with contextlib.ExitStack() as stack:
+        with Undo() as undo, undo:
+            undo.callback(_in_later_pass.set, _in_later_pass.get())
+            _in_later_pass.set(self._passes > 1)
             if self._ranks is not None:
-                stack.enter_context(self._ranks.pass_context(without_reducer, self._weights.params))
-            stack.enter_context(torch.set_grad_enabled(backward is not None))
+                self._ranks.begin_pass(undo, without_reducer, self._weights.params)
+            undo.set_grad_enabled(backward is not None)
             losses_of_batches = micro_batches(call(self._closure, subset), self._with_outputs)
-            stack.enter_context(contextlib.closing(losses_of_batches))  # does not stay suspended after an error
+            undo.callback(losses_of_batches.close)  # does not stay suspended after an error
             for losses, outputs, yielded in losses_of_batches:
                 if backward is not None:
+                    self._weights.check_unchanged()  # the closure may have run backward
                     self._loss_check.check(losses, self._weights.moved, since)
                 samples.append(losses.detach())
                 share = losses.numel() / samples[0].numel()
@@ -328,6 +364,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
                     backward(mean if share == 1 else mean * share, outputs)
                 total = mean.detach() if batches == 0 else total + mean.detach() * share
                 batches += share
+            if backward is not None:
+                self._weights.check_unchanged()
         self._sample_losses = None if samples[0].dim() == 0 else samples[0] if len(samples) == 1 else torch.cat(samples)
         asked = 0 if subset is None else len(subset) if isinstance(subset, Tensor) else subset.stop or 0
         returned = len(self.sample_losses) if asked else 0
@@ -384,6 +422,8 @@ class Objective(contextlib.AbstractContextManager["Objective"]):
         gradient = self.gradients.take(wrt)
         if without_reducer and self._ranks is not None:
             self._ranks.average_pass([t for term in gradient.terms for bucket in term.buckets for t in bucket])
+            if self._ranks.inside_ddp_forward and self._ranks.reduces_each_pass:
+                self.gradients.has_grad = self._ranks.on_any_rank(self.gradients.has_grad)
         if self.loss_scale is not None:
             gradient = self.loss_scale.unscale(gradient)
         return gradient * (1.0 / batches)

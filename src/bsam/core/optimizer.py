@@ -1,39 +1,40 @@
 """The base class of all sharpness-aware optimizers."""
 
-# One step of BSAM runs through eight files: this one, methods/bsam.py, schedule.py, objective.py, weights.py,
-# passes.py, vector.py and tensors.py.
+# One step of BSAM runs through ten files: this one, methods/bsam.py, wrapper.py, schedule.py, objective.py, weights.py,
+# passes.py, vector.py, tensors.py and undo.py.
 #
 # 1. ``SharpnessAware.step`` begins it: it clears ``p.grad`` and calls ``backward``. (Loops that clip or scale call
 #    both.)
-# 2. ``backward`` reads the parameter groups again (``Weights.refresh``), creates an ``Objective`` L, the loss of this
-#    mini-batch around w, and calls ``direction(L)``. This is the method itself, in methods/bsam.py: it asks for
-#    gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e from a gradient and a radius, which is a
-#    value of the parameter groups and may follow the learning rate (schedule.py).
+# 2. ``backward`` checks the parameter groups if they were edited (wrapper.py), reads them again (``Weights.refresh``),
+#    creates an ``Objective`` L, the loss of this mini-batch around w, and calls ``direction(L)``. This is the method
+#    itself, in methods/bsam.py: it asks for gradients with ``L.grad(at=e)`` and combines them. ``epsilon`` computes e
+#    from a gradient and a radius, which is a value of the parameter groups and may follow the learning rate
+#    (schedule.py).
 # 3. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First, ``begin_pass`` of every part of a pass prepares
 #    it: ``Weights`` moves the weights to w + e, ``Gradients`` has ``p.grad`` empty, ``RngReplay`` lets all passes draw
 #    the same random numbers, and ``Buffers`` lets all passes start with the buffers from before the step. Then it calls
 #    the closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a ``Vector``.
 # 4. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
 #    are computed at once, on lists of tensors (tensors.py), and stay on the device.
-# 5. When L ends, ``end_step`` of every part ends the passes. ``Weights`` copies w back from a backup, bit for bit;
-#    ``Gradients`` evaluates the direction in the memory of one of the gradients and writes it to ``p.grad``, with the
-#    earlier ``p.grad`` added; buffers and generators are as the first pass left them. If a pass raised, weights,
-#    buffers and ``p.grad`` are as before ``backward``; the generators stay where the first pass left them or stopped.
+# 5. ``L.end`` ends the passes: it calls ``end_step`` of every part. ``Weights`` copies w back from a backup, bit for
+#    bit; ``Gradients`` evaluates the direction in the memory of one of the gradients and writes it to ``p.grad``, with
+#    the earlier ``p.grad`` added; buffers and generators are as the first pass left them. If ``backward`` raises,
+#    weights, buffers and ``p.grad`` are as before; the generators stay where the first pass left them or stopped. The
+#    same holds after Ctrl-C, at any point: see undo.py. The assignment of the phase "ready" is the point of no return.
 # 6. ``step`` runs the base optimizer on ``p.grad``, stores the values to remember in its state, and counts the step.
 #    Until then, they wait in ``PreparedStep``, with the point to step from if that is not w. ``zero_grad`` discards
 #    them; so does the next ``backward`` if every ``p.grad`` is None.
 #
 # Other files are used only if needed: loss_scale.py with a GradScaler (if a scaled gradient is non-finite, later passes
 # run at w and the direction is NaN, so that it skips the step); ranks.py with several processes; calls.py in the first
-# step with ``model=None``; wrapper.py to complete and save parameter groups.
+# step with ``model=None``.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypedDict
 
@@ -50,7 +51,8 @@ from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
 from .schedule import COUNTER, LR_SEEN, LR_START, START, WARMUP, count_on_device, note_lr, scheduled, warmed_up
-from .tensors import Scalar, local
+from .tensors import Scalar, local, wide_dtype
+from .undo import Undo
 from .vector import TINY, Coefficient, PerGroup, Vector
 from .weights import Gradients, Weights
 from .wrapper import ENTRY_NAMES, IN_NORM, METHOD, PERTURB, OptimizerWrapper
@@ -59,6 +61,7 @@ NOT_READY = {
     "idle": "step() has nothing to step with: call backward(closure) first, or step(closure)",
     "failed": "the last backward raised, so there is nothing to step with: call backward(closure) again",
     "in_step": "step was called while a step is under way",
+    "stepped": "the last step was taken, but raised afterwards: call optimizer.zero_grad() before the next one",
     "in_backward": "step was called from inside the closure: a closure must only compute the loss",
 }
 
@@ -89,23 +92,12 @@ class StepOptions(TypedDict, total=False):
 class PreparedStep:
     """What the calls of ``backward`` since the last step leave for ``step``."""
 
-    phase: str = "idle"  # idle, in_backward, ready, in_step, or failed (the last backward raised)
+    phase: str = "idle"  # idle, in_backward, ready, in_step, stepped (by base), or failed (the last backward raised)
     offsets: list[Vector] = field(default_factory=list)  # of the calls that set one: the step starts from their mean
     local_offsets: bool = False  # whether some offsets differ between ranks
     values: dict[str, dict[Tensor, Tensor] | float] = field(default_factory=dict)  # to remember, by name
     used: tuple[Tensor, Tensor | None, int] | None = None  # a parameter, its gradient and version after the last step
     stale: bool = False  # whether a backward has added to a gradient that a step had used, since ``zero_grad``
-
-    @contextlib.contextmanager
-    def in_backward(self) -> Iterator[None]:
-        """Return the context of a backward, after which a step is possible unless it raised."""
-        try:
-            self.phase = "in_backward"
-            yield
-            self.phase = "ready"
-        finally:
-            if self.phase != "ready":
-                self.phase = "failed"
 
     def check_base_step(self, *_: object) -> None:
         """Raise if the base optimizer steps without the method, which would forget that the step was taken."""
@@ -153,7 +145,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     ranks: Ranks
     _prepared: PreparedStep
     _offset: Vector | None  # of the current backward: the step starts from w + offset
-    _values: dict[str, list[Tensor] | float]  # to remember, from the current backward
+    _values: dict[str, dict[Tensor, Tensor] | float]  # to remember, from the current backward
+    _gradients: Callable[[], Gradients | None]  # of the current backward, a weak reference
     _check_batch_norm: bool  # whether to raise if the closure runs batch norm: its statistics would not be restored
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -261,6 +254,10 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def radii(self, name: str) -> Coefficient:
         """Return the radius ``name`` in this step: one number, or one per group if they differ."""
+        if name not in self.settings:
+            raise BsamValueError(
+                f"{self.method()} has no radius {name}; its radii are {', '.join(self.radius_names) or 'none'}"
+            )
         values = [self.radius(group, name) for group in self.param_groups]
         alike = not isinstance(values[0], Tensor) and all(not isinstance(v, Tensor) and v == values[0] for v in values)
         return values[0] if alike or len(values) == 1 else PerGroup(values)
@@ -294,19 +291,26 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         If several ``backward`` calls precede a step, all of them recall the values of the previous step, and those of
         the last one are remembered. Values computed under DDP's ``no_sync`` are ignored: they differ between ranks,
-        which could then diverge.
+        which could then diverge. The entries of parameters without a gradient in the passes so far stay as they were.
         """
         kind = "vectors" if isinstance(value, Vector) else "numbers"
         if name not in getattr(self, kind):
             raise BsamValueError(f"{name!r} must be listed in {type(self).__name__}.{kind}, so that it is saved")
-        if not self.ranks.under_no_sync:
-            self._values[name] = value.tensors(self.params) if isinstance(value, Vector) else value
+        if self.ranks.under_no_sync:
+            return
+        if isinstance(value, Vector):
+            tensors = value.tensors(self.params, wide=name in self.running_means)
+            entries = zip(self.params, tensors, self._reached(), strict=True)
+            self._values[name] = {p: t for p, t, reached in entries if reached}
+        else:
+            self._values[name] = value
 
     def recall(self, name: str, missing: Vector | None = None) -> Any:
         """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.
 
-        A parameter that had no gradient yet has no entry in a vector, for example because it was frozen: there the
-        vector has the entries of ``missing``, or zeros.
+        Call it after the first pass. A vector is then zero for parameters without a gradient in this step, so that
+        lengths and directions do not depend on them. A parameter that had no gradient in earlier steps has no entry,
+        for example because it was frozen: there the vector has the entries of ``missing``, or zeros.
         """
         if name in self.numbers:
             return self.param_groups[0][name]
@@ -314,15 +318,34 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         stored: list[Any] = [state[p].get(name) if p in state else None for p in self.params]
         if all(t is None for t in stored):
             return missing
-        if any(t is None for t in stored):
-            zeros = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-            others = zeros if missing is None else missing.tensors(self.params)
+        if missing is not None and any(t is None for t in stored):
+            others = missing.tensors(self.params, wide=name in self.running_means)
             stored = [other if t is None else t for t, other in zip(stored, others, strict=True)]
-        return self.vector(t.to(p) for t, p in zip(stored, self.params, strict=True))
+        return self.restricted(stored, self._reached(), wide=name in self.running_means)
+
+    def restricted(self, tensors: Iterable[Tensor | None], reached: Iterable[bool], *, wide: bool = False) -> Vector:
+        """Return the vector of these tensors, with zeros for None and for parameters that are not reached."""
+        entries = []
+        for p, t, is_reached in zip(self.params, tensors, reached, strict=True):
+            dtype = wide_dtype(p.dtype) if wide else p.dtype
+            used = t if is_reached else None
+            entries.append(torch.zeros_like(p, dtype=dtype) if used is None else used.to(p.device, dtype))
+        return self.vector(entries)
+
+    def _reached(self) -> list[bool]:
+        """Return which parameters got a gradient in this step; all of them if no pass has computed one yet."""
+        gradients = self._gradients() if self._prepared.phase == "in_backward" else None
+        if gradients is None or not any(gradients.has_grad):
+            return [True] * len(self.params)
+        return gradients.has_grad
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number over ranks under DDP's ``no_sync``: all ranks have the same, except with ``m_sharpness``."""
         return self.ranks.mean(number)
+
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether a flag is set on any DDP rank, if ranks may differ in which parameters they use."""
+        return flag if self.ranks.reduces_each_pass else self.ranks.on_any_rank([flag])[0]
 
     def mean_losses(self, losses: list[float]) -> list[float]:
         """Average the losses of this rank's part of the batch over ranks, if gradients are averaged."""
@@ -350,28 +373,37 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if optimizer is not self:  # called on a framework's wrapper
             return SharpnessAware.backward(optimizer, closure, scaler)
         self._begin(closure)
-        with self._prepared.in_backward():
-            with self._objective(closure, self._buffers, self._rng, scaler=scaler) as L:
-                observers = [observer for observer in self.observers if observer.due(self.t)]
-                L.keep_evaluations = bool(observers)
-                with observe_calls(refuse_batch_norm) if self._check_batch_norm else contextlib.nullcontext():
-                    d = self.direction(L) if self.steps_since_start >= 0 else self._plain_direction(L)
-                self._check_batch_norm = False
-                if not isinstance(d, Vector):
-                    raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
-                if L.loss_scale is not None:
-                    d = L.loss_scale.scale_direction(d)
-                    if L.loss_scale.overflowed():  # the scaler will skip this step
-                        self._offset = None
-                        observers = []
-                for observer in observers:
-                    with L.extra_evaluations():
-                        observer.observe(self, L)
-                L.gradients.direction = d
-                L.gradients.offset = self._offset
-            if self._offset is not None or self._values:
-                self._prepare(L.gradients)
-        return L.loss  # type: ignore[return-value]
+        L = self._objective(closure, self._buffers, self._rng, scaler=scaler)
+        try:
+            self._prepared.phase = "in_backward"
+            observers = [observer for observer in self.observers if observer.due(self.t)]
+            L.keep_evaluations = bool(observers)
+            with Undo() as undo, undo:
+                if self._check_batch_norm:
+                    observe_calls(undo, refuse_batch_norm)
+                d = self.direction(L) if self.steps_since_start >= 0 else self._plain_direction(L)
+            if not isinstance(d, Vector):
+                raise BsamTypeError(f"{type(self).__name__}.direction must return a Vector, got {type(d).__name__}")
+            if L.loss_scale is not None:
+                d = L.loss_scale.scale_direction(d)
+                if L.loss_scale.overflowed():  # the scaler will skip this step
+                    self._offset = None
+                    observers = []
+            for observer in observers:
+                with L.extra_evaluations():
+                    observer.observe(self, L)
+            L.gradients.direction = d
+            L.gradients.offset = self._offset
+            L.end(failed=False)
+            self._prepare(L)
+            return L.loss  # type: ignore[return-value]
+        except BaseException:
+            try:
+                L.end(failed=True)
+            finally:  # again, since Ctrl-C may have interrupted it
+                L.end(failed=True)
+                self._prepared.phase = "failed"
+            raise
 
     def _plain_direction(self, L: Objective) -> Vector:
         """Return the gradient; raise at once if the closure will not do for the steps after the start."""
@@ -397,6 +429,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 "a parameter group of base lacks the method's settings: add groups with optimizer.add_param_group, and "
                 "load states with optimizer.load_state_dict"
             )
+        self.check_groups()
         self._weights.refresh(self.param_groups)
         if not self._weights.params:
             raise BsamRuntimeError("no parameter of base requires a gradient: unfreeze at least one of them")
@@ -415,44 +448,47 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
         options |= {"side_by_side": self.side_by_side and self.ranks.ddp is None}
         options |= {"with_outputs": Need.OUTPUTS in self.needs}
-        return Objective(closure, self._weights, buffers, others, ranks, **options)
+        L = Objective(closure, self._weights, buffers, others, ranks, **options)
+        self._gradients = weakref.ref(L.gradients)  # a strong one would keep gradients between steps
+        return L
 
-    def _prepare(self, gradients: Gradients) -> None:
+    def _prepare(self, L: Objective) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
-        if gradients.offset is not None:
-            self._prepared.offsets.append(gradients.offset)
-            self._prepared.local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
-        for name, value in self._values.items():
-            if isinstance(value, list):
-                entries = zip(self.params, value, gradients.has_grad, strict=True)
-                self._prepared.values[name] = {p: t for p, t, has_grad in entries if has_grad}
-            else:
-                self._prepared.values[name] = value
+        prepared, offset = self._prepared, L.gradients.offset
+        offsets, local_offsets = prepared.offsets, prepared.local_offsets
+        if offset is not None:
+            offsets = [*offsets, offset]
+            local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
+        values = {**prepared.values, **self._values}
+        L.commit()  # from here on, nothing can be interrupted: there are no calls
         self._offset = None  # frees their memory
         self._values = {}
+        self._check_batch_norm = False
+        prepared.offsets = offsets
+        prepared.local_offsets = local_offsets
+        prepared.values = values
+        prepared.phase = "ready"
 
     def unwrapped(self) -> SharpnessAware:
         """Return the optimizer, even if ``self`` is a framework's wrapper, whose class derives from the optimizer's."""
         return self._reference() or self
 
-    @contextlib.contextmanager
-    def trial(self, closure: Closure, loss_check: Callable[[list[Tensor]], LossCheck]) -> Iterator[Objective]:
-        """Return a context for evaluations that prepare no step and leave no trace, for :meth:`check`.
+    def trial(self, closure: Closure, loss_check: Callable[[list[Tensor]], LossCheck], undo: Undo) -> Objective:
+        """Return an objective whose evaluations prepare no step, for :meth:`check`; ``undo`` removes their traces.
 
         ``loss_check`` is called with the parameters and returns the check of the losses.
         """
         phase = self._prepared.phase
         if phase == "in_backward":
             raise BsamRuntimeError("check was called from inside the closure: call it before training")
+        self.check_groups()
         self._weights.refresh(self.param_groups)
         rng = RngReplay(True, self._weights.cuda_generators)
         L = self._objective(closure, Buffers(self.called_modules), rng, loss_check=loss_check(self.params))
+        undo.callback(setattr, self._prepared, "phase", phase)
+        undo.callback(L.end, True)
         self._prepared.phase = "in_backward"
-        try:
-            yield L
-        finally:
-            L.end(failed=True)
-            self._prepared.phase = phase
+        return L
 
     def step(self, closure: Closure | None = None) -> Tensor | None:  # type: ignore[override]
         """Clear ``p.grad``, call :meth:`backward` and run the base optimizer's step.
@@ -470,28 +506,36 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if prepared.phase != "ready":
             raise BsamRuntimeError(NOT_READY[prepared.phase])
         with_grad = {p for p in self._weights.params if p.grad is not None} if prepared.values else set()
-        try:
+        with Undo() as undo, undo:
+            undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+            undo.callback(self._end_step, with_grad, [group["steps_taken"] + 1 for group in self.param_groups])
             prepared.phase = "in_step"
             if prepared.offsets and any(p.grad is not None for p in self.params):  # otherwise p.grad was cleared
                 self._weights.move(self._mean_offset())
             self.base.step()
-            self._weights.commit()
-        finally:
-            prepared.phase = "ready"
-            self._weights.restore()  # nothing to do after a commit
-        if prepared.values:
-            self._store_values(with_grad)
-        for group in self.param_groups:
-            group["steps_taken"] += 1
-            if group[WARMUP] or group[START]:
-                count_on_device(group)
-            if group.get(LR_SEEN) is not None:
-                note_lr(group)
-        self._reset()
+            prepared.phase = "stepped"  # from here on, an interrupt no longer takes the step back
         if closure is None:  # a later backward should not find this gradient unchanged
             p = self._weights.params[0]
             prepared.used = p, p.grad, -1 if p.grad is None else p.grad._version
         return loss
+
+    def _end_step(self, with_grad: Collection[Tensor], steps_taken: list[int]) -> None:
+        """Count a step and store what it remembers; if it was not taken, put the weights back."""
+        prepared = self._prepared
+        if prepared.phase == "in_step":
+            self._weights.restore()
+            prepared.phase = "ready"
+        if prepared.phase == "stepped":
+            self._weights.commit()
+            for group, steps in zip(self.param_groups, steps_taken, strict=False):  # base may have added a group
+                group["steps_taken"] = steps
+                if group[WARMUP] or group[START]:
+                    count_on_device(group)
+                if group.get(LR_SEEN) is not None:
+                    note_lr(group)
+            if prepared.values:
+                self._store_values(with_grad)
+            self._reset()
 
     def _mean_offset(self) -> Vector:
         """Return the start of the step relative to w: the mean of the offsets, also over ranks if they differ."""
@@ -524,18 +568,18 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""
+        if self._prepared.phase != "in_backward":  # a closure may call zero_grad, as torch's closures do
+            self._reset()  # first: an interrupt must not leave a step with a part of its gradient
         super().zero_grad(set_to_none)
         self._prepared.stale = False
-        if self._prepared.phase != "in_backward":  # a closure may call zero_grad, as torch's closures do
-            self._reset()
 
     def _reset(self) -> None:
-        self._prepared.phase = "idle"
         self._prepared.offsets = []
         self._prepared.local_offsets = False
         self._prepared.values = {}
         self._prepared.used = None
         self.ranks.needs_sync = False
+        self._prepared.phase = "idle"
 
     # For frameworks and CUDA graphs.
 
@@ -561,6 +605,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def begin_first_pass(self) -> None:
         """Save buffers and generators. Call this if a framework runs the first pass before :meth:`backward`."""
+        self.check_groups()
         self._weights.refresh(self.param_groups)
         self._buffers.save()
         self._rng.save()
@@ -593,13 +638,15 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._rng.make_clones()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_rng", "ranks", "observers", "_prepared", "_offset", "_values"}
-        transient |= {"_reference", "_check_batch_norm", "step"}  # schedulers patch ``step`` on the instance
+        transient = {"_weights", "_buffers", "_rng", "_gradients", "ranks", "observers", "_prepared", "_offset"}
+        transient |= {"_values", "_reference", "_check_batch_norm", "_checked"}
+        transient |= {"step"}  # schedulers patch it on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also creates the hooks
         self._reference = weakref.ref(self)
+        self._checked = []
         self._weights = Weights()
         self._buffers = Buffers(self.called_modules)
         self._rng = RngReplay(self.same_draws, self._weights.cuda_generators)
@@ -608,5 +655,6 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self._check_batch_norm = self.model is None  # in the first backward
         self._offset = None
         self._values = {}
+        self._gradients = lambda: None
         self._prepared = PreparedStep()
         self.base.register_step_pre_hook(self._prepared.check_base_step)

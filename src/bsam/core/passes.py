@@ -27,8 +27,12 @@ class PassPart:
     def end_step(self, failed: bool) -> None:
         """End the passes of a step; if one of them failed, restore what it changed.
 
-        After an interrupt, this is called again, with ``failed``, for all parts.
+        After an error or interrupt later in the step, this is called again, with ``failed``, for all parts.
         """
+
+    def restart(self) -> None:
+        """Discard the passes so far, as if they had failed: the next one is the first."""
+        self.end_step(failed=True)
 
 
 # buffers of one device and dtype, copies from before the step, copies from after the first pass
@@ -51,12 +55,12 @@ class Buffers(PassPart):
         self._entries: list[_Entry] = []
         self._first: list[Tensor | None] = []  # the tensors in these entries after the first pass
         self._groups: list[_Group] = []
-        self._saved = False
+        self.saved = False  # whether they are saved, for the next step or the one under way
 
     @torch.no_grad()
     def save(self) -> None:
         """Save the buffers before the first pass of a step."""
-        self._saved = False
+        self.saved = False
         self._first = []
         self._all = [
             m._buffers
@@ -72,13 +76,13 @@ class Buffers(PassPart):
         self._entries = entries
         for buffers, before, _ in self._groups:
             copy(buffers, into=before)
-        self._saved = True
+        self.saved = True
 
     @torch.no_grad()
     def begin_pass(self, number: int, at: Vector | None) -> None:
         """Save the buffers before the first pass, and restore them before later ones; keep the first pass's result."""
         if number == 0:
-            if not self._saved:
+            if not self.saved:
                 self.save()
             return
         if number == 1:
@@ -97,7 +101,7 @@ class Buffers(PassPart):
     @torch.no_grad()
     def end_step(self, failed: bool) -> None:
         """Set the buffers to their values after the first pass, or, if the step failed, before the step."""
-        if self._saved and failed:
+        if self.saved and failed:
             self._restore_before()
         elif self._first:
             for (module_buffers, name, _), t in zip(self._entries, self._first, strict=True):
@@ -105,7 +109,6 @@ class Buffers(PassPart):
             for buffers, _, after in self._groups:
                 copy(after, into=buffers)
         self._first = []
-        self._saved = False  # last: until then, they can be restored after an interrupt
 
     def _add_created(self) -> None:
         """Add buffers that the first pass created, with the values that it left."""
@@ -197,6 +200,13 @@ class RngReplay(PassPart):
         self._before = []
         self._after = []
         self._captured = []
+
+    def restart(self) -> None:
+        """Let the next pass draw what the first one drew; in the capture of a CUDA graph, it draws new numbers."""
+        for generator, state in self._before:
+            generator.set_state(state)
+        self._after = []
+        self.end_step(failed=True)
 
     def make_clones(self) -> list[torch.Generator]:
         """Clone the CUDA generators once per later pass. The clones must be registered before the capture.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from ..common.errors import BsamRuntimeError
 from .calls import observe_calls
+from .undo import Undo
 
 
 def several_ranks() -> bool:
@@ -97,25 +97,26 @@ class Ranks:
             self.use(active)
         self._may_be_wrapped = several and self.ddp is None
 
-    def pass_context(self, without_reducer: bool, params: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a pass. With ``m_sharpness`` or ``without_reducer``, it turns DDP's reducer off.
+    def begin_pass(self, undo: Undo, without_reducer: bool, params: Sequence[Tensor]) -> None:
+        """Begin a pass, which ``undo`` ends. With ``m_sharpness`` or ``without_reducer``, turn DDP's reducer off.
 
-        If there may be a DDP wrapper that is not known yet, the context finds the one that the closure calls.
+        If there may be a DDP wrapper that is not known yet, find the one that the closure calls.
         """
         if self.ddp is not None:
-            return self._ddp_no_sync() if self.m_sharpness or without_reducer else contextlib.nullcontext()
-        return self._find_ddp_in_closure(without_reducer, params) if self._may_be_wrapped else contextlib.nullcontext()
+            if self.m_sharpness or without_reducer:
+                self._turn_reducer_off(undo)
+        elif self._may_be_wrapped:
+            self._find_ddp_in_closure(undo, without_reducer, params)
 
-    def _ddp_no_sync(self) -> contextlib.AbstractContextManager[Any]:
+    def _turn_reducer_off(self, undo: Undo) -> None:
         if self.ddp.static_graph:
             raise BsamRuntimeError(
                 "this method runs passes under DistributedDataParallel.no_sync, which does not support "
                 "static_graph=True: build the wrapper with static_graph=False"
             )
-        return self.ddp.no_sync()
+        undo.set_attributes([(self.ddp, "require_backward_grad_sync", False)])  # what its no_sync does
 
-    @contextlib.contextmanager
-    def _find_ddp_in_closure(self, without_reducer: bool, params: Sequence[Tensor]) -> Iterator[None]:
+    def _find_ddp_in_closure(self, undo: Undo, without_reducer: bool, params: Sequence[Tensor]) -> None:
         """Find the DDP wrapper of ``params`` when it is called, in time to turn off its reducer for this pass."""
         trained = set(params)
 
@@ -128,10 +129,9 @@ class Ranks:
             if ddp is not None:
                 self.use(ddp)
                 if without_reducer:
-                    stack.enter_context(self._ddp_no_sync())
+                    self._turn_reducer_off(undo)
 
-        with contextlib.ExitStack() as stack, observe_calls(find_wrapper):
-            yield
+        observe_calls(undo, find_wrapper)
 
     def mean(self, number: float) -> float:
         """Return the mean of a number over ranks under the user's ``no_sync``; otherwise the number itself."""
@@ -160,11 +160,15 @@ class Ranks:
 
     def has_grad_on_any_rank(self, has_grad: list[bool]) -> list[bool]:
         """Return which parameters got a gradient on any rank. If DDP reduces every pass, this is already known."""
-        if self.ddp is None or self.reduces_each_pass or not self.ddp.find_unused_parameters:
-            return has_grad
-        flags = torch.tensor(has_grad, dtype=torch.int32, device=self.ddp.device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
-        return [bool(flag) for flag in flags.tolist()]
+        return has_grad if self.reduces_each_pass else self.on_any_rank(has_grad)
+
+    def on_any_rank(self, flags: list[bool]) -> list[bool]:
+        """Return which flags are set on any DDP rank; without ``find_unused_parameters``, all ranks have the same."""
+        if self.ddp is None or not self.ddp.find_unused_parameters:
+            return flags
+        reduced = torch.tensor(flags, dtype=torch.int32, device=self.ddp.device)
+        dist.all_reduce(reduced, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
+        return [bool(flag) for flag in reduced.tolist()]
 
     def sync(self, accumulated: list[Tensor], direction: list[Tensor]) -> None:
         """Average tensors that differ between ranks, in place; under the user's ``no_sync``, leave it to a later call.

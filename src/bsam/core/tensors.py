@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +13,8 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+
+from .undo import Undo
 
 Scalar: TypeAlias = float | Tensor  # a number, or a 0-dim tensor on the same device
 Sharding: TypeAlias = tuple[Any, Any] | None  # (mesh, placements) of a DTensor; None for an ordinary tensor
@@ -30,6 +31,11 @@ class Bucket:
     dtype: torch.dtype
     sharding: Sharding
     indices: tuple[int, ...]
+
+    @property
+    def real_dtype(self) -> torch.dtype:
+        """The type of the entries of vectors; complex tensors are viewed as real ones."""
+        return self.dtype.to_real()
 
 
 class Layout:
@@ -80,6 +86,16 @@ class Layout:
         return reduce(torch.stack([first, *others])) if others else first
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for half precision, and other types as they are: a running mean in half precision stops moving.
+
+    Example:
+        >>> wide_dtype(torch.bfloat16), wide_dtype(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
 def sharding(t: Tensor) -> Sharding:
     """Return the mesh and placements of a DTensor; None for an ordinary tensor."""
     module = sys.modules.get("torch.distributed.tensor")  # without this import there are no DTensors
@@ -119,6 +135,21 @@ def is_one(c: Scalar) -> bool:
     return not isinstance(c, Tensor) and c == 1.0
 
 
+def scaled(tensors: list[Tensor], c: Scalar) -> list[Tensor]:
+    """Return the products with ``c``, in new memory."""
+    if isinstance(c, Tensor) and tensors[0].dtype == torch.float16:  # on a GPU c would be cast, and may exceed float16
+        return [(t.float() * c).half() for t in tensors]
+    return list(torch._foreach_mul(tensors, c))
+
+
+def scale_(tensors: list[Tensor], c: Scalar) -> None:
+    """Multiply tensors by ``c``, in place."""
+    if isinstance(c, Tensor) and tensors[0].dtype == torch.float16:
+        torch._foreach_copy_(tensors, scaled(tensors, c))
+    else:
+        torch._foreach_mul_(tensors, c)
+
+
 def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
     if all(t.is_cpu for t in x):
@@ -135,7 +166,7 @@ def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.numel() > CHUNK:
         chunks = zip(a.split(CHUNK), b.split(CHUNK), strict=True)
         return torch.stack([_dot(x, y, dtype) for x, y in chunks]).sum()
-    return torch.dot(a, b) if a.dtype == dtype else torch.dot(a.to(dtype), b.to(dtype))
+    return torch.dot(a.to(dtype), b.to(dtype))
 
 
 def clear_weight_caches() -> None:
@@ -199,18 +230,7 @@ def _address(t: Tensor) -> tuple[int, int, int]:
     return storage, start, start + (last + 1) * t.itemsize if t.numel() and storage else start
 
 
-@contextlib.contextmanager
-def other_memory(tensors: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> Iterator[None]:
-    """Let tensors use the memory of ``others`` inside the context, by default new memory; they get theirs back on exit.
-
-    The entries in the other memory are undefined at first.
-    """
-    before = [t.data for t in tensors]
+def use_other_memory(undo: Undo, tensors: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> None:
+    """Let tensors use the memory of ``others`` until ``undo``, by default new memory, whose entries are undefined."""
     others = [torch.empty_like(t) for t in tensors] if others is None else others
-    try:
-        for t, other in zip(tensors, others, strict=True):
-            t.data = other.data
-        yield
-    finally:
-        for t, data in zip(tensors, before, strict=True):
-            t.data = data
+    undo.set_attributes((t, "data", other.data) for t, other in zip(tensors, others, strict=True))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import BsamRuntimeError
-from .tensors import BucketedTensors, Layout, Scalar, dots, is_one
+from .tensors import BucketedTensors, Layout, Scalar, dots, is_one, scale_, scaled, wide_dtype
 
 TINY = 1e-12  # added to a norm before dividing by it
 
@@ -41,7 +41,8 @@ class Term:
     """The stored entries of one term.
 
     With ``scratch``, evaluating a combination may overwrite them. Memory that is ``reused`` in the next step must never
-    become ``p.grad``.
+    become ``p.grad``. Running means of half-precision parameters have float32 entries: sums with them are evaluated in
+    float32, and rounded when they are added to the weights.
     """
 
     buckets: BucketedTensors
@@ -144,7 +145,7 @@ class Vector:
 
         ``f`` sees real, local tensors: a complex parameter as pairs in the last dimension, a sharded one as its shard.
         """
-        buckets = zip(self.layout.buckets, self._evaluated(), strict=True)
+        buckets = zip(self.layout.buckets, self._narrow(self._evaluated()), strict=True)
         mapped = [[f(i, t) for i, t in zip(bucket.indices, tensors, strict=True)] for bucket, tensors in buckets]
         return self._with({Term(mapped, True): 1.0})
 
@@ -198,17 +199,22 @@ class Vector:
         sizes = [t.numel() for bucket in next(iter(self.terms)).buckets for t in bucket]
         return f"Vector({sum(sizes):,} entries in {len(sizes)} tensor(s))"
 
-    def tensors(self, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def tensors(self, like: Sequence[Tensor] | None = None, *, wide: bool = False) -> list[Tensor]:
         """Return the entries in new tensors, one per parameter.
 
-        They are real and local, unless ``like`` has complex or sharded tensors to match.
+        They are real and local, unless ``like`` has complex or sharded tensors to match. With ``wide``, they are
+        computed, and returned, in float32 instead of half precision.
         """
-        return self.layout.join(self._evaluated(copy=True), like)
+        buckets = self._wide_buckets() if wide else self._narrow(self._evaluated(copy=True))
+        return self.layout.join(buckets, like)
 
     @torch.no_grad()
     def add_to(self, buckets: BucketedTensors, k: int) -> None:
         """Add bucket ``k`` of this vector to ``buckets[k]``, in place."""
         y = buckets[k]
+        if any(term.buckets[k][0].dtype != y[0].dtype for term in self.terms):
+            torch._foreach_add_(y, self._wide_bucket(k))
+            return
         for term, coefficient in self.terms.items():
             x, c = term.buckets[k], self._coefficient(coefficient, k)
             if not isinstance(c, Tensor):
@@ -221,13 +227,13 @@ class Vector:
                     maximize=True, is_first_step=False,
                 )  # fmt: skip
             else:
-                torch._foreach_add_(y, torch._foreach_mul(x, c))
+                torch._foreach_add_(y, scaled(x, c))
 
     @torch.no_grad()
     def materialize_(self) -> BucketedTensors:
         """Return the entries, written over the first scratch term that is not reused; else in new memory."""
         target = next((term for term in self.terms if term.scratch and not term.reused), None)
-        return self._evaluated(copy=True) if target is None else self._written_over(target)
+        return self._narrow(self._evaluated(copy=True)) if target is None else self._written_over(target)
 
     @torch.no_grad()
     def evaluate_(self, *, copy: bool = False) -> Vector:
@@ -245,31 +251,66 @@ class Vector:
         for k in range(len(self.layout.buckets)):
             c = self._coefficient(self.terms[target], k)
             if not is_one(c):
-                torch._foreach_mul_(target.buckets[k], c)
+                scale_(target.buckets[k], c)
             rest.add_to(target.buckets, k)
         target.cached_norm = None
         return target.buckets
 
     @torch.no_grad()
     def _evaluated(self, *, copy: bool = False) -> BucketedTensors:
-        """Return the entries: without ``copy``, those of a single term with the factor 1 are not copied."""
+        """Return the entries: without ``copy``, those of a single term with the factor 1 are not copied.
+
+        They are in float32 if a term is.
+        """
         (term, first), *rest = self.terms.items()
         if not rest and not copy and not isinstance(first, PerGroup) and is_one(first):
             return term.buckets
         others = self._with(dict(rest))
         buckets = []
-        for k in range(len(self.layout.buckets)):
-            buckets.append(list(torch._foreach_mul(term.buckets[k], self._coefficient(first, k))))
+        for k, bucket in enumerate(self.layout.buckets):
+            if any(term.buckets[k][0].dtype != bucket.real_dtype for term in self.terms):
+                buckets.append(self._wide_bucket(k))
+                continue
+            buckets.append(scaled(term.buckets[k], self._coefficient(first, k)))
             others.add_to(buckets, k)
         return buckets
+
+    def _narrow(self, buckets: BucketedTensors) -> BucketedTensors:
+        """Return the entries in the types of the parameters."""
+        dtypes = (bucket.real_dtype for bucket in self.layout.buckets)
+        pairs = zip(buckets, dtypes, strict=True)
+        return [tensors if tensors[0].dtype == dtype else [t.to(dtype) for t in tensors] for tensors, dtype in pairs]
+
+    def _wide_buckets(self) -> BucketedTensors:
+        """Return the entries in new memory, in float32 instead of half precision."""
+        narrow = [bucket.real_dtype.itemsize < 4 for bucket in self.layout.buckets]
+        if not any(narrow):
+            return self._evaluated(copy=True)
+        return [self._wide_bucket(k) for k in range(len(narrow))]
+
+    @torch.no_grad()
+    def _wide_bucket(self, k: int) -> list[Tensor]:
+        """Return the entries of bucket ``k`` in new memory, in float32 instead of half precision."""
+        dtype = wide_dtype(self.layout.buckets[k].real_dtype)
+        sums: list[Tensor] = []
+        for term, coefficient in self.terms.items():
+            wide = [t.to(dtype) for t in term.buckets[k]]
+            products = scaled(wide, self._coefficient(coefficient, k))
+            if sums:
+                torch._foreach_add_(sums, products)
+            else:
+                sums = products
+        return sums
 
     def _coefficient(self, c: Coefficient, k: int) -> Scalar:
         bucket = self.layout.buckets[k]
         factor = c[bucket.group] if isinstance(c, PerGroup) else c
-        if not isinstance(factor, Tensor):
-            return factor
-        # on the CPU a number is cheaper, and item() does not wait
-        return factor.item() if bucket.device.type == "cpu" else factor.to(bucket.device)
+        if isinstance(factor, Tensor):
+            if bucket.device.type != "cpu":
+                return factor.to(bucket.device)
+            factor = factor.item()  # a number is cheaper, and item() does not wait
+        # foreach operations convert a number to the type of the entries, which it may exceed, but not a 0-dim tensor
+        return torch.tensor(factor, device=bucket.device) if abs(factor) > torch.finfo(bucket.dtype).max else factor
 
 
 def map_scalars(op: Callable[..., Scalar], *coefficients: Coefficient) -> Coefficient:

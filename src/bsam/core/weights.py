@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,14 @@ from torch.nn.parameter import is_lazy
 from ..common.errors import BsamRuntimeError
 from .passes import PassPart
 from .ranks import Ranks
-from .tensors import BucketedTensors, Layout, clear_weight_caches, local, other_memory
+from .tensors import BucketedTensors, Layout, clear_weight_caches, local, use_other_memory
+from .undo import Undo
 from .vector import Term, Vector
+
+IN_BACKWARD = (
+    "hooks of the parameters change them during backward, as an optimizer in backward does "
+    "(register_post_accumulate_grad_hook): remove the hooks, and let base step on all parameters"
+)
 
 
 class Weights(PassPart):
@@ -29,6 +34,8 @@ class Weights(PassPart):
         self.layout = Layout([])
         self.gradient_memory: list[BucketedTensors] = []  # kept between steps; see Gradients
         self.moved = False  # whether the parameters are away from w
+        self._hooked: list[Tensor] = []  # parameters with hooks that run in backward and might step
+        self._versions: list[int] = []  # of these, at the beginning of a pass
         self._saved = False  # whether w is in the backup
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
@@ -36,7 +43,8 @@ class Weights(PassPart):
 
     def refresh(self, param_groups: Sequence[dict[str, Any]]) -> None:
         """Read the parameter groups again: between steps, parameters may be added, frozen, moved or cast."""
-        self.restore()  # if the last step was interrupted
+        if self.moved or self._saved:  # if the last step was interrupted
+            self.restore()
         trained = [(i, p) for i, group in enumerate(param_groups) for p in group["params"] if p.requires_grad]
         self.params = [p for _, p in trained]
         try:
@@ -54,6 +62,9 @@ class Weights(PassPart):
             self._backup = self.allocate()
             self._signature = signature
         self._tensors = self.layout.split(self.params)
+        if any("_in_backward_optimizers" in p.__dict__ for p in self.params):  # of torch.distributed.optim
+            raise BsamRuntimeError(IN_BACKWARD)
+        self._hooked = [p for p in self.params if p._post_accumulate_grad_hooks and self.layout.mesh is None]
 
     @property
     def on_one_gpu(self) -> bool:
@@ -86,7 +97,7 @@ class Weights(PassPart):
         if self.moved:
             for tensors, backup in pairs:
                 torch._foreach_copy_(tensors, backup)
-        elif at is not None and not self._saved:
+        elif (at is not None or self._hooked) and not self._saved:
             for tensors, backup in pairs:  # all before the first moves: they may share memory
                 torch._foreach_copy_(backup, tensors)
             self._saved = True
@@ -94,7 +105,15 @@ class Weights(PassPart):
         if at is not None:
             for k in range(len(pairs)):
                 at.add_to(self._tensors, k)
+        if self._hooked:
+            self._versions = [p._version for p in self._hooked]
         clear_weight_caches()
+
+    def check_unchanged(self) -> None:
+        """Raise if hooks have changed the parameters in this pass."""
+        if self._hooked and self._versions != [p._version for p in self._hooked]:
+            self.moved = True
+            raise BsamRuntimeError(IN_BACKWARD)
 
     def end_step(self, failed: bool) -> None:
         """Restore the parameters; the next move saves a new backup."""
@@ -107,22 +126,20 @@ class Weights(PassPart):
         self.moved = False
         self._saved = False
 
-    @contextlib.contextmanager
-    def elsewhere(self, *, in_backup: bool = False) -> Iterator[None]:
-        """Let the parameters use other memory inside the context, so that moving them leaves ``w`` in place.
+    def go_elsewhere(self, undo: Undo, *, in_backup: bool = False) -> None:
+        """Let the parameters use other memory until ``undo``, so that moving them leaves ``w`` in place.
 
         Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
         """
-        backup = self._backup
         w = [[t.data for t in bucket] for bucket in self._tensors]
-        with other_memory(self.params, self.layout.join(backup) if in_backup else None):
-            try:
-                self._backup = w
-                self.moved = True
-                yield
-            finally:
-                self._backup = backup
-                self.commit()
+        use_other_memory(undo, self.params, self.layout.join(self._backup) if in_backup else None)
+        undo.callback(self._come_back, self._backup)
+        self._backup = w
+        self.moved = True
+
+    def _come_back(self, backup: BucketedTensors) -> None:
+        self._backup = backup
+        self.commit()
 
 
 class Gradients(PassPart):
@@ -160,6 +177,13 @@ class Gradients(PassPart):
             self._latest.reused = True
             self._latest = None
             self._used += 1
+
+    def restart(self) -> None:
+        """Forget the gradients of the passes so far: their memory is used again."""
+        super().restart()
+        self.has_grad = [False] * len(self.has_grad)
+        self._latest = None
+        self._used = 0
 
     def leave_in_place(self) -> None:
         """Do not move the latest gradient: the passes that follow belong to observers."""

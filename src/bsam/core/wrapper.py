@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ..common.checks import check_count, check_flag, check_names, check_radius, is_number
 from ..common.errors import BsamValueError
 from .schedule import LR_MAX, LR_MIN, LR_SEEN, LR_START, START, WARMUP
+from .tensors import wide_dtype
 
 # Keys of the parameter groups, and so of a state dict: the method's name, and the names of all its entries.
 METHOD, ENTRY_NAMES = "sharpness_method", "sharpness_names"
@@ -30,11 +31,13 @@ class OptimizerWrapper(Optimizer):
     """
 
     vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
+    running_means: tuple[str, ...] = ()  # those vectors that are float32 for parameters in half precision
     numbers: tuple[str, ...] = ()  # names of the numbers that it remembers
     scheduled_radii: ClassVar[dict[str, str]] = {}  # from radii that follow the learning rate to their floors
 
     base: Optimizer
     settings: dict[str, Any]
+    _checked: list[list[Any]]  # the names and the settings in each group when they were last checked
 
     @classmethod
     def method(cls) -> str:
@@ -53,6 +56,29 @@ class OptimizerWrapper(Optimizer):
         for radius, floor in self.scheduled_radii.items():
             group = _completed_schedule(group, radius, floor)
         return group
+
+    @property
+    def radius_names(self) -> list[str]:
+        """The names of the method's radii."""
+        return [name for name in self.settings if name.startswith("rho") and name not in self.scheduled_radii.values()]
+
+    def check_groups(self) -> None:
+        """Check the settings in the groups again if they were edited. Tensors, which CUDA graphs read, are left out."""
+        names = [name for name in self.settings if name.startswith("rho") or name in (WARMUP, START, LR_MAX, LR_MIN)]
+        names += [PERTURB, IN_NORM]
+        current = [[*group, *(_plain(group.get(name)) for name in names)] for group in self.param_groups]
+        if current == self._checked:
+            return
+        for group in self.param_groups:
+            check_names(group, self.settings, self.base.defaults)
+            known = {name: self.settings.get(name, True) for name in names if isinstance(group.get(name), Tensor)}
+            for radius, floor in self.scheduled_radii.items():
+                if {radius, floor} & known.keys():
+                    known |= {radius: 0.0, floor: None}
+            if group.get(LR_START) is not None:
+                known["initial_lr"] = group[LR_START]
+            self.completed({**group, **known})
+        self._checked = current
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base optimizer; it may override the method's settings."""
@@ -114,6 +140,7 @@ class OptimizerWrapper(Optimizer):
         for entry in self.state.values():  # copies: later steps write to the vectors
             if isinstance(entry, dict):
                 entry.update({name: entry[name].clone() for name in self.vectors if name in entry})
+        self._load_running_means(state, [i for group in groups for i in group["params"]])
         for group, current in zip(self.param_groups, settings, strict=True):
             defaults = {name: current[name] for name in self.settings}
             group.update({**defaults, **group, ENTRY_NAMES: self.settings[ENTRY_NAMES]})
@@ -121,9 +148,23 @@ class OptimizerWrapper(Optimizer):
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
 
+    def _load_running_means(self, saved: dict[Any, Any], indices: Iterable[Any]) -> None:
+        """Load the running means again: base optimizers cast them to the type of the parameters."""
+        params = (p for group in self.param_groups for p in group["params"])
+        for i, p in zip(indices, params, strict=True):
+            means = {name: t for name, t in saved.get(i, {}).items() if name in self.running_means}
+            if means:
+                wide = {name: t.to(p.device, wide_dtype(p.dtype), copy=True) for name, t in means.items()}
+                self.state[p].update(wide)
+
     @abstractmethod
     def _reset(self) -> None:
         """Discard the prepared step."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that can be compared without reading a tensor."""
+    return Tensor if isinstance(value, Tensor) else value
 
 
 def _without(state: dict[Any, Any], names: Collection[str]) -> dict[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..common.checks import check_count
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
+from ..core.undo import Undo
 from ..core.vector import Vector
 from ..core.weights import Weights
 from .mean_check import MeanCheck
@@ -50,7 +50,7 @@ def check_mode(mode: str, micro_batch: int | None) -> None:
 class DatasetLoss:
     """The mean of ``loss_fn(model(x), y)`` over all samples of ``data``.
 
-    Every method except :meth:`has_samples` must be called inside :meth:`measuring`.
+    Every method except :meth:`has_samples` must be called after :meth:`begin`, and before its ``undo``.
 
     Args:
         model, loss_fn, data, micro_batch, mode, batch_weight: as in :class:`bsam.flatness.HessianOperator`.
@@ -78,19 +78,15 @@ class DatasetLoss:
         self.checked = False  # whether a full pass has checked data and loss_fn
         self._rng_state: Tensor | None = None  # every pass starts from it
 
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Set the mode, and restore weights, flags, buffers and the random state on exit, even after an error."""
+    def begin(self, undo: Undo) -> None:
+        """Set the mode; ``undo`` restores weights, flags, buffers and the random state, even after an error."""
         if [id(p) for p in self.model.parameters() if p.requires_grad] != [id(p) for p in self.weights.params]:
             raise BsamRuntimeError(
                 "the model's trainable parameters have changed since this object was created (a layer was replaced, "
                 "frozen or unfrozen): create a new one"
             )
-        with preserve(self.model, self.mode):
-            try:
-                yield
-            finally:
-                self.weights.restore()
+        preserve(undo, self.model, self.mode)
+        undo.callback(self.weights.restore)
 
     def weighted_batches(self) -> Iterator[WeightedBatch]:
         """Yield the inputs, targets and weight of each (micro-)batch, with the same random numbers in every pass."""
@@ -121,7 +117,8 @@ class DatasetLoss:
         """Return whether there are at least ``n`` samples."""
         if self.num_samples is not None:
             return self.num_samples >= n
-        with self.measuring():
+        with Undo() as undo, undo:
+            self.begin(undo)
             return any(count >= n for count in itertools.accumulate(num_samples(*unpack(batch)) for batch in self.data))
 
     def batch_loss(self, out: Any, y: Any) -> Tensor:

@@ -18,9 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
 from ..core.tensors import clear_weight_caches
+from ..core.undo import Undo
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, CastBatches, DatasetLoss, LossFunction, WeightedBatch
-from .preserve import set_temporarily
 from .recording import MAX_SHAPES, MIN_WORK, Product, Products, Recording, default_budget
 from .second_derivatives import Substitutes
 
@@ -156,28 +156,31 @@ class HessianOperator:
         """Return the weighted mean of the batches' products as a 1-D tensor."""
         out, total = torch.zeros(self.size, dtype=self.dtype, device=self.device), 0.0
         sums = self._views(out)
-        with self._differentiating(), contextlib.closing(products):  # closes the dual level even on an interrupt
+        with Undo() as undo, undo:
+            self._begin_differentiating(undo)
+            undo.callback(products.close)  # leaves the dual level, too
             for product, weight in products:
                 with torch.no_grad():  # torch may return zeros with requires_grad=True for parameters without effect
                     torch._foreach_add_(sums, product, alpha=weight)
                 total += weight
         return out.div_(total)
 
-    @contextlib.contextmanager
-    def _differentiating(self) -> Iterator[None]:
-        clear_weight_caches()  # they may hold casts of the weights without tangents
-        try:
-            with self.loss.measuring(), Substitutes(), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-                yield
-        finally:
-            clear_weight_caches()  # and now hold casts with tangents
+    def _begin_differentiating(self, undo: Undo) -> None:
+        undo.callback(clear_weight_caches)  # of casts with tangents
+        clear_weight_caches()  # of casts without tangents
+        self.loss.begin(undo)
+        undo.enter_context(Substitutes())
+        undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+        undo.set_grad_enabled(True)
 
     def _batch_products(
         self, v: list[Tensor], batches: Iterable[WeightedBatch] | None = None, mode: str | None = None
     ) -> Products:
         """Yield the derivative of each batch's gradient along ``v``: forward or reverse mode over the backward pass."""
         forward = (mode or self.differentiation) == "forward"
-        with _attach_tangents(self.params, v) if forward else contextlib.nullcontext():
+        with Undo() as undo, undo:
+            if forward:
+                _attach_tangents(undo, self.params, v)
             for loss, _, weight in self.loss.losses(batches):
                 gradient = self.loss.gradient(loss, create_graph=not forward)
                 if forward:
@@ -197,7 +200,8 @@ class HessianOperator:
         if self.differentiation == "reverse" or versions == self._compared:
             return
         v = self._views(self.random(torch.Generator().manual_seed(1)))
-        with _full_precision(self.device):
+        with Undo() as undo, undo:
+            _set_full_precision(undo, self.device)
             expected = self._mean(self._batch_products(v, mode="reverse"))
             try:
                 actual = self._mean(self._batch_products(v, mode="forward"))
@@ -256,8 +260,10 @@ class HessianOperator:
                 self._check_forward_mode()
                 if not self.loss.checked:
                     self._mean(self._batch_products(v))  # a full pass checks data and loss_fn
-                devices = [self.device] if self.device.type == "cuda" else []
-                with _full_precision(self.device), self._differentiating(), torch.random.fork_rng(devices):
+                with Undo() as undo, undo:
+                    _set_full_precision(undo, self.device)
+                    self._begin_differentiating(undo)
+                    undo.restore_random_states([self.device])
                     self._recording.record(self.loss, v, self._batch_products, self._products_close)
             yield self._recording
         finally:
@@ -270,20 +276,18 @@ class HessianOperator:
             yield from self._batch_products(v, itertools.islice(self.loss.weighted_batches(), recording.recorded, None))
 
 
-def _full_precision(device: torch.device) -> contextlib.AbstractContextManager[None]:
+def _set_full_precision(undo: Undo, device: torch.device) -> None:
     """Disable TF32, so that products can be compared."""
     cudnn: Any = torch.backends.cudnn
     switches: tuple[Any, ...] = (cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul) if device.type == "cuda" else ()
-    return set_temporarily((switch, "fp32_precision", "ieee") for switch in switches)
+    undo.set_attributes((switch, "fp32_precision", "ieee") for switch in switches)
 
 
-@contextlib.contextmanager
-def _attach_tangents(params: list[Tensor], v: list[Tensor]) -> Iterator[None]:
-    """Attach the tangents ``v`` to the parameters in place, so that every use of them is differentiated."""
-    with forward_ad.dual_level():
-        # the values stay the same, so the version counters must too
-        with warnings.catch_warnings(), torch.no_grad(), _unsafe_preserve_version_counter(tuple(params)):
-            warnings.simplefilter("ignore", DeprecationWarning)  # raised when torch loads its derivative formulas
-            for p, t in zip(params, v, strict=True):
-                p.copy_(forward_ad.make_dual(p.detach().clone(), t))
-        yield
+def _attach_tangents(undo: Undo, params: list[Tensor], v: list[Tensor]) -> None:
+    """Attach the tangents ``v`` to the parameters in place until ``undo``: every use of them is differentiated."""
+    undo.enter_context(forward_ad.dual_level())
+    # the values stay the same, so the version counters must too
+    with warnings.catch_warnings(), torch.no_grad(), _unsafe_preserve_version_counter(tuple(params)):
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised when torch loads its derivative formulas
+        for p, t in zip(params, v, strict=True):
+            p.copy_(forward_ad.make_dual(p.detach().clone(), t))

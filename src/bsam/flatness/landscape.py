@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..common.checks import check_count, check_number
 from ..common.errors import BsamValueError
 from ..core.tensors import local
+from ..core.undo import Undo
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .hessian import HessianOperator
@@ -106,7 +107,8 @@ def landscape(
     axis = np.concatenate([-side[:0:-1], side])  # exactly symmetric, and exactly 0 in the middle
     losses, hits = np.empty((points,) * dims), np.empty((points,) * dims)
     report = progress or no_progress
-    with L.measuring():
+    with Undo() as undo, undo:
+        L.begin(undo)
         for done, index in enumerate(itertools.product(range(points), repeat=dims), start=1):
             if all(i == points // 2 for i in index):
                 L.weights.restore()

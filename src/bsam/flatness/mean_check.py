@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ..common.errors import BsamValueError
+from ..core.undo import Undo
 
 Samples: TypeAlias = tuple[bool, Any, Any]  # whether the next are outputs, outputs or inputs, targets
 
@@ -49,35 +51,36 @@ class MeanCheck:
         # a second output with one row, such as a penalty, may not belong to the sample
         from_outputs = all(_has_rows(t, n) for t in leaves) and (n > 1 or len(leaves) == 1)
         samples = from_outputs, out if from_outputs else x, y
-        with self._checking():
-            if not (from_outputs or self.mode == "eval") or not _can_be_split(samples, n):
-                return
-            one = tree_map(lambda t: t.detach().clone() if _has_rows(t, 1) else t, _rows(samples, n, slice(1)))
-            if n > 1:
-                halves = (slice(0, n // 2), slice(n // 2, n))
-                losses = [float(self._evaluate(*_rows(samples, n, half))[1]) for half in halves]
-                self._compare(loss, out, [(losses[0], n // 2), (losses[1], n - n // 2)], from_outputs)
-                _, loss = self._evaluate(*one)
-            if self.collected and not _can_be_joined(self.collected[0][0], one):
-                self._compare_collected()
-                self.collected = []
-            self.collected.append((one, float(loss)))
-            size = sum(t.numel() for t in tree_leaves(one) if isinstance(t, Tensor))
-            if len(self.collected) >= max(2, min(MAX_SAMPLES, MAX_ENTRIES // size)):
-                self._compare_collected()
+        if (from_outputs or self.mode == "eval") and _can_be_split(samples, n):
+            self._run(partial(self._check_batch, loss, out, samples, n))
 
     def finish(self) -> None:
         """Check the samples that remain at the end of the pass."""
-        with self._checking():
+        self._run(self._compare_collected)
+
+    def _check_batch(self, loss: Tensor, out: Any, samples: Samples, n: int) -> None:
+        one = tree_map(lambda t: t.detach().clone() if _has_rows(t, 1) else t, _rows(samples, n, slice(1)))
+        if n > 1:
+            halves = (slice(0, n // 2), slice(n // 2, n))
+            losses = [float(self._evaluate(*_rows(samples, n, half))[1]) for half in halves]
+            self._compare(loss, out, [(losses[0], n // 2), (losses[1], n - n // 2)], samples[0])
+            _, loss = self._evaluate(*one)
+        if self.collected and not _can_be_joined(self.collected[0][0], one):
+            self._compare_collected()
+            self.collected = []
+        self.collected.append((one, float(loss)))
+        size = sum(t.numel() for t in tree_leaves(one) if isinstance(t, Tensor))
+        if len(self.collected) >= max(2, min(MAX_SAMPLES, MAX_ENTRIES // size)):
             self._compare_collected()
 
-    @contextlib.contextmanager
-    def _checking(self) -> Iterator[None]:
-        """Ignore failures of the loss; then, if there are several batches, raise the problem found."""
-        with torch.no_grad(), warnings.catch_warnings():
+    def _run(self, check: Callable[[], object]) -> None:
+        """Run a check. Ignore failures of the loss; then, if there are several batches, raise the problem found."""
+        with Undo() as undo, undo:
+            undo.set_grad_enabled(False)
+            undo.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # a loss may warn about the shapes of a single sample
             with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):  # for whole batches only
-                yield
+                check()
         if self.problem and self.batches > 1:
             raise BsamValueError(self.problem)
 

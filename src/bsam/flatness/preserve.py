@@ -1,34 +1,20 @@
-"""Context managers that change attributes, modules and the random state, and restore them."""
+"""Change the modes and flags of a model, and restore the model and the random state."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-
-@contextlib.contextmanager
-def set_temporarily(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes, given as ``(object, name, value)``, and restore them on exit."""
-    changes = list(changes)
-    before = [(target, name, getattr(target, name)) for target, name, _ in changes]
-    try:
-        for target, name, value in changes:
-            setattr(target, name, value)
-        yield
-    finally:
-        for target, name, value in reversed(before):
-            setattr(target, name, value)
+from ..core.undo import Undo
 
 
-@contextlib.contextmanager
-def preserve(model: nn.Module, mode: str) -> Iterator[None]:
-    """Set the mode of a model, and restore its flags, its buffers and the random state on exit, even after an error.
+def preserve(undo: Undo, model: nn.Module, mode: str) -> None:
+    """Set the mode of a model; ``undo`` restores its flags, its buffers and the random state, even after an error.
 
     Compiled parts run eagerly, because their graphs have no second derivative. Recurrent networks run without cuDNN,
     which has no second derivative and, in eval mode, no first one either. Attention runs without torch's fast path,
@@ -43,32 +29,34 @@ def preserve(model: nn.Module, mode: str) -> Iterator[None]:
     changes += [(m, name, None) for m in norms for name in ("running_mean", "running_var") if name in m._buffers]
     if any(isinstance(m, nn.RNNBase) for m in modules):
         changes.append((torch.backends.cudnn, "enabled", False))
-    with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.enter_context(torch.random.fork_rng(devices=[]))  # a DataLoader draws random numbers in each pass
-        stack.enter_context(_restore_tensors(modules))
-        stack.enter_context(set_temporarily((m, "training", m.training) for m in modules))
-        model.eval()
-        stack.enter_context(set_temporarily(changes))
-        yield
+    # an interrupt may skip the end of a block without gradients or warnings
+    undo.set_grad_enabled(torch.is_grad_enabled())
+    undo.enter_context(warnings.catch_warnings())
+    if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
+    undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
+    undo.restore_random_states()  # a DataLoader draws random numbers in each pass
+    _restore_tensors(undo, modules)
+    undo.set_attributes((m, "training", m.training) for m in modules)
+    model.eval()
+    undo.set_attributes(changes)
 
 
-@contextlib.contextmanager
-def _restore_tensors(modules: list[nn.Module]) -> Iterator[None]:
+def _restore_tensors(undo: Undo, modules: list[nn.Module]) -> None:
     """Restore buffers, and weights of embeddings with ``max_norm``: forward passes may change them in eval mode."""
-    buffers = [(m._buffers, dict(m._buffers)) for m in modules]
+    # parameters are replaced while a product is recorded
+    registered = [tensors for m in modules for tensors in (m._parameters, m._buffers)]
+    buffers = [t for m in modules for t in m._buffers.values() if t is not None]
     embeddings = [m for m in modules if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.max_norm is not None]
-    tensors = [t for _, saved in buffers for t in saved.values() if t is not None] + [m.weight for m in embeddings]
-    before = [t.detach().clone() for t in tensors]
-    try:
-        yield
-    finally:
-        for registered, saved in buffers:
-            registered.update(saved)
-        with torch.no_grad():
-            for t, old in zip(tensors, before, strict=True):
-                if not torch.equal(t, old):  # writing would invalidate the user's graphs that hold it
-                    t.copy_(old)
+    tensors = buffers + [m.weight for m in embeddings]
+    undo.callback(_restore_values, tensors, [t.detach().clone() for t in tensors])
+    for entries in registered:
+        undo.callback(entries.update, dict(entries))
+
+
+@torch.no_grad()
+def _restore_values(tensors: list[Tensor], values: list[Tensor]) -> None:
+    for t, value in zip(tensors, values, strict=True):
+        if not torch.equal(t, value):  # writing would invalidate the user's graphs that hold it
+            t.copy_(value)

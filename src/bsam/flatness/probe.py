@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from ..common.checks import check_count, check_radius
 from ..core.objective import Evaluation, Objective
 from ..core.optimizer import SharpnessAware
+from ..core.undo import Undo
 from ..core.vector import TINY, Coefficient, PerGroup, Vector, ratio
 
 DISPLACEMENT_RTOL = 1e-4  # relative distance within which two displacements count as equal
@@ -92,7 +91,8 @@ class Probe:
         if optimizer.steps_since_start < 0:
             return
         passes = len(L.evaluations)
-        with torch.random.fork_rng(devices=sorted({p.device.index for p in optimizer.params if p.is_cuda})):
+        with Undo() as undo, undo:
+            undo.restore_random_states({p.device for p in optimizer.params})
             here = _evaluation(L, None)
             g = here.gradient
             top = self.rho_max if self.rho_max is not None else _radius(optimizer, ("rho_max", "rho"), 0.05)

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..common.checks import check_count, check_radius
 from ..core.tensors import local
+from ..core.undo import Undo
 from ..core.vector import TINY, Vector, ratio
 from .dataset_loss import Batches, BatchWeight, DatasetLoss, LossFunction
 from .products import random_like, seeded_generator
@@ -82,7 +83,8 @@ def sharpness(
     check_count("random_directions", random_directions, low=0)
     generator = seeded_generator(seed)
     L = DatasetLoss(model, loss_fn, data, micro_batch, mode, batch_weight)
-    with L.measuring():
+    with Undo() as undo, undo:
+        L.begin(undo)
         loss, g = L.value_and_grad()
         L.weights.move(_displacement(L, g, rho_max, steps))
         upper, _ = L.value()
@@ -94,7 +96,7 @@ def sharpness(
             v = Vector(entries, L.weights.layout)
             L.weights.move(v * rho_max / v.norm())
             rises.append(L.value()[0] - loss)
-    cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
+        cosine = float(ratio(g.dot(g_min), g.norm() * g_min.norm()))
     cosine = min(max(cosine, -1.0), 1.0)  # rounding errors may push it past 1; NaN stays NaN
     average = float(np.mean(rises)) if rises else None
     error = float(np.std(rises, ddof=1) / len(rises) ** 0.5) if len(rises) > 1 else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from ..common.errors import BsamRuntimeError, BsamTypeError
 from ..common.method_info import Need
 from ..core.optimizer import SharpnessAware
 from ..core.ranks import find_ddp
+from ..core.undo import Undo
 from ..methods.msam import MSAM
 from .batch import check_unchanged, new_containers, tensor_versions
 
@@ -114,7 +114,8 @@ class SharpnessAwareMixin(_Base):
                     raise BsamRuntimeError(_first_pass_problem(optimizer))
                 return ready.pop() if scaler is None else _backward_unscaled(ready.pop(), scaler)
             args, kwargs = new_containers(first.arguments)
-            with self._extra_pass():
+            with Undo() as undo, undo:
+                self._begin_extra_pass(undo)
                 output = trainer.strategy.training_step(*args, **kwargs)
             loss = output["loss"] if isinstance(output, Mapping) else output
             return loss if loss is None else loss / trainer.accumulate_grad_batches
@@ -127,7 +128,9 @@ class SharpnessAwareMixin(_Base):
         """Step on the direction that the closure prepared; do nothing if ``training_step`` returned None."""
         inner = getattr(optimizer, "optimizer", optimizer)
         skips = getattr(self.trainer.fit_loop, "_skip_backward", False)  # in the extra epoch of weight averaging
-        with _closure_first(inner, skips) if isinstance(inner, SharpnessAware) else contextlib.nullcontext():
+        with Undo() as undo, undo:
+            if isinstance(inner, SharpnessAware):
+                _call_closure_first(undo, inner, skips)
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
@@ -145,18 +148,12 @@ class SharpnessAwareMixin(_Base):
         optimizers = self.trainer.optimizers if by_trainer else []
         return optimizers[0] if optimizers and isinstance(optimizers[0], SharpnessAware) else None
 
-    @contextlib.contextmanager
-    def _extra_pass(self) -> Iterator[None]:
+    def _begin_extra_pass(self, undo: Undo) -> None:
         torchmetrics = sys.modules.get("torchmetrics")  # there are no metrics unless it was imported
         metrics = [] if torchmetrics is None else [m for m in self.modules() if isinstance(m, torchmetrics.Metric)]
-        before = [{name: _copy(value) for name, value in vars(metric).items()} for metric in metrics]
-        self.extra_pass = True
-        try:
-            yield
-        finally:
-            self.extra_pass = False
-            for metric, attributes in zip(metrics, before, strict=True):
-                vars(metric).update(attributes)
+        for metric in metrics:
+            undo.callback(vars(metric).update, {name: _copy(value) for name, value in vars(metric).items()})
+        undo.set_attributes([(self, "extra_pass", True)])
 
 
 def _record_first_pass(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,9 +200,8 @@ def _first_pass_problem(optimizer: SharpnessAware) -> str:
     )
 
 
-@contextlib.contextmanager
-def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
-    """Let ``optimizer.step(closure)`` call the closure, which calls ``backward``, and then take the step.
+def _call_closure_first(undo: Undo, optimizer: SharpnessAware, skips: bool) -> None:
+    """Let ``optimizer.step(closure)`` call the closure, which calls ``backward``, and then step, until ``undo``.
 
     If nothing was prepared, the step raises an error, unless ``skips`` is True or ``training_step`` returned None.
     This replaces only the object's ``step``, as schedulers do: the Trainer's hooks and scaler see the optimizer itself.
@@ -218,11 +214,7 @@ def _closure_first(optimizer: SharpnessAware, skips: bool) -> Iterator[None]:
             step()
         return loss
 
-    optimizer.step = closure_first  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        optimizer.step = step  # type: ignore[method-assign]
+    undo.set_attributes([(optimizer, "step", closure_first)])
 
 
 def _manual_step(wrapper: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -230,7 +222,9 @@ def _manual_step(wrapper: Any, closure: Callable[[], Any] | None = None, **kwarg
     method = wrapper.optimizer
     if closure is None and not method.is_ready:
         return method.step()  # raises
-    with _closure_first(method, skips=False) if closure is None else contextlib.nullcontext():
+    with Undo() as undo, undo:
+        if closure is None:
+            _call_closure_first(undo, method, skips=False)
         return type(wrapper).step(wrapper, closure, **kwargs)
 
 

@@ -108,6 +108,7 @@ def run_experiment(
     if train:
         failed = _train(experiment, options, sum(not state.ended for state in states), callbacks)
     result = write_results(experiment, options.out)
+    failed = {**result.unreadable, **failed}
     return replace(result, failure=RunsFailed(failed, len(states)) if failed else None)
 
 
@@ -115,6 +116,8 @@ def _train(
     experiment: Experiment, options: ExperimentOptions, unfinished: int, callbacks: Callbacks
 ) -> Mapping[str, str]:
     """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
+    from .report.recipe_results import claim_folder
+
     out, scale = options.out, experiment.scale
     selected = experiment.selected
     if options.download:
@@ -148,6 +151,8 @@ def _train(
         return tuned
 
     with make_executor as executor:
+        if unfinished:
+            claim_folder(out, experiment)
         tuned = train_trials("tuning the base optimizer", lambda tuned: tuned.base_trials)
         if tuned.base is None or tuned.base.best() is not None:
             tuned = train_trials("tuning", lambda tuned: tuned.trials)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 from torch.optim import Optimizer
 
-from ..common.checks import check_count, check_number
+from ..common.checks import check_count, check_number, exact
 from ..common.method_info import Need
 from ..core import Modules, Objective, SharpnessAware, StepOptions, Vector
 from .ksam import hardest
@@ -76,4 +77,4 @@ class ESAM(SharpnessAware):
         losses = L.sample_losses
         e = self.epsilon(g_S, "rho") / self.beta
         rise = L.losses(at=e) - losses
-        return L.grad(at=e, subset=hardest(rise, int(self.gamma * len(rise))))
+        return L.grad(at=e, subset=hardest(rise, math.floor(exact(self.gamma) * len(rise))))

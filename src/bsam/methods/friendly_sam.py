@@ -51,6 +51,7 @@ class FriendlySAM(ScheduledRadius):
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
+    running_means: tuple[str, ...] = vectors
 
     def __init__(
         self,

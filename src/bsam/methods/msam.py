@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Unpack
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..common.errors import BsamValueError
@@ -20,6 +20,12 @@ class MSAM(SharpnessAware):
 
     with SGD's momentum buffer or Adam's first moment as ``v``. The first step has no momentum yet and is unperturbed.
     The only pass is at the perturbed point, and ``step`` returns the loss there.
+
+    As in every method, ``|v|`` counts only parameters that get a gradient in the step, and only these are perturbed.
+    Which ones do is known after the pass: those of the last step are assumed, and if the pass reached others, it is
+    discarded and repeated, once, with the right perturbation. A step then takes two passes. This happens if an
+    auxiliary head is used in some steps only, and in nearly every step of a network that drops random layers.
+    If the ranks of DDP use different parameters (``find_unused_parameters=True``), they repeat the pass together.
 
     Args:
         base: the optimizer that takes the step; it must have momentum.
@@ -52,6 +58,8 @@ class MSAM(SharpnessAware):
     capturable = True
     needs = (Need.MOMENTUM,)
 
+    unreached: Collection[int] = ()  # parameters without a gradient in the last step, a guess for this one
+
     def __init__(self, base: Optimizer, model: Modules, *, rho: float = 3.0, **options: Unpack[StepOptions]) -> None:
         super().__init__(base, model, {"rho": rho}, **options)
         modules = (m for root in self.called_modules for m in root.modules())
@@ -69,21 +77,30 @@ class MSAM(SharpnessAware):
         return super().completed(group)
 
     def direction(self, L: Objective) -> Vector:
-        v = self.momentum()
-        return L.grad(at=None if v is None else -self.epsilon(v, "rho"))
+        momenta = self.momenta()
+        assumed = [i not in self.unreached for i in range(len(momenta))]
+        g = L.grad(at=self.perturbation(momenta, assumed))
+        reached = L.reached
+        differs = any(a != b for v, a, b in zip(momenta, assumed, reached, strict=True) if v is not None)
+        if self.on_any_rank(differs):
+            L.restart()
+            g = L.grad(at=self.perturbation(momenta, reached))
+        self.unreached = {i for i, is_reached in enumerate(L.reached) if not is_reached}
+        return g
 
-    def momentum(self) -> Vector | None:
-        """Return the momentum of the base optimizer; None before its first step."""
+    def perturbation(self, momenta: list[Tensor | None], reached: list[bool]) -> Vector | None:
+        """Return the perturbation against the momentum of these parameters; None without momentum."""
+        if all(v is None for v in momenta):
+            return None
+        return -self.epsilon(self.restricted(momenta, reached), "rho")
+
+    def momenta(self) -> list[Tensor | None]:
+        """Return the momentum of each parameter; None for those that the base optimizer has not moved yet."""
         states = [self.base.state.get(p, {}) for p in self.params]
         momenta = [state.get("momentum_buffer", state.get("exp_avg")) for state in states]
-        if all(v is None for v in momenta):
-            if any(states):
-                raise BsamValueError(
-                    f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}: use "
-                    "SGD with momentum, or Adam(W)"
-                )
-            return None
-        return self.vector(
-            torch.zeros_like(p, requires_grad=False) if v is None else v
-            for v, p in zip(momenta, self.params, strict=True)
-        )
+        if all(v is None for v in momenta) and any(states):
+            raise BsamValueError(
+                f"MSAM finds neither momentum_buffer nor exp_avg in the state of {type(self.base).__name__}: use "
+                "SGD with momentum, or Adam(W)"
+            )
+        return momenta

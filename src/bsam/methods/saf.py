@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from ..common.checks import check_count, check_flag
 from ..common.errors import BsamTypeError, BsamValueError
 from ..common.method_info import Need
+from ..core.objective import in_later_pass
 from ..core.schedule import capturing
 from .distillation import Distillation
 
@@ -28,8 +29,9 @@ class SAF(Distillation):
     with the logits :math:`z`, and :math:`z_{\mathrm{past}}` those of ``epochs_back`` epochs ago.
 
     Any optimizer can minimise it. In train mode, the logits of a sample are stored the first time it is seen in an
-    epoch, so that further passes of a sharpness-aware optimizer do not change them. Non-finite logits are not stored.
-    In eval mode, the loss is the cross-entropy alone. The table of stored logits is part of ``state_dict``.
+    epoch. Of the passes of a sharpness-aware step, only the first one stores logits: these are at :math:`w`, except
+    MSAM's. With ``SAM(ascent=...)``, they are those of the share of the batch. Non-finite logits are not stored. In
+    eval mode, the loss is the cross-entropy alone. The table of stored logits is part of ``state_dict``.
 
     With DDP, each rank stores the logits of the samples that it sees, and a sample that the rank did not see
     ``epochs_back`` epochs ago contributes no second term. Use a sampler that gives each rank the same samples in every
@@ -117,7 +119,8 @@ class SAF(Distillation):
         self.check(outputs, indices)
         indices = indices.to(self.table.device, torch.long)
         loss = super().forward(outputs, targets, indices=indices)
-        self.store(outputs.detach(), indices)
+        if not in_later_pass():
+            self.store(outputs.detach(), indices)
         return loss
 
     def _apply(self, fn: Any, recurse: bool = True) -> SAF:

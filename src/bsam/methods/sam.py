@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from torch.optim import Optimizer
 
-from ..common.checks import check_share
+from ..common.checks import check_share, exact
 from ..common.method_info import Need
 from ..core import Modules, Objective, Vector
 from ..core.ranks import several_ranks
@@ -90,15 +90,16 @@ class SAM(ScheduledRadius):
         """Return the gradient of the batch, perturbed along that of its first samples.
 
         The size of a batch is known after a pass over it. It is assumed to be that of the last step; if it is not, the
-        step is computed again.
+        step is started over.
         """
         remembered = None if several_ranks() else self.recall("batch_size")  # ranks must take the same passes
         n = remembered or len(L.losses())
         while True:
-            g = L.grad(subset=slice(math.ceil(self.ascent * n)))
+            g = L.grad(subset=slice(max(1, math.ceil(exact(self.ascent) * n))))
             d = L.grad(at=self.epsilon(g, "rho"))
             size = len(L.sample_losses)
             if size == n:
                 self.remember("batch_size", n)
                 return d
+            L.restart()
             n = size

@@ -47,6 +47,7 @@ class VaSSO(ScheduledRadius):
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
+    running_means: tuple[str, ...] = vectors
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import bsam
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.recipes.comparison import compared_runs
-from bsam.lab.running import job
+from bsam.lab.running import job, runner
 from bsam.lab.running.runner import RunsFailed
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
@@ -98,6 +98,23 @@ def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monk
     asked = [(run.method, run.seed) for run in fit.asked[2:]]
     assert asked == [("bsam", 0), ("base", 1), ("bsam", 1), ("sam", 1)]
     assert result.table[["mean", "n"]].values.tolist() == [[pytest.approx(50.5), 2]] * 3
+
+
+def test_a_comparison_with_other_settings_needs_another_folder(tmp_path, monkeypatch, error_of):
+    """Also if the first one was interrupted before it wrote its results."""
+    fit = FakeFit()
+    monkeypatch.setattr(job, "fit", fit)
+    settings = {"data": "digits", **SETTINGS}
+    fit.trouble = {run_dir_name(compared_runs(["sgd", "sam"], settings)["sam"]): KeyboardInterrupt()}
+    flags = ("--methods", "sgd", "sam", "--seeds", 1)
+    assert cli.main(command(tmp_path, *flags)) == 130
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for more in ((), ("--report",), ("--dry-run",)):
+        sentence = error_of(*command(tmp_path, *flags), "--lr", 0.02, *more)
+        assert f"{tmp_path / 'results.json'} holds other results (compare; lr 0.04 there, 0.02 here)" in sentence
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert cli.main(command(tmp_path, *flags)) == 0
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 2
 
 
 def tuning_curves(out):
@@ -229,6 +246,35 @@ def test_a_base_that_could_not_be_tuned_stops_the_comparison(tmp_path, monkeypat
     assert {run.eval_split for run in fit.asked} == {"validation"}
     other = error_of(*command(tmp_path, "--methods", "sgd", "sam", "--seeds", 1, "--tune"))
     assert "holds other results (compare, with --tune-base): choose another folder" in other
+
+
+@pytest.mark.parametrize("name", ["config.json", "identity.json"])
+def test_a_damaged_tuning_run_stops_only_the_method_that_it_tunes(name, tmp_path, monkeypatch, capsys):
+    """The number of validation samples in identity.json is not needed to choose a radius."""
+    fit = FakeTuning(tuned_score)
+    monkeypatch.setattr(job, "fit", fit)
+    monkeypatch.setattr(runner, "LOOK", 0)
+    flags = ("--methods", "sgd", "sam", "--seeds", 1, "--tune", "--tune-full")
+    assert cli.main(command(tmp_path, *flags)) == 0
+    (tmp_path / "results.json").unlink()
+    trial = next(tmp_path.glob("*-sam-rho0.1-seed10000-*"))
+    (trial / name).write_text("{")
+    text = capsys.readouterr().out
+    status = cli.main(command(tmp_path, *flags))
+    printed = capsys.readouterr()
+    results = {
+        run["about"]["variant"]: run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]
+    }
+    assert results["sgd"] == "done"
+    assert "2 runs: 2 finished" not in text
+    if name == "config.json":
+        assert status == 2
+        assert f"{trial.name}: {trial / name} cannot be read" in printed.err
+        assert "its tuning failed" in printed.err
+        assert results["sam"] == "missing"
+    else:
+        assert f"{trial / name} cannot be read" in printed.err
+        assert results["sam"] == "done"
 
 
 def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, capsys):

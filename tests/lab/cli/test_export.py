@@ -95,6 +95,30 @@ def test_a_float_network_takes_raw_pixels_and_predicts_what_the_run_did(trained,
     assert about["preprocessing"] == "in the file: (pixels - mean) / std"
 
 
+def test_a_run_trained_in_bf16_is_evaluated_in_bf16_and_its_file_in_fp32(trained, tmp_path, capsys, monkeypatch):
+    compare, types = run_export.compare, []
+
+    def recorded(task, network, *more):
+        types.append([network(x).dtype for x, _ in task.eval_examples(10)])
+        return compare(task, network, *more)
+
+    monkeypatch.setattr(run_export, "compare", recorded)
+    flags = ("--batch", 32, "--lr", 0.05, "--limit-train", 320, "--limit-test", 200, "--precision", "bf16")
+    run, path = trained("bf16", *flags), tmp_path / "net.onnx"
+    capsys.readouterr()
+    assert export(run, "--out", path) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert types == [[torch.bfloat16]]
+    _, pixels, y = evaluation_digits(run)
+    outputs, about = run_file(path, pixels)
+    in_file = f"{100 * (outputs.argmax(1) == y).double().mean():.2f}%"
+    trained_network = f"{100 * RunDir(run).last_metrics()['test_accuracy']:.2f}%"
+    assert first == (
+        f"Accuracy on 200 test images: {trained_network} (trained network, bf16), {in_file} (exported file, fp32)."
+    )
+    assert about["precision"] == "float32; the run was trained and evaluated in bf16"
+
+
 def test_a_safetensors_file_on_some_images(quantized_run, tmp_path, capsys):
     path = tmp_path / "net.safetensors"
     path.write_text("old")

@@ -101,6 +101,46 @@ def test_corrupt_files_are_an_error_or_left_out_and_listed(photos, tmp_path, cap
     assert [reason.split()[0] for reason in note["left_out"]] == ["train/cat/1.png", "test/owl/0.png"]
 
 
+def test_duplicates_of_files_and_the_size_of_the_test_set_are_on_console_page_and_in_data_json(
+    photos, tmp_path, capsys
+):
+    for name in ("cat/0", "cat/1", "owl/1"):
+        shutil.copy(photos / f"train/{name}.png", photos / f"test/{name}.png")
+    shutil.copy(photos / "train/dog/0.png", photos / "train/cat/0.png")
+    command = [*RANDOM, "--data", f"folder:{photos}", "--out", tmp_path / "out"]
+    assert train(*command) == 0
+    printed = capsys.readouterr().out
+    assert "Evaluated on 6 test samples." in printed
+    assert json.loads((tmp_path / "out/data.json").read_text())["duplicates"] == {"train and test": 2, "classes": 2}
+    assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "; evaluated on 6 test samples" in page
+    for sentence in ("2 images of the test set are also in the train set", "2 images are in more than one class"):
+        assert sentence in printed
+        assert sentence in page
+    (tmp_path / "out/data.json").write_text('{"duplicates": {"train and test": "1"}}')
+    (tmp_path / "out/identity.json").write_text("[]")
+    assert cli.main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")]) == 0
+    assert "evaluated on" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("*/*/*.png", "class cat in the train set"),
+        ("train/dog/*.png", "class dog in the train set"),
+        ("test/owl/*.png", "class owl in the test set"),
+        ("test/*/*.png", "class cat in the test set"),
+    ],
+)
+def test_a_class_without_an_image_is_an_error_also_with_skip_corrupt(photos, tmp_path, error_of, pattern, words):
+    for path in photos.glob(pattern):
+        path.write_text("no image")
+    command = [*RANDOM, "--data", f"folder:{photos}", "--out", tmp_path / "out", "--skip-corrupt"]
+    assert words in error_of(*ON_FOLDER, *command)
+    assert files(tmp_path / "out") == {}
+
+
 def test_another_folder_is_another_run(images_run, images, tmp_path, error_of):
     before = files(images_run)
     shutil.copytree(images, tmp_path / "others")

@@ -1,7 +1,9 @@
 """``bsam report``: the page of any runs, written to a file or served."""
 
 import json
+import os
 import re
+import signal
 import statistics
 import sys
 from html import unescape
@@ -215,6 +217,13 @@ def test_a_watched_page_follows_the_runs(runs, tmp_path, monkeypatch, capsys):
     assert same == second, "nothing has changed"
     assert ["data-watched" in page for page in (empty, second, last)] == [True, True, False], "Ctrl-C ends the reloads"
     assert "Press Ctrl-C to stop." in capsys.readouterr().out
+
+
+def test_a_watched_page_is_complete_at_sigterm_and_the_status_says_so(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bsam.lab.cli.report.time.sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    assert report("--watch", runs, "--out", tmp_path / "page.html") == 143
+    assert "data-watched" not in (tmp_path / "page.html").read_text()
+    assert capsys.readouterr().err == "bsam: terminated.\n"
 
 
 def test_a_watched_page_waits_for_its_baseline(runs, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bsam.lab import cli, experiment_run
 from bsam.lab.cli.run_console import name_of
@@ -14,11 +15,11 @@ from bsam.lab.experiment_run import ExperimentOptions
 from bsam.lab.recipes import RECIPES, experiments
 from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import variants
-from bsam.lab.running import job
+from bsam.lab.running import job, runner
 from bsam.lab.running.runner import run_all
 from bsam.lab.training import loop
 from bsam.lab.training.files import RunLocked
-from bsam.lab.training.run_dir import run_dir_name
+from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit
 from processes import Command
 
@@ -224,6 +225,31 @@ def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
     assert "torchrun" in error_of("run", "label-noise", "--out", tmp_path)
 
 
+@pytest.mark.parametrize(("jobs", "to_all"), [("1", False), ("2", False), ("2", True)])
+def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, tmp_path):
+    """As a cluster sends SIGUSR1 before the end of a job's time, to all processes or to the first one."""
+    command = ["compare", "--methods", "sgd", "sam", "--seeds", "1", "--epochs", "9", "--batch", "32"]
+    command += ["--limit-train", "256", "--limit-test", "50", "--device", "cpu", "--checkpoint-every", "1000"]
+    process = Command(*command, "--out", tmp_path / "stopped", "--jobs", jobs)
+    logs = []
+    while len(logs) < int(jobs) or not all("epoch 2 of" in log.read_text() for log in logs):
+        assert process.returncode is None
+        time.sleep(0.01)
+        logs = list((tmp_path / "stopped").glob("*/log.txt"))
+    (os.killpg if to_all else os.kill)(process.pid, signal.SIGUSR1)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error.count("\n")) == (138, 1)
+    assert all("stopped by SIGUSR1" in log.read_text() for log in logs)
+    states = [torch.load(path, weights_only=True) for path in (tmp_path / "stopped").glob("*/checkpoint.pt")]
+    assert [state["begun"]["steps"] > 0 for state in states] == [True] * int(jobs)
+    runs = [RunDir(log.parent).run() for log in logs]
+    pairs = [run_all(runs, tmp_path / name, device="cpu") for name in ("stopped", "whole")]
+    for ours, theirs in zip(*pairs, strict=True):
+        assert [{**row, "seconds": 0} for row in ours.epochs] == [{**row, "seconds": 0} for row in theirs.epochs]
+        networks = [(state.path / "model.safetensors").read_bytes() for state in (ours, theirs)]
+        assert networks[0] == networks[1]
+
+
 @pytest.mark.parametrize(("number", "status", "how"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
 def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
     """As a terminal sends Ctrl-C, and a cluster SIGTERM at the end of a job's time."""
@@ -279,3 +305,52 @@ def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, m
     assert cli.main([*command, "--only", "sgd", "sam"]) == 0
     assert cli.main(command) == 0
     assert numbers == [2, len(variants()) - 2]
+
+
+def test_another_scale_does_not_empty_the_table(tmp_path, monkeypatch, error_of):
+    monkeypatch.setattr(job, "fit", FakeFit())
+    command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(command) == 0
+    table = (tmp_path / "table.md").read_bytes()
+    for more in (["--report"], ["--dry-run"], []):
+        assert "other results (label-noise at the scale smoke; " in error_of(*command, "--scale", "short", *more)
+    assert (tmp_path / "table.md").read_bytes() == table
+
+
+def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path, monkeypatch, error_of, capsys):
+    """In the plan, in the training, and in the results; once it is repaired, nothing is missing."""
+    fit = FakeFit()
+    monkeypatch.setattr(job, "fit", fit)
+    monkeypatch.setattr(runner, "LOOK", 0)
+    command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
+    planned = RECIPES["label-noise"].experiment().planned
+    names = [plan.name for plan in planned if plan.about["variant"] in ("sgd", "sam")]
+    (tmp_path / names[0]).mkdir()
+    damaged = tmp_path / names[0] / "config.json"
+    damaged.write_text("{")
+    reason = f"1 of {len(names)} runs failed: {names[0]}: {damaged} cannot be read"
+    assert reason in error_of(*command, "--dry-run")
+    assert reason in error_of(*command)
+    assert len(fit.asked) == len(names) - 1
+    assert damaged.read_text() == "{"
+    stored = {run["folder"]: run["state"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]}
+    assert {name: stored[name] for name in names} == {**dict.fromkeys(names, "done"), names[0]: "unreadable"}
+    assert "1 run is not finished." in (tmp_path / "table.md").read_text()
+    assert f"{damaged} cannot be read" in (tmp_path / "report.html").read_text()
+    assert reason in error_of(*command, "--report")
+    damaged.unlink()
+    assert cli.main(command) == 0
+    assert len(fit.asked) == len(names)
+    assert "not finished" not in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["environment.json", "labels.json", "data.json", "curvature.json"])
+def test_results_without_a_run_with_a_damaged_note(name, tmp_path, monkeypatch, error_of):
+    monkeypatch.setattr(job, "fit", FakeFit())
+    command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(command) == 0
+    folder = next(folder for folder in sorted(tmp_path.iterdir()) if folder.is_dir())
+    (folder / name).write_text("{")
+    assert f"{folder / name} cannot be read" in error_of(*command, "--report")
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert {run["folder"] for run in runs if run["state"] == "unreadable"} == {folder.name}

@@ -89,7 +89,11 @@ def test_weights_choose_the_network_and_the_settings_of_fine_tuning(tmp_path):
         ("--model", "timm:test_vit", "--weights", "random"): {"model": "timm:test_vit"},
         ("--weights", "random"): {},
         ("--weights", named): of_file,
-        ("--weights", named, "--data", "oxford_pet"): {**of_file, "data": "oxford_pet"},
+        ("--weights", named, "--data", "oxford_pet"): {
+            **of_file,
+            "data": "oxford_pet",
+            "augment": "resized-crop-flip",
+        },
         ("--weights", named, "--model", "timm:test_resnet"): of_file,
         ("--weights", unnamed, "--model", "resnet8"): {"model": "resnet8", "weights": unnamed, **FINE_TUNING},
     }.items():
@@ -128,6 +132,23 @@ def test_data_of_persons_chooses_task_network_and_settings(tmp_path):
         (("--weights", weights["resnet50"]), {"model": "resnet50", "weights": weights["resnet50"], **FINE_TUNING}),
     ):
         assert run_from("--method", "bsam", *flags) == Run.of("bsam", **expected), flags
+
+
+def test_photographs_are_cropped_at_random_in_fine_tuning():
+    """Not small images, not without pretrained weights, and not if another augmentation is given."""
+    start = ("--method", "sgd", "--model", "resnet50", "--weights", "resnet50.pt")
+    for flags, expected in (
+        (("--data", "folder:photos"), "resized-crop-flip"),
+        (("--data", "oxford_pet", "--image-size", "96"), "resized-crop-flip"),
+        (("--data", "oxford_pet", "--image-size", "95"), None),
+        (("--data", "folder:photos", "--augment", "none"), "none"),
+        (("--data", "folder:photos", "--weights", "random"), None),
+        (("--data", "folder:photos", "--model", "resnet8"), None),  # 32 pixels
+        (("--data", "folder:photos", "--weight-bits", "4"), None),
+        (("--data", "cifar10"), None),
+        (("--data", "digits"), None),
+    ):
+        assert run_from(*start, *flags).augment == expected, flags
 
 
 @pytest.mark.parametrize(

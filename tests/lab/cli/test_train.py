@@ -16,7 +16,7 @@ from bsam.lab import cli
 from bsam.lab.data.entries import ArrayData
 from bsam.lab.recipes import describe
 from bsam.lab.training.config import Run
-from bsam.lab.training.run_dir import RunDir, run_dir_name
+from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from processes import Command
 
 SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "3", "--batch", "64", "--device", "cpu")
@@ -96,11 +96,13 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "status", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGUSR1, 138, "terminated")],
 )
 def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, word, tmp_path, whole, capsys):
-    stopped = tmp_path / "stopped"
-    process = Command(*LONG, "--checkpoint-every", "0", "--out", stopped)
+    """Only Ctrl-C does not wait for a checkpoint."""
+    stopped, is_interrupt = tmp_path / "stopped", number == signal.SIGINT
+    process = Command(*LONG, "--checkpoint-every", "0" if is_interrupt else "1000", "--out", stopped)
     assert any(line.startswith("epoch  2/30") for line in process.stdout)
     os.killpg(process.pid, number)  # as a terminal, or a batch system
     _, error = process.communicate(timeout=60)
@@ -108,9 +110,11 @@ def test_stopped_from_outside_it_ends_like_a_run_that_was_not(number, status, wo
     assert (process.returncode, error) == (status, f"bsam: {word}. {kept}\n")
     epochs = len(RunDir(stopped).metrics())
     assert 2 <= epochs < 30
+    state = torch.load(stopped / CHECKPOINT, weights_only=True)
+    place = f"epoch {epochs}" if is_interrupt else f"step {state['begun']['steps']} of epoch {epochs + 1}"
     assert cli.main([*LONG, "--out", str(stopped)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"Writing to {stopped}. Continuing after epoch {epochs}."
+    assert lines[2] == f"Writing to {stopped}. Continuing after {place}."
     assert sum(line.startswith("epoch") for line in lines) == 30 - epochs
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     ours, theirs = ([{**line, "seconds": 0} for line in RunDir(folder).metrics()] for folder in (stopped, whole))
@@ -139,12 +143,37 @@ def test_a_bad_time_between_checkpoints(command, seconds, tmp_path, error_of):
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
-def test_one_of_several_processes_prints(tmp_path):
+def two_ranks(*flags):
+    """Start a command in two processes, as torchrun does."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-    flags = (*SHORT, "--limit-train", "128", "--epochs", "1", "--out", tmp_path / "out")
-    two = [Command(*flags, env={**world, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]  # as torchrun does
+    return [Command(*flags, env={**world, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+
+
+def test_a_signal_to_one_of_several_processes_stops_all_at_the_same_step(tmp_path):
+    """And the run continues bit for bit: each process has random numbers and losses of its own."""
+    flags = (*LONG[:4], "8", *LONG[5:], "--model", "resnet8", "--out")
+    stopped = two_ranks(*flags, tmp_path / "stopped")
+    assert any(line.startswith("epoch 2/8") for line in stopped[0].stdout)
+    stopped[1].send_signal(signal.SIGUSR1)
+    ends = [process.communicate(timeout=100) for process in stopped]
+    assert [process.returncode for process in stopped] == [138, 138], ends
+    assert ends[0][1].startswith("bsam: terminated. ")
+    assert ends[0][1].count("\n") == 1
+    assert ends[1] == ("", "")
+    assert len(torch.load(tmp_path / "stopped" / CHECKPOINT, weights_only=True)["begun"]["shares"]) == 2
+    for folder in (tmp_path / "stopped", tmp_path / "whole"):
+        ends = [process.communicate(timeout=100) for process in two_ranks(*flags, folder)]
+        assert not any(error for _, error in ends)
+    assert (tmp_path / "stopped/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    folders = (RunDir(tmp_path / "stopped"), RunDir(tmp_path / "whole"))
+    ours, theirs = ([{**row, "seconds": 0} for row in folder.metrics()] for folder in folders)
+    assert ours == theirs
+
+
+def test_one_of_several_processes_prints(tmp_path):
+    two = two_ranks(*SHORT, "--limit-train", "128", "--epochs", "1", "--out", tmp_path / "out")
     (out, error), other = (process.communicate(timeout=100) for process in two)
     assert [process.returncode for process in two] == [0, 0], error
     assert other == ("", "")

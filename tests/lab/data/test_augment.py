@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.lab.data.augment import AUGMENTATIONS, Augment, augmentation, normalise
+from bsam.lab.data.augment import AUGMENTATIONS, RESIZED_CROP, Augment, augmentation, normalise
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -38,7 +38,7 @@ def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarr
     return moved, numbers
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name != RESIZED_CROP])
 def test_equals_the_treatment_of_one_image_at_a_time(name):
     augment, x = augmentation(name, MEAN, STD), images(12)
     draws = augment.draws(12, seed=1, epoch=2, side=32)

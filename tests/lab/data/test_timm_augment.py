@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +20,7 @@ from bsam.lab.data import Dataset
 from bsam.lab.data.augment import Augment, normalise
 from bsam.lab.data.timm_augment import EXAMPLE, TimmAugment
 from bsam.lab.tasks.classification import Classification
+from bsam.lab.tasks.image_task import AHEAD, stream
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 
@@ -66,6 +73,36 @@ def test_random_numbers_depend_on_seed_epoch_and_image_only():
     assert len(seeds) == 24
 
 
+def test_threads_change_images_as_one_thread_does():
+    """Each thread has its own generators; a thread that draws from the global ones all the time changes nothing."""
+    augment, x = TimmAugment(aa="rand-m9-mstd0.5-inc1"), images(64)
+    draws = augment.draws(64, seed=0, epoch=0, side=16).numpy()
+    pixels = x.permute(0, 2, 3, 1).numpy()
+    alone = augment.moved_on_host(pixels, draws)
+    stop = threading.Event()
+
+    def disturb():
+        while not stop.is_set():
+            random.random()
+            np.random.rand()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(5) as threads:
+            disturbing = threads.submit(disturb)
+            parts = [
+                threads.submit(augment.moved_on_host, pixels[i : i + 4], draws[i : i + 4]) for i in range(0, 64, 4)
+            ]
+            found = np.concatenate([part.result() for part in parts])
+            stop.set()
+            disturbing.result()
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+    assert np.array_equal(found, alone)
+
+
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
 def test_mixing_is_that_of_timm(mixup, cutmix):
     """The shares of the classes are those of the pixels, from images that are mixed by their number."""
@@ -97,6 +134,69 @@ class Bytes(Classification):
 
 
 RUN = {"model": "resnet8", "augment": EXAMPLE, "batch": 16, "epochs": 2, "lr": 0.02}
+
+
+def test_batches_are_changed_in_threads_and_equal_those_of_one_thread():
+    """Batches are read ahead; each is that of the augmentation alone, whatever is done with the generators between."""
+    task = Bytes(Run.of("sgd", **{**RUN, "augment": "timm:aa=rand-m9-mstd0.5-inc1"}), torch.device("cpu"))
+    task.begin_epoch(1)
+    indices = torch.randperm(64, generator=torch.Generator().manual_seed(0)).view(8, 8)
+    augment = replace(TimmAugment(aa="rand-m9-mstd0.5-inc1"), mean=task.inputs.mean, std=task.inputs.std)
+    draws = augment.draws(64, seed=0, epoch=1, side=8)
+    main, seen = threading.current_thread(), set()
+    change = task._change
+
+    def recorded(pixels, index):
+        seen.add(threading.current_thread())
+        return change(pixels, index)
+
+    task._change = recorded
+    for index, (x, labels, of_batch) in zip(indices, task.batches(indices), strict=True):
+        random.seed(1)
+        assert torch.equal(x, augment(task._train.x[index], draws[index]))
+        assert torch.equal(labels, task._labels[index])
+        assert torch.equal(of_batch, index)
+    assert main not in seen
+
+
+def test_an_error_in_a_thread_is_raised_and_ends_the_threads():
+    x = torch.zeros(40, 3, 4, 4, dtype=torch.uint8)
+    before = threading.active_count()
+
+    def fails(pixels, index):
+        if 17 in index:
+            raise ValueError("image 17")
+        return pixels + 1
+
+    batches = stream(x, torch.arange(40).view(10, 4), torch.device("cpu"), fails)
+    for _ in range(4):
+        assert (next(batches) == 1).all()
+    with pytest.raises(ValueError, match="image 17"):
+        next(batches)
+    assert threading.active_count() == before
+
+
+def test_an_interruption_ends_the_threads_and_batches_that_wait_are_not_changed():
+    changed, hold = [], threading.Event()
+    before = threading.active_count()
+
+    def slow(pixels, index):
+        if index[0] >= 8:
+            assert hold.wait(30)
+        changed.append(int(index[0]))
+        return pixels
+
+    def interrupted():
+        for _ in stream(torch.zeros(400, 3, 4, 4), torch.arange(400).view(-1, 4), torch.device("cpu"), slow):
+            threading.Timer(0.05, hold.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    gc.collect()
+    while threading.active_count() > before:  # of the timer
+        time.sleep(0.01)
+    assert max(changed) < 4 * (AHEAD + 2)
 
 
 def test_a_run_trains_on_mixed_images_and_resumes(tmp_path):

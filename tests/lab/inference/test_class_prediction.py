@@ -84,6 +84,24 @@ def test_the_test_images_were_evaluated_in_the_same_way(trained):
     assert last["test_accuracy"] == right / 6
 
 
+def test_a_run_trained_in_bf16_predicts_in_bf16(trained, tmp_path):
+    run, paths, pixels, in_float = trained
+    shutil.copytree(run, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    (tmp_path / "run/config.json").write_text(json.dumps({**settings, "precision": "bf16"}))
+    mean, std = NETWORKS[settings["model"]][3:]
+    x = (torch.from_numpy(pixels) / 255 - torch.tensor(mean)) / torch.tensor(std)
+    network = build(settings["model"], classes=3).eval()
+    network.load_state_dict(load_file(run / "model.safetensors"))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = network(x.permute(0, 3, 1, 2)).double().softmax(1)
+    found = predict(tmp_path / "run", paths, device="cpu")
+    for each, wanted in zip(found, expected, strict=True):
+        probabilities = dict(zip(each.classes, each.probabilities, strict=True))
+        assert [probabilities[name] for name in CLASSES] == pytest.approx(wanted.tolist(), rel=1e-5)
+    assert (expected - in_float).abs().max() > 1e-4
+
+
 def test_top_is_at_most_the_number_of_classes(trained):
     run, paths, *_ = trained
     assert [len(predict(run, paths[:1], top, "cpu")[0].classes) for top in (1, 2, 3, 9)] == [1, 2, 3, 3]

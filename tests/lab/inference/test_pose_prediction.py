@@ -57,14 +57,17 @@ def by_hand(network, run, pixels):
         return decode(network(x.permute(2, 0, 1)[None]))[0].double().numpy()
 
 
-@pytest.mark.parametrize("flip_test", [False, True])
-def test_joints_are_those_of_the_evaluation(run, flip_test, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("flip_test", "precision"), [(False, "fp32"), (True, "fp32"), (False, "bf16")])
+def test_joints_are_those_of_the_evaluation(run, flip_test, precision, tmp_path, monkeypatch):
     """The stored crops are parts of larger images of noise, from which the boxes cut exactly them."""
     data, seen = stick_figures(16, seed=4, side=SIDE), []
     settings = Run.of(**{**RunDir(run).run().settings(), "flip_test": flip_test})
+    run = shutil.copytree(run, tmp_path / "run")
+    (run / "config.json").write_text(json.dumps({**settings.settings(), "flip_test": False, "precision": precision}))
     task = Pose(settings, torch.device("cpu"), data=data)
     monkeypatch.setattr(Pose, "_scores", lambda _, joints: seen.append(joints.numpy()) or {})
-    task.evaluate(RunDir(run).load_into(task.network()).eval())
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):  # as in training
+        task.evaluate(RunDir(run).load_into(task.network()).eval())
     ((evaluated,), persons) = seen, data.test
     assert len(evaluated) == 4
     for number, (x, to_image) in enumerate(zip(persons.x, persons.to_image.numpy(), strict=True)):

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 def task_of(images, **settings):
     data = (images, np.arange(len(images)) % 3)
     made = Dataset.from_arrays(train=data, test=data, class_names=("cat", "dog", "owl"))
-    return Classification(Run.of("sgd", model="resnet8", **settings), CPU, data=made)
+    return Classification(Run.of("sgd", **{"model": "resnet8", **settings}), CPU, data=made)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,26 @@ def test_bytes_become_the_inputs_bit_for_bit_and_in_a_file(bytes_task, tmp_path)
     assert torch.equal(module(stored), inputs)
     export_onnx(module, tmp_path / "net.onnx", x)
     assert torch.allclose(run_onnx(tmp_path / "net.onnx", stored), inputs, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["resnet8", "timm:test_efficientnet"])  # bilinear and bicubic
+def test_larger_images_are_reduced_with_antialiasing_in_training_evaluation_and_the_file(tmp_path, model):
+    """Stripes whose mean is 0.25 were sampled between the white ones."""
+    stripes = np.zeros((12, 3, 64, 64), np.uint8)
+    stripes[..., ::4] = 255
+    task = task_of(stripes, model=model, image_size=16, augment="none")
+    stored = torch.cat([x for x, _ in task.eval_images()])
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (task.inputs.mean, task.inputs.std))
+    module = Preprocessing(task)
+    export_onnx(module, tmp_path / "net.onnx", example(task))
+    trained, *_ = task.batch(torch.arange(4))
+    ((evaluated, _),) = task.eval_examples(4)
+    for inputs in (trained, evaluated, module(stored), run_onnx(tmp_path / "net.onnx", stored)):
+        assert inputs.shape[1:] == (3, 16, 16)
+        pixels = (inputs * std + mean)[..., 2:-2]
+        torch.testing.assert_close(pixels, torch.full_like(pixels, 0.25), atol=2e-3, rtol=0)
+    assert torch.equal(module(stored), torch.cat([x for x, _ in task.eval_examples()]))
+    torch.testing.assert_close(run_onnx(tmp_path / "net.onnx", stored), module(stored), atol=1e-5, rtol=0)
 
 
 def test_metadata_of_bytes(bytes_task):

@@ -129,6 +129,8 @@ def test_fine_tuning_and_poses_use_the_radii_of_cifar10():
             "pretrained",
         )
         assert run.weight_decay == {"timm:efficientnet_b0": 1e-5, "timm:resnet50": 1e-4}[run.model]
+        assert run.augment == (None if run.data in ("cifar10", "cifar100") else "resized-crop-flip")
+    assert {run.augment for run in runs_of("transfer", "smoke")} == {None}
     assert [variant_of(run).name for run in pose] == ["adam", *COMPARED[1:]]
     for run in pose:
         assert (run.model, run.data, run.epochs, run.weights) == ("simcc_resnet50", "mpii", 210, "pretrained")

@@ -1,15 +1,16 @@
 """The files of an experiment: what is in them, where the numbers come from, and what is not overwritten."""
 
-import contextlib
 import json
 from dataclasses import replace
 
 import pytest
 
 import bsam
+from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.models import model_entry
 from bsam.lab.recipes import RECIPES, Scale, recipe
-from bsam.lab.report.recipe_results import _entry, check_folder, origin_info, runs_of, write_results
+from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.report.recipe_results import _entry, check_folder, claim_folder, origin_info, runs_of, write_results
 from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir
 from finished_runs import write_run
@@ -101,6 +102,24 @@ def test_each_experiment_has_its_own_comparison(options, tmp_path, monkeypatch):
         assert all(f"({sign}{gain} points" in note for gain in gains)
 
 
+def test_data_that_changed_between_two_seeds_is_not_averaged(tmp_path):
+    settings = {"data": "folder:photos", "model": "resnet8", "epochs": 2}
+    experiment = plan_comparison(["sgd", "sam"], settings, seeds=3)
+    for plan in experiment.planned:
+        path = write_run(plan.run, tmp_path).path
+        (path / "identity.json").write_text(json.dumps({"data": "new" if plan.run.seed else "old"}))
+    result = write_results(experiment, tmp_path)
+    assert [section.title for section in result.sections] == [
+        f"ResNet-8, data photos ({name})" for name in ("old", "new")
+    ]
+    cells = json.loads((tmp_path / "results.json").read_text())["table"]
+    assert [cell["n"] for cell in cells] == [1, 1, 2, 2]
+    assert {run["identity"]["data"] for run in json.loads((tmp_path / "results.json").read_text())["runs"]} == {
+        "old",
+        "new",
+    }
+
+
 SPLIT = {"split": "folders train and test", "images": {"train": 12, "test": 6}, "left_out": []}
 WEIGHTS = {"source": "a.safetensors", "sha256": "0123abcd" * 8, "loaded": 3, "head_left_out": {}}
 
@@ -129,18 +148,66 @@ def test_where_the_numbers_come_from():
     assert origin_info([begun, other]) == [pet, machines]
 
 
+SMOKE = {"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80}
+
+
 @pytest.mark.parametrize(
-    ("content", "fits"),
+    ("content", "other"),
     [
-        ({"recipe": "label-noise"}, True),
-        ({"recipe": "label-noise", "tuned": True}, False),
-        ({"recipe": "radius"}, False),
-        ({"mine": 1}, False),
+        ({"recipe": "label-noise"}, ""),  # of an older version
+        ({"recipe": "label-noise", "scale": "smoke", "settings": SMOKE}, ""),
+        ({"recipe": "label-noise", "scale": "smoke", "settings": {**SMOKE, "lr": 0.05}}, ""),  # the default
+        ({"recipe": "label-noise", "tuned": True}, "label-noise, with --tune"),
+        ({"recipe": "label-noise", "scale": "short"}, "label-noise at the scale short"),
+        ({"recipe": "label-noise", "scale": "smoke", "settings": {**SMOKE, "epochs": 3}}, "epochs 3 there, 2 here"),
+        ({"recipe": "label-noise", "settings": {**SMOKE, "lr": 0.1}}, "lr 0.1 there, 0.05 here"),
+        ({"recipe": "label-noise", "weights": {"resnet50": "a.pt"}}, "weights a.pt there"),
+        ({"recipe": "radius"}, "radius"),
+        ({"mine": 1}, "None"),
     ],
 )
-def test_other_results_are_not_overwritten(content, fits, tmp_path):
+def test_other_results_are_not_overwritten(content, other, tmp_path):
     experiment = RECIPES["label-noise"].experiment()
-    check_folder(tmp_path / "new", replace(experiment))
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    with contextlib.nullcontext() if fits else pytest.raises(bsam.BsamError, match=r"results\.json"):
+    check_folder(tmp_path / "new", experiment)
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(content))
+    if not other:
         check_folder(tmp_path, experiment)
+        return
+    for check in (check_folder, claim_folder):
+        with pytest.raises(bsam.BsamError, match=r"holds other results .*: choose another folder") as error:
+            check(tmp_path, experiment)
+        assert str(file) in str(error.value)
+        assert other in str(error.value)
+    assert json.loads(file.read_text()) == content
+
+
+def test_a_folder_says_what_it_is_for_before_there_are_results(tmp_path):
+    plans = [plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": epochs}, seeds=1) for epochs in (2, 3)]
+    claim_folder(tmp_path, plans[0])
+    claim_folder(tmp_path, plans[0])
+    with pytest.raises(bsam.BsamError, match="epochs 2 there, 3 here"):
+        claim_folder(tmp_path, plans[1])
+    assert read_runs(tmp_path, []).empty
+
+
+def test_a_comparison_may_be_extended(tmp_path):
+    """By methods and seeds; a default that is given is the same setting, and so is a radius schedule."""
+    shared = {"data": "digits", "epochs": 4, "rho_warmup": 2.0}
+    claim_folder(tmp_path, plan_comparison(["sgd", "sam"], shared, seeds=1))
+    check_folder(tmp_path, plan_comparison(["bsam", "saf", "sgd"], {**shared, "lr": 0.05}, seeds=3, baseline="saf"))
+    for change in ({"rho_warmup": 1.0}, {"lr": 0.1}, {"curvature": True}, {"label_noise": 0.4}):
+        with pytest.raises(bsam.BsamError, match=f"{next(iter(change))} .* there"):
+            check_folder(tmp_path, plan_comparison(["sgd", "sam"], {**shared, **change}, seeds=1))
+
+
+def test_initial_weights_of_more_networks_may_be_added(tmp_path):
+    recipe, scale = RECIPES["transfer"], RECIPES["transfer"].scale("short")
+    files = {"timm:resnet50": "a.pt", "timm:efficientnet_b0": "b.pt"}
+    first, both = (
+        recipe.experiment(replace(scale, weights=weights)) for weights in (dict(list(files.items())[:1]), files)
+    )
+    claim_folder(tmp_path, first)
+    check_folder(tmp_path, both)
+    with pytest.raises(bsam.BsamError, match=r"weights a\.pt there"):
+        check_folder(tmp_path, recipe.experiment(scale))

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import os
 import signal
@@ -6,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import bsam
@@ -25,20 +27,45 @@ NODE = {"Alive": True, "Resources": {"CPU": 2.0}}
 
 
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster(monkeypatch, tmp_path):
     """A real Ray cluster with one CPU (test_executors has two runs at once).
 
     The cluster and each worker take seconds to start, so only one test uses it.
     """
     import ray
 
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token to the home folder
     monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other tests would take all the cores
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=1))
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # Ray sets it if it is missing; this restores it
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     handler = signal.getsignal(signal.SIGTERM)
     with ray_tasks():
         assert signal.getsignal(signal.SIGTERM) == handler
         yield
+    assert os.environ["RAY_AUTH_TOKEN"] == "mine"
+    assert ray._private.ray_constants.ENABLE_RAY_CLUSTER
+
+
+def listening():
+    """Return the names and the addresses of the processes of the cluster that accept connections."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    session = ray_session()
+    processes += [each for each in psutil.process_iter(["cmdline"]) if session in " ".join(each.info["cmdline"] or ())]
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.add((process.name(), connection.laddr.ip))
+    return found
+
+
+def ray_session():
+    import ray
+
+    return ray._private.worker.global_worker.node.get_session_dir_path()
 
 
 def last_start(state):
@@ -51,7 +78,7 @@ def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(clu
     draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
     options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "checkpoint_every": 0}
     runs, out = [LONG, *(replace(RUN, seed=seed) for seed in range(2))], tmp_path / "out"
-    killed = []
+    killed, seen = [], set()
     monkeypatch.setattr(runner, "LOOK", 0.05)
 
     def kill_then_interrupt(progress):
@@ -61,6 +88,7 @@ def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(clu
         pid, epochs = last_start(state)
         if epochs and not killed:
             killed.append(pid)
+            seen.update(listening())
             os.kill(pid, signal.SIGKILL)
         if epochs and pid not in killed:
             raise KeyboardInterrupt
@@ -68,6 +96,11 @@ def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(clu
     with pytest.raises(KeyboardInterrupt), ray_tasks(device="cpu") as executor:
         run_all(runs, out, Callbacks(on_progress=kill_then_interrupt), executor, **options)
     assert 2 <= len(state_of(LONG, out).epochs) < LONG.epochs
+    assert {"gcs_server", "raylet"} <= {name for name, _ in seen}
+    assert {address for _, address in seen} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    token = os.environ["RAY_AUTH_TOKEN"]
+    assert len(token) == 64
+    assert not list(tmp_path.rglob("auth_token"))
     with ray_tasks(device="cpu") as executor:
         assert executor.slots() == 1
         states = run_all(runs, out, executor=executor, **options)
@@ -114,15 +147,21 @@ def test_the_resources_and_the_options_of_a_task(tmp_path, monkeypatch):
 def test_a_cluster_that_cannot_be_used(monkeypatch):
     import ray
 
-    stopped = []
+    stopped, tokens = [], []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
-    monkeypatch.setattr(ray, "init", lambda *_, **options: None)
+    monkeypatch.setattr(ray, "init", lambda *_, **options: tokens.append(os.environ.get("RAY_AUTH_TOKEN")))
     monkeypatch.setattr(ray, "nodes", lambda: [NODE])
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     for options in ({"gpus_per_run": 0.5}, {"device": "cuda"}):
         with pytest.raises(bsam.BsamError, match="GPU"), ray_tasks(**options):
             pass
     assert stopped == [True, True]
+    assert len({*tokens}) == 2  # one for each cluster that we start
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with ray_tasks(device="cpu"):
+        assert tokens[2:] == [None]  # that of a cluster that somebody else started is the user's
+    assert "RAY_AUTH_TOKEN" not in os.environ
     monkeypatch.setattr(ray, "init", fail_to_connect)
     for address, reason in (("auto", "no cluster"), ("nowhere", "invalid"), ("127.0.0.1:1", "refused")):
         monkeypatch.setenv("RAY_ADDRESS", address)

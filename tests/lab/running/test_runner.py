@@ -15,7 +15,8 @@ from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
 from bsam.lab.training import files
 from bsam.lab.training.config import Run
 from bsam.lab.training.files import RunLocked
-from bsam.lab.training.run_dir import run_dir_name
+from bsam.lab.training.run_dir import RunDir, run_dir_name
+from bsam.lab.training.termination import Terminated
 from fake_fit import FakeFit
 from processes import Process
 
@@ -187,7 +188,8 @@ def test_compiled_graphs_of_other_runs_are_dropped(fake, tmp_path, monkeypatch):
     assert resets == [1, 2]  # before each of the two
 
 
-def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", [BrokenProcessPool(), Terminated(15)], ids=["killed", "terminated"])
+def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
     """One process is killed and its run continues, another command finishes a locked run, one fails, others finish."""
     runs, futures, messages, history = [replace(TINY, seed=seed) for seed in range(4)], {}, [], []
     monkeypatch.setattr(runner, "LOOK", 0)
@@ -205,7 +207,7 @@ def test_the_progress_of_runs_in_other_processes(tmp_path, monkeypatch):
         step = len(history)
         if step == 1:
             assert list(futures) == runs[:2]
-            futures.pop(runs[0]).set_exception(BrokenProcessPool())
+            futures.pop(runs[0]).set_exception(end)
         if step == 2:
             assert list(futures) == runs[1:2]
         if step == 3:
@@ -243,3 +245,90 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
     with pytest.raises(RunsFailed, match=r"4 times.*executor"):
         run_all(RUNS[:2], tmp_path, executor=Executor(lambda: 1, submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Directories that cannot be read are read again without waiting."""
+    monkeypatch.setattr(runner, "LOOK", 0)
+
+
+DAMAGE = {  # a file of the run directory, its content, and what is said of it
+    "config.json": ("{", "config.json cannot be read"),
+    "metrics.jsonl": ("not JSON\n", "metrics.jsonl cannot be read"),
+    "diverged.json": ("[]", "diverged.json cannot be read"),
+}
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("name", [*DAMAGE, "other settings", "no seconds"])
+def test_a_damaged_directory_does_not_stop_the_others(name, fake, tmp_path):
+    """It is not trained and stays as it is; its run and the one that starts from it fail."""
+    folder = tmp_path / run_dir_name(RUNS[1])
+    folder.mkdir()
+    files = {"config.json": json.dumps(RUNS[1].settings())}
+    if name == "other settings":
+        files, words = {"config.json": json.dumps(RUNS[0].settings())}, "holds results with other settings"
+    elif name == "no seconds":
+        files, words = {**files, "metrics.jsonl": "{}\n"}, "metrics.jsonl lacks the seconds"
+    else:
+        files, words = {**files, name: DAMAGE[name][0]}, DAMAGE[name][1]
+    for file, content in files.items():
+        (folder / file).write_text(content)
+    runs, ended = [*RUNS, replace(TINY, init=run_dir_name(RUNS[1]))], []
+    callbacks = Callbacks(on_end=lambda state, progress, failed: ended.append((state.run, failed)))
+    with pytest.raises(RunsFailed, match=words) as failure:
+        run_all(runs, tmp_path, callbacks)
+    assert fake.asked == [RUNS[0], *RUNS[2:]]
+    assert list(failure.value.failed) == [run_dir_name(RUNS[1]), run_dir_name(runs[4])]
+    assert failure.value.failed == {run_dir_name(run): failed for run, failed in ended if failed}
+    assert {file: (folder / file).read_text() for file in files} == files
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), bsam.BsamError("x cannot be read")])
+def test_a_transient_read_error_while_runs_train_elsewhere_is_harmless(error, tmp_path, monkeypatch):
+    """One file system error in each look at the runs, and two at the start and the end of each."""
+    futures, seen, read = {}, [], RunDir.state
+    errors = dict.fromkeys(map(run_dir_name, RUNS), 2)
+
+    def state(self, *arguments):
+        if errors[self.path.name] > 0:
+            errors[self.path.name] -= 1
+            raise error
+        return read(self, *arguments)
+
+    monkeypatch.setattr(RunDir, "state", state)
+
+    def submit(run, *_):
+        futures[run] = Future()
+        return futures[run]
+
+    def look(progress):
+        seen.append([str(state) for state in progress.states])
+        for run, future in futures.items():
+            if not future.done():
+                FakeFit()(run, tmp_path / run_dir_name(run))
+                future.set_result(Outcome())
+        errors.update(dict.fromkeys(errors, 2))
+
+    states = run_all(RUNS, tmp_path, Callbacks(on_progress=look), Executor(lambda: 2, submit))
+    assert list(futures) == RUNS
+    assert len(seen) > 2
+    assert words(states) == ["done"] * 4
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_directory_that_cannot_be_read_after_the_training_fails_at_the_end(tmp_path, monkeypatch):
+    def submit(run, *_):
+        FakeFit()(run, tmp_path / run_dir_name(run))
+        if run == RUNS[0]:
+            (tmp_path / run_dir_name(run) / "metrics.jsonl").write_text("damaged\n")
+        future = Future()
+        future.set_result(Outcome())
+        return future
+
+    with pytest.raises(RunsFailed, match=r"metrics\.jsonl cannot be read") as failure:
+        run_all(RUNS, tmp_path, executor=Executor(lambda: 1, submit))
+    assert list(failure.value.failed) == [run_dir_name(RUNS[0])]
+    assert words(state_of(run, tmp_path) for run in RUNS) == ["unreadable", "done", "done", "done"]

@@ -7,13 +7,21 @@ import importlib.util
 import json
 import os
 import signal
+import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
+from bsam.lab.training.distributed import distributed_context
 from bsam.lab.training.loop import fit
-from processes import Script
+from bsam.lab.training.run_dir import RunDir
+from bsam.lab.training.termination import Terminated, terminable
+from processes import Process, Script
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
 spec = importlib.util.spec_from_file_location("torchrun_fit", SCRIPT)
@@ -65,6 +73,47 @@ def test_only_the_first_process_writes_and_calls_back(ranks):
         assert (folder / name / "model.safetensors").exists()
     readings = (folder / "bsam" / "probe.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in readings] == [0, 2, 4]
+
+
+def test_all_processes_evaluate_and_one_measures(ranks, monkeypatch):
+    """The metrics are those of the saved network, evaluated by one process: also with batch norm, bit for bit."""
+    folder, (first, second) = ranks[0], (note["measured"] for note in ranks[1])
+    assert first["calls"] == ["sharpness", "top_eigenvalues", "landscape"]
+    assert second["calls"] == []
+    assert (first["sizes"], second["sizes"]) == ([20, 10], [20])
+    assert first["result"] == second["result"]
+    assert first["result"][0] == RunDir(folder / "measured").top_eigenvalue()
+    monkeypatch.setitem(EVALUATION_BATCH, "cpu", cases.SMALL_BATCH)
+    task = Classification(cases.MEASURED, torch.device("cpu"))
+    network = RunDir(folder / "measured").load_into(task.network()).eval()
+    assert task.evaluate(network).items() <= RunDir(folder / "measured").last_metrics().items()
+
+
+def wait_for_slow_process(rank, folder):
+    """In a group with a time limit of a second, rank 0 works for longer; then rank 1 is terminated while it waits."""
+    init_method, limit = f"file://{folder / 'store'}", timedelta(seconds=1)
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2, timeout=limit)
+    os.environ["WORLD_SIZE"] = "2"
+    with distributed_context("cpu") as context, terminable():
+        time.sleep(0 if rank else 1.3)
+        received = context.broadcast(f"from {rank}")
+        gathered = context.gather(rank)
+        (folder / str(rank)).write_text(f"{received} {gathered}")
+        time.sleep(0 if rank else 0.6)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        try:
+            context.barrier()
+        except Terminated:
+            os._exit(7)
+
+
+def test_a_process_waits_without_a_time_limit_but_not_for_sigterm(tmp_path):
+    ranks = [Process(wait_for_slow_process, rank, tmp_path) for rank in range(2)]
+    assert ranks[1].wait() == 7
+    assert (tmp_path / "0").exists()
+    ranks[0].wait()
+    for rank in range(2):
+        assert (tmp_path / str(rank)).read_text() == "from 0 [0, 1]"
 
 
 def test_refusals(ranks):

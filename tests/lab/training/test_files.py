@@ -1,5 +1,7 @@
 import errno
+import fcntl
 import os
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 
 import bsam
 from bsam.lab.common.stored_files import DamagedFile
+from bsam.lab.training import files
 from bsam.lab.training.files import (
     LOCK,
     RunLocked,
@@ -28,6 +31,29 @@ def test_a_folder_is_locked_by_one_at_a_time(tmp_path):
         raise ZeroDivisionError
     with locked(folder, "training"):
         assert [path.name for path in folder.iterdir()] == [LOCK]
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_lock_left_by_another_machine_names_its_file_its_machine_and_what_to_do(tmp_path, monkeypatch):
+    """On a file system without flock, where the file itself is the lock."""
+
+    def unsupported(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    monkeypatch.setattr(files, "LONGEST_WAIT", 0.1)
+    with locked(tmp_path, "training"):
+        (tmp_path / "copy").write_text((tmp_path / LOCK).read_text().replace(platform.node(), "node17"))
+    (tmp_path / "copy").rename(tmp_path / LOCK)
+    for wait in (False, True):
+        with pytest.raises(RunLocked) as error, locked(tmp_path, "training", wait=wait):
+            pass
+        message = str(error.value)
+        assert f"process {os.getpid()} on node17 is training there. " in message
+        assert f"remove {tmp_path / LOCK} if that process has ended" in message
+    (tmp_path / LOCK).unlink()
+    with locked(tmp_path, "training"):
+        pass
 
 
 def test_only_a_new_folder_that_is_still_empty_is_removed(tmp_path):

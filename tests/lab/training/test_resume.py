@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
+from bsam.lab.training.termination import SIGNALS, Terminated, terminable
 from processes import Process, Script
 
 SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.1, "epochs": 2, "seed": 4, "limit_train": 48, "limit_test": 20}
@@ -58,6 +62,85 @@ def test_a_stopped_run_continues_bit_for_bit(case, tmp_path, runs):
     assert len(state["optimizer"]["state"]) > 0
     assert state.get("scaler", {}).get("_growth_tracker") == (6 if case == "fp16" else None)  # steps of both epochs
     assert [reading["step"] for reading in state["readings"]] == ([0, 2, 4] if run.probe else [])
+
+
+class Signalled(Dropping):
+    """Digits with a network that draws random numbers. A signal arrives while a batch is read."""
+
+    batches_left: ClassVar[int] = -1
+
+    def batch(self, index):
+        Signalled.batches_left -= 1
+        if Signalled.batches_left == 0:
+            os.kill(os.getpid(), SIGNALS[-1])
+        return super().batch(index)
+
+
+def train_to_a_signal(runs, run, folder, batches):
+    """Train a few steps, until a signal ends the run."""
+    Signalled.batches_left = batches
+    with terminable(), pytest.raises(Terminated) as end:
+        runs.train(run, folder, task=Signalled, checkpoint_every=1000)
+    assert end.value.number == signal.SIGUSR1
+    torch.manual_seed(batches)  # another process would also start with other random numbers
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_run_stopped_by_signals_in_its_epochs_continues_bit_for_bit(case, tmp_path, runs):
+    run = RUNS[case]
+    runs.train(run, tmp_path / "whole", task=Signalled)
+    for batches, (epoch, step) in ((1, (0, 1)), (2, (0, 3)), (2, (1, 2))):  # an epoch has three steps
+        train_to_a_signal(runs, run, tmp_path / "stopped", batches)
+        state = runs.load(tmp_path / "stopped")
+        assert (len(state["epochs"]), state["begun"]["steps"]) == (epoch, step)
+    done = []
+    runs.train(run, tmp_path / "stopped", task=Signalled, at_start=lambda trainer, _: done.append(trainer.steps_done))
+    assert done == [2]
+    assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
+    assert "begun" not in runs.load(tmp_path / "stopped")
+
+
+def test_a_signal_after_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_path, runs):
+    run = RUNS["base"]
+    train_to_a_signal(runs, run, tmp_path, 2)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+
+    class Infinite(Signalled):
+        def losses(self, outputs, batch):
+            return super().losses(outputs, batch) / 0
+
+    Infinite.__module__, Infinite.__qualname__ = Signalled.__module__, Signalled.__qualname__
+    Signalled.batches_left = 1
+    with terminable(), pytest.raises(Terminated):
+        runs.train(run, tmp_path, task=Infinite)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+def test_a_run_continued_with_another_number_of_processes_says_so(tmp_path, runs):
+    """In the middle of an epoch, each process has its generators and its sum of losses."""
+    train_to_a_signal(runs, RUNS["dropout"], tmp_path, 2)
+    machines = RunDir(tmp_path).machines()
+    (tmp_path / "environment.json").write_text(json.dumps([{**machines[0], "processes": 3}]))
+    state = runs.load(tmp_path)
+    (share,) = state["begun"]["shares"]
+    totals = [share["total"] + change for change in (0.5, -1.0, 0.5)]
+    state["begun"]["shares"] = [{**share, "total": total} for total in totals]
+    torch.save(state, tmp_path / CHECKPOINT)
+    messages = []
+    for _ in range(2):  # the second call trains nothing, with the number of processes of the first one
+        runs.train(RUNS["dropout"], tmp_path, task=Signalled, on_message=messages.append)
+    (warning,) = messages
+    assert "was 3 and is now 1" in warning
+    first_epoch = RunDir(tmp_path).metrics()[0]
+    assert first_epoch["train_loss"] == pytest.approx(share["total"] / 2, rel=0.2)  # two of its three steps
+
+
+def test_the_data_are_compared_also_in_the_first_epoch(tmp_path, runs):
+    train_to_a_signal(runs, RUNS["base"], tmp_path, 1)
+    identity = json.loads((tmp_path / "identity.json").read_text())
+    (tmp_path / "identity.json").write_text(json.dumps({**identity, "data": "other"}))
+    with pytest.raises(bsam.BsamError, match="data has changed"):
+        runs.train(RUNS["base"], tmp_path, task=Signalled)
 
 
 def test_a_run_stops_after_an_epoch_with_a_checkpoint_and_goes_on(tmp_path, runs):

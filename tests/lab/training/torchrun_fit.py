@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from bsam import BsamError
-from bsam.lab.tasks.classification import Classification
+from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
 from bsam.lab.tasks.task import TaskBatch
+from bsam.lab.training import loop, trainer
 from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
@@ -30,6 +31,8 @@ RUNS = {
     ),
     "mesa": Run.of("mesa", {"start_epoch": 0, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
 }
+MEASURED = Run.of("sam", ema=0.9, curvature=True, surface=3, radius=0.05, **{**SAME, "epochs": 1, "limit_train": 128})
+SMALL_BATCH = 20  # for evaluation
 SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {
     "ksam": Run.of("ksam", {"k": 16}, **SHORT),
@@ -66,6 +69,37 @@ class WithoutBatchNorm(Classification):
         return super().losses(outputs, batch)
 
 
+class Evaluated(Classification):
+    """Digits that note the numbers of samples in evaluation batches."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def _inputs_of(self, *arguments: object) -> object:
+        for x, y in super()._inputs_of(*arguments):  # type: ignore[arg-type]
+            self.sizes.append(len(x))
+            yield x, y
+
+    def predictions(self, network: nn.Module) -> dict[str, object]:
+        return {}
+
+
+def measured(folder: pathlib.Path) -> dict[str, object]:
+    """Train with all measurements; return what this process computed."""
+    calls = []
+
+    def counted(module: object, name: str) -> None:
+        function = getattr(module, name)
+        setattr(module, name, lambda *given, **named: calls.append(name) or function(*given, **named))
+
+    for module, name in ((loop, "top_eigenvalues"), (loop, "landscape"), (trainer, "sharpness")):
+        counted(module, name)
+    EVALUATION_BATCH["cpu"] = SMALL_BATCH
+    result = fit(MEASURED, folder / "measured", device="cpu", task=Evaluated)
+    surface = None if result.surface is None else result.surface.loss
+    metrics = {**result.last.metrics, "seconds": 0}
+    return {"calls": calls, "sizes": Evaluated.sizes[:2], "result": [result.top_eigenvalue, surface, metrics]}
+
+
 def main(folder: pathlib.Path, stop: bool) -> None:
     """Train all runs, or only the first epoch of the first run."""
     torch.set_num_threads(1)
@@ -98,6 +132,7 @@ def main(folder: pathlib.Path, stop: bool) -> None:
             fit(run, folder / "refused" / name, device="cpu", task=WithoutBatchNorm)
         except BsamError as error:
             notes[name] = str(error)
+    notes["measured"] = measured(folder)
     pathlib.Path.open = ordinary  # type: ignore[method-assign]
     (folder / f"rank{rank}.json").write_text(json.dumps(notes))
 

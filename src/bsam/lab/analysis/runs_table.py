@@ -24,6 +24,7 @@ from ..training.files import read_json, read_json_lines
 from ..training.known_settings import stored_run
 from ..training.run_dir import ABOUT, CONFIG, CURVATURE, METRICS, RunDir
 from .outcome import failure, score_title
+from .trained_on import separate_experiments
 
 RESULTS = "results.json"
 FLATNESS = "flatness*.json"
@@ -50,6 +51,7 @@ class _Source:
     reason: str | None = None
     top_eigenvalue: float | None = None
     metrics: Path | None = None
+    identity: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         stored, self.state = self.state, STORED.get(self.state, "unfinished")
@@ -123,6 +125,7 @@ READERS: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "memorised": (NO_NUMBER, _memorised),
     "top_eigenvalue": (NO_NUMBER, _eigenvalue),
     "settings": (None, lambda source: source.run.settings()),
+    "identity": (None, lambda source: source.identity),
     "last": (None, lambda source: source.last),
     "metrics": (None, lambda source: source.metrics),
     "flatness": (None, None),  # added later
@@ -143,7 +146,10 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     reader = _Reader()
-    for path in sorted(folders, key=lambda path: path.suffix == ".csv"):  # others' results join ours
+    for path in [path for path in folders if path.suffix != ".csv"]:
+        reader.add(path)
+    separate_experiments(reader.rows)
+    for path in [path for path in folders if path.suffix == ".csv"]:  # others' results join ours
         reader.add(path)
     table = pd.DataFrame(reader.rows, columns=list(COLUMNS))
     table = _without_copies(_without_unasked(table), reader.problems)
@@ -238,8 +244,12 @@ class _Reader:
         eigenvalue = None
         with self._record_problems(path / CURVATURE):
             eigenvalue = files.top_eigenvalue()
+        identity: Mapping[str, Any] = {}
+        with self._record_problems(path):
+            identity = files.note("identity", HINT)
         about, metrics = files.about() or _without_plan(state.run), path / METRICS
-        self._add(_Source(state.run, about, path, state.epochs, str(state), state.diverged, eigenvalue, metrics))
+        found = state.run, about, path, state.epochs, str(state), state.diverged
+        self._add(_Source(*found, eigenvalue, metrics, identity))
 
     def _add_entries(self, folder: Path, results: Mapping[str, Any]) -> None:
         """Add the runs in ``results.json`` whose directories are gone."""
@@ -257,8 +267,9 @@ class _Reader:
             kept = read_json_lines(metrics, HINT) if metrics is not None else []
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
             run, eigenvalue = stored_run(entry["settings"]), entry.get("top_eigenvalue")
-            about = entry.get("about") or _without_plan(run)
-            self._add(_Source(run, about, path, epochs, entry["state"], entry["reason"], eigenvalue, metrics))
+            about, identity = entry.get("about") or _without_plan(run), entry.get("identity")
+            found = run, about, path, epochs, entry["state"], entry["reason"]
+            self._add(_Source(*found, eigenvalue, metrics, identity))
 
     def _add_flatness(self, file: Path, entry: Mapping[str, Any]) -> None:
         """Add the flatness of a network to its run; add the run if it was not found."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
 from ..common.printing import say
 from ..training.run_dir import CHECKPOINT
+from ..training.termination import Terminated, terminable
 from . import compare, demo, export, flatness, listing, predict, report, run, train
 from .parsing import Parser
 
@@ -32,20 +30,20 @@ COMMANDS = {
 EXIT_BAD_INPUT = 2
 EXIT_SIGINT = 130
 EXIT_SIGPIPE = 141
-EXIT_SIGTERM = 143
+EXIT_SIGNAL = 128  # plus the number of the signal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bsam ...`` and return the exit status."""
     arguments = argparse.Namespace()
     try:
-        with _terminable():
+        with terminable():
             _run_command(argv, arguments)
     except BsamError as error:
         return _end(EXIT_BAD_INPUT, str(error))
     except KeyboardInterrupt as end:
-        if isinstance(end, _Terminated):
-            return _end(EXIT_SIGTERM, f"terminated.{_saved(arguments)}")
+        if isinstance(end, Terminated):
+            return _end(EXIT_SIGNAL + end.number, f"terminated.{_saved(arguments)}")
         return _end(EXIT_SIGINT, f"interrupted.{_saved(arguments)}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's flush at exit
@@ -57,27 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem = f"{os.fsdecode(error.filename)}: {error.strerror or error}"
         return _end(EXIT_BAD_INPUT, f"{problem}. Check the path and its permissions, or choose another path.")
     return 0
-
-
-class _Terminated(KeyboardInterrupt):
-    """The process received SIGTERM, which SLURM sends at a job's time limit."""
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM raise an exception. Does nothing outside the main thread, where signals cannot be handled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise _Terminated
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:

@@ -18,8 +18,8 @@ onnx), or, if the run was trained with --weight-bits, FILE.safetensors for bsam.
 of a quantized network are stored as integers, those of up to 4 bits two to a byte. An ONNX file takes pixels as they
 are in the data set (for images uint8 from 0 to 255) and standardises them itself; its metadata_props hold the range and
 the size of the input, mean, std and class names. The command then evaluates the file on the run's evaluation images and
-prints its accuracy, the accuracy of the trained network, the share of equal predictions, the file size, and the input
-that the file takes."""
+prints its accuracy, that of the trained network in the precision of its training, the share of equal predictions, the
+file size, and the input that the file takes."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -50,7 +50,10 @@ def _export(arguments: argparse.Namespace) -> None:
     comparison = exported.comparison
     network, file = (f"{100 * accuracy:.2f}%" for accuracy in comparison.accuracies)
     images = f"{comparison.images} {exported.split} images"
-    say(f"Accuracy on {images}: {network} (trained network), {file} (exported file).")
+    trained, written = "trained network", "exported file"
+    if exported.precision != "fp32":
+        trained, written = f"{trained}, {exported.precision}", f"{written}, fp32"
+    say(f"Accuracy on {images}: {network} ({trained}), {file} ({written}).")
     say(f"Equal predictions: {100 * comparison.equal:.2f}%.")
     size, float_size = exported.size / 1e6, exported.float_size / 1e6
     ratio = exported.size / exported.float_size

@@ -11,6 +11,7 @@ from pathlib import Path
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.grouping import count_text
 from ..common.printing import say
+from ..training.termination import Terminated
 
 OUT = Path("report.html")
 SECONDS = 5.0  # between two looks at the files of watched runs
@@ -54,9 +55,11 @@ def _report(arguments: argparse.Namespace) -> None:
         return
     try:
         _watch(arguments)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         _write_page(arguments, watched=False)
         say("\nStopped watching; the page no longer reloads.")
+        if isinstance(end, Terminated):
+            raise
 
 
 def _write_page(arguments: argparse.Namespace, watched: bool) -> tuple[str, list[str]]:

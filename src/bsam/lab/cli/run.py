@@ -13,6 +13,7 @@ from ..recipes.experiments import MAX_SEEDS, Experiment
 from ..recipes.run_settings import check_weights_given, select, weights_by_network
 from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
+from ..running.runner import RunsFailed
 from .run_console import new_console, plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
@@ -121,6 +122,8 @@ def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
         states = planned_states(experiment, arguments.out)
         console.print(plan_table(experiment, states))
         console.print(totals(states), highlight=False)
+        if failed := {state.path.name: state.unreadable for state in states if state.unreadable is not None}:
+            raise RunsFailed(failed, len(states))
         return
     names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
     options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})

@@ -149,7 +149,9 @@ def totals(states: Sequence[RunState]) -> str:
     started = sum(bool(state.epochs) and not state.ended for state in states)
     ended = f"{finished} finished" + (f", {stopped} stopped early" if stopped else "")
     ended += f", {diverged} diverged" if diverged else ""
-    waiting = len(states) - finished - stopped - diverged - started
+    unreadable = sum(state.unreadable is not None for state in states)
+    ended += f", {unreadable} unreadable" if unreadable else ""
+    waiting = len(states) - finished - stopped - diverged - started - unreadable
     counts = f"{ended}, {started} in progress, {waiting} not started"
     return f"{count_text(len(states), 'run')}: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
 

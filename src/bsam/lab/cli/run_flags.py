@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 from ...common.errors import BsamValueError
 from ..common.names import find_name
 from ..data import DATASETS
-from ..recipes.run_settings import complete_settings
+from ..data.augment import RESIZED_CROP
+from ..recipes.run_settings import LARGE_IMAGE, complete_settings
 from ..recipes.variants import variants
 from ..tasks import TASKS
 from ..training.config import BASE, Run
@@ -53,6 +54,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         "model": f"the network of --init or of the --weights file; otherwise {of_data}",
         "weights": "`pretrained` for timm networks, otherwise `random`",
         "task": "the task of the data set",
+        "augment": f"that of the data set; {RESIZED_CROP} with pretrained weights, for image files of at least "
+        f"{LARGE_IMAGE} pixels",
     }
     conditional = (
         (FINE_TUNING, "with pretrained weights"),

@@ -38,8 +38,9 @@ DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
 checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. Classification adds
 classes.md (the accuracy of each class), confusion.html and, with Pillow, mistakes.png. If the run is
-interrupted (Ctrl-C, SIGTERM, a crash), the same command continues from the last checkpoint, with the result of an
-uninterrupted run. With torchrun, the processes share each batch."""
+interrupted (Ctrl-C, SIGTERM, SIGUSR1, a crash), the same command continues from the last checkpoint, with the result of
+an uninterrupted run. After SIGTERM and SIGUSR1, a checkpoint is written first. With torchrun, the processes share each
+batch."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -141,7 +142,9 @@ class ConsoleLogger:
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
         self.say(plan_text(trainer))
-        self.say(f"Writing to {self.folder}." + (f" Continuing after epoch {done}." if done else ""))
+        place = f"step {trainer.steps_done} of epoch {done + 1}" if trainer.steps_done else f"epoch {done}"
+        continues = done or trainer.steps_done
+        self.say(f"Writing to {self.folder}." + (f" Continuing after {place}." if continues else ""))
         self.times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
@@ -169,9 +172,11 @@ def plan_text(trainer: Trainer) -> str:
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
+    evaluated = "" if task.eval_samples is None else f" Evaluated on {task.eval_samples:,} {run.eval_split} samples."
     return (
         f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
-        f"{data}{size}{f' ({noise})' if noise else ''}, {length}, batch {run.batch}.\n"
+        f"{data}{size}{f' ({noise})' if noise else ''}, {length}, batch {run.batch}."
+        f"{evaluated}\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...common.errors import BsamValueError
+from .resized_crop import draw_boxes, resize_boxes
 
-_STREAM = 0xA46  # makes these random numbers independent of others that are drawn from (seed, epoch)
+RESIZED_CROP = "resized-crop-flip"
+_STREAM, _CROP_STREAM = 0xA46, 0x2C0  # make these random numbers independent of others from (seed, epoch)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,45 @@ class Augment:
         return padded[image, source[:, 0, :, None], source[:, 1, None, :]].permute(0, 3, 1, 2)
 
 
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Normalisation, a crop of random size and shape that is resized (RandomResizedCrop), and a random flip.
+
+    Called as :class:`Augment` is. :meth:`draws` returns five numbers for each image: top, left, height and width of the
+    crop, and whether it is mirrored.
+
+    Args:
+        size: side of the resized crops; 0: that of the images.
+        cubic: bicubic instead of bilinear interpolation, both with antialiasing.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest ratio of width to height.
+        mean, std: mean and standard deviation of the pixels per channel.
+
+    Example:
+        >>> augment = ResizedCrop(size=24)
+        >>> images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+        >>> augment(images, augment.draws(2, seed=0, epoch=0, side=32)).shape
+        torch.Size([2, 3, 24, 24])
+    """
+
+    size: int = 0
+    cubic: bool = False
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def draws(self, n: int, seed: int, epoch: int, side: int) -> Tensor:
+        """Draw random numbers for ``n`` images of ``side`` x ``side`` pixels, a function of the seed and the epoch."""
+        random = np.random.default_rng((seed, epoch, _CROP_STREAM))
+        boxes = draw_boxes(n, side, self.scale, self.ratio, random)
+        return torch.from_numpy(np.concatenate([boxes, random.integers(0, 2, (n, 1))], axis=1))
+
+    def __call__(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Augment a batch, given the rows of :meth:`draws` for these images; see :class:`Augment`."""
+        return resize_boxes(normalise(x, self.mean, self.std), draws, self.size or x.shape[-1], self.cubic)
+
+
 def normalise(x: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtract the mean and divide by the standard deviation, per channel.
 
@@ -119,14 +160,15 @@ def on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
         return torch.tensor(values, dtype=dtype, device=device)
 
 
-AUGMENTATIONS: dict[str, Augment] = {
+AUGMENTATIONS: dict[str, Augment | ResizedCrop] = {
     "none": Augment(pad=0, flip=False, cutout=0),
     "crop-flip": Augment(cutout=0),
     "crop-flip-cutout": Augment(),
+    RESIZED_CROP: ResizedCrop(),
 }
 
 
-def augmentation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Augment:
+def augmentation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Augment | ResizedCrop:
     """Return one of :data:`AUGMENTATIONS` with this normalisation.
 
     Example:

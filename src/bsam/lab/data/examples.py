@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -98,6 +98,8 @@ class Dataset:
             host memory. Otherwise None.
         pixels: the pixels before standardisation, if the images are already standardised; ``mean`` is then 0, and
             ``std`` is 1.
+        duplicates: numbers of image files with the same content, from
+            :func:`bsam.lab.data.images.duplicates.find_duplicates`.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Dataset:
     split: str = ""
     digest: str | None = None
     pixels: Pixels | None = None
+    duplicates: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_arrays(

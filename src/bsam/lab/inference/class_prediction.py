@@ -23,6 +23,7 @@ from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
 from ..training.run_dir import REPAIR, RunDir
+from ..training.train_step import as_trained
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ def predict(
     device: str = "auto",
     on_message: Callable[[str], None] = say,
 ) -> list[Prediction]:
-    """Classify image files with the trained network of a run; its data is not needed.
+    """Classify image files with the trained network of a run, in the precision of its training; its data is not needed.
 
     Args:
         folder: directory of a finished run on image files, or on your own arrays of bytes.
@@ -147,7 +148,7 @@ def predict(
     torch_device = pick_device(device)
     network = run_dir.load_into(build_network(run, inputs, len(names))).eval().to(torch_device)
     predictions = []
-    with torch.no_grad():
+    with as_trained(run, torch_device):
         for batch in decoded_batches(paths, lambda path: decode(path, decoding), LARGE_IMAGE_BATCH, on_message):
             x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
             likely = network(inputs(x.to(torch_device))).float().softmax(1).cpu().topk(top)

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...common.checks import check_count, check_number, check_radius
 from ...common.errors import BsamError, BsamRuntimeError
+from ...core.undo import Undo
 from ...flatness.dataset_loss import Batches, DatasetLoss, LossFunction, check_mode
 from ...flatness.density import Density, spectral_density
 from ...flatness.hessian import HessianOperator
@@ -166,7 +167,8 @@ def measure(
 def loss_of(model: nn.Module, loss_fn: LossFunction, data: Batches, settings: FlatnessSettings) -> float:
     """Return the mean loss as :func:`measure` computes it, from one pass over the data."""
     L = DatasetLoss(model, loss_fn, data, settings.micro_batch, settings.mode)
-    with L.measuring():
+    with Undo() as undo, undo:
+        L.begin(undo)
         return L.value()[0]
 
 

@@ -22,6 +22,7 @@ from ..tasks.pose import EVALUATION_BATCH, PoseSettings
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device
 from ..training.run_dir import REPAIR, RunDir
+from ..training.train_step import as_trained
 from .class_prediction import decoded_batches, image_paths
 
 
@@ -60,6 +61,7 @@ def find_joints(
     """Find the joints of the person in each image with the trained network of a run; its data is not needed.
 
     The person is cut out as in training: a square around the centre of the box, 1.25 times as wide as its longer side.
+    The network computes in the precision of its training.
 
     Args:
         folder: directory of a finished run of the task ``"pose"``.
@@ -85,7 +87,7 @@ def find_joints(
     network = run_dir.load_into(inputs.network(run)).eval().to(torch_device)
     augment, flip = inputs.augment(), run.task_settings(PoseSettings).flip_test if flip_test is None else flip_test
     poses = []
-    with torch.no_grad():
+    with as_trained(run, torch_device):
         for batch in decoded_batches(
             paths, lambda path: _cut_out(path, person_box, inputs.side), EVALUATION_BATCH, on_message
         ):

@@ -20,6 +20,7 @@ from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
 from ..training.files import draft_of
 from ..training.run_dir import NETWORK, RunDir, check_function
+from ..training.train_step import as_trained
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
 
@@ -50,6 +51,8 @@ class ExportedNetwork:
         comparison: the run's network and the network of the file, on images that the run is evaluated on.
         split: the split of these images.
         metadata: the entries that the file's metadata has: task, input, its range and size, mean, std, class names ...
+        precision: precision in which the run was trained, and in which its network classifies the images: fp32, bf16 or
+            fp16. The network of the file computes in fp32.
     """
 
     path: Path
@@ -58,6 +61,7 @@ class ExportedNetwork:
     comparison: Comparison
     split: str
     metadata: Mapping[str, str]
+    precision: str
 
 
 def export_run(
@@ -115,7 +119,12 @@ def export_run(
     network = run_dir.load_into(task.network()).eval()
     float_network = build_float_network(run, task.inputs, task.classes)
     is_onnx = suffix == ".onnx"
-    about = metadata(task, in_file=is_onnx)
+    about = metadata(task, is_onnx, run.precision)
+
+    def trained_network(x: Tensor) -> Tensor:
+        with as_trained(run, task.device):
+            return network(x)
+
     total = task.eval_samples if images is None else min(images, task.eval_samples)
     with draft_of(out) as draft:
         if is_onnx:
@@ -124,15 +133,15 @@ def export_run(
         else:
             size = save_quantized(convert(network), draft, metadata=about)
             written = load_quantized(draft, float_network).to(task.device)
-        comparison = compare(task, network, written, total, is_onnx, progress)
+        comparison = compare(task, trained_network, written, total, is_onnx, progress)
     float_size = sum(4 * tensor.numel() for tensor in float_network.state_dict().values() if tensor.is_floating_point())
-    return ExportedNetwork(out, size, float_size, comparison, run.eval_split, about)
+    return ExportedNetwork(out, size, float_size, comparison, run.eval_split, about, run.precision)
 
 
 @torch.no_grad()
 def compare(
     task: Classification,
-    network: nn.Module,
+    network: Callable[[Tensor], Tensor],
     written: nn.Module,
     images: int,
     takes_pixels: bool,
@@ -142,7 +151,7 @@ def compare(
 
     Args:
         task: the run's task, with its data.
-        network: the run's network, in eval mode.
+        network: the run's network, in eval mode, or a function that calls it.
         written: the network of the file, in eval mode.
         images: number of images.
         takes_pixels: whether the network of the file takes pixels instead of standardised images.
@@ -205,7 +214,7 @@ def example(task: Classification) -> Tensor:
     return torch.zeros(shape, dtype=torch.uint8 if inputs.in_bytes else torch.float32)
 
 
-def metadata(task: Classification, in_file: bool) -> dict[str, str]:
+def metadata(task: Classification, in_file: bool, precision: str = "fp32") -> dict[str, str]:
     """Return what a user of an exported network must know: lists and dictionaries as JSON, the rest as text.
 
     ``mean`` and ``std`` are in the unit of the pixels.
@@ -213,6 +222,7 @@ def metadata(task: Classification, in_file: bool) -> dict[str, str]:
     Args:
         task: the run's task, with its data.
         in_file: whether :class:`Preprocessing` is part of the file's network.
+        precision: the precision in which the run was trained.
     """
     inputs, (low, high) = task.inputs, task.pixel_range()
     unit, pixels = 255.0 if inputs.in_bytes else 1.0, task.pixels
@@ -240,6 +250,7 @@ def metadata(task: Classification, in_file: bool) -> dict[str, str]:
         "preprocessing": f"{'in the file' if in_file else 'not in the file'}: (pixels - mean) / std{resized}",
         "class_names": json.dumps(inputs.class_names or [str(number) for number in range(task.classes)]),
         "output": "logits, one for each class",
+        "precision": "float32" + ("" if precision == "fp32" else f"; the run was trained and evaluated in {precision}"),
     }
     if inputs.takes_files:  # how image files become pixels
         decoding = inputs.decoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ...common.errors import BsamRuntimeError
 from ..common.grouping import count_text
 from ..tasks import TASKS
 from ..tasks.settings import Split
@@ -178,8 +180,11 @@ class Choice:
     @cached_property
     def samples(self) -> int | None:
         """The number of samples that a tuning run is evaluated on; None before any has begun, and for old runs."""
-        known = (RunDir(state.path).note("identity").get("eval_samples") for state in self.states)
-        return next((number for number in known if number is not None), None)
+        for state in self.states:
+            with contextlib.suppress(BsamRuntimeError):  # damaged: another run may tell
+                if (number := RunDir(state.path).note("identity").get("eval_samples")) is not None:
+                    return int(number)
+        return None
 
     @cached_property
     def noise(self) -> float | None:

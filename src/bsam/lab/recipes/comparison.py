@@ -107,7 +107,9 @@ def plan_comparison(
         planned = with_tuned_radii(planned)
     titles = [plan.about["row"] for plan in planned]
     title = f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}"
-    scale = Scale(COMPARE, "the network and the data set of the command")
+    shared = {name: value for name, value in first.settings().items() if name not in LEFT_OUT}
+    shared |= {name: settings.get(name, 0.0) for name in RADIUS_SCHEDULE}
+    scale = Scale(COMPARE, "the network and the data set of the command", settings=shared)
     against = variant_of(first).title
     return Recipe(COMPARE, title, lambda _: planned, (scale,), tuning=tuning, baseline=against).experiment(seeds=seeds)
 

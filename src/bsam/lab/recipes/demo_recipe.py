@@ -67,19 +67,21 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
 
+    size = SCALES["demo"]
+    if epochs is not None:
+        warmup = max(0, min(_SHARED["warmup"], epochs))
+        size = replace(size, settings={**_SHARED, "epochs": epochs, "warmup": warmup})
+
     @recipe(
         "Digits with 40 % wrong training labels: which methods memorise them",
-        scales=["demo"],
+        scales=[size],
         tuning=Tuning(),
         seeds=5,
         baseline=variants()["sgd" if "sgd" in names else names[0]].title,
         notes=NOTES,
     )
     def demo(scale: Scale) -> list[Planned]:
-        settings: dict[str, Any] = {"curvature": True, "surface": LANDSCAPE_POINTS}
-        if epochs is not None:
-            settings |= {"epochs": epochs, "warmup": max(0, min(_SHARED["warmup"], epochs))}
-        runs = grid(scale, names, scale.networks, axis=[settings])
+        runs = grid(scale, names, scale.networks, axis=[{"curvature": True, "surface": LANDSCAPE_POINTS}])
         rows = [(run, variant_of(run).title, candidates(run)) for run in runs]
         if "sgd" in names:
             sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])

@@ -15,7 +15,7 @@ from ..training.run_dir import run_dir_name
 from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe
 from .planning import Planned, place, titles_of
-from .run_settings import with_weights
+from .run_settings import augmentation_of, with_weights
 from .scales import SCALES, Scale
 from .variants import arguments, variant_of, variants
 
@@ -68,7 +68,9 @@ def transfer(scale: Scale) -> list[Run]:
         settings, data = {**scale.settings, "image_size": 32}, scale.data
     scale = replace(scale, settings={**FINE_TUNING, **settings})
     # the paper uses the radius of CIFAR-10 on all of them
-    return with_weights(grid(scale, COMPARED, FINE_TUNED, data, axis=[{"radii": "cifar10"}]), scale.weights)
+    runs = grid(scale, COMPARED, FINE_TUNED, data, axis=[{"radii": "cifar10"}])
+    runs = [replace(run, augment=augmentation_of(dataset_entry(run.data), run.model, run.image_size)) for run in runs]
+    return with_weights(runs, scale.weights)
 
 
 def _score_title(data: str) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from ...common.errors import BsamValueError
 from ..common.names import find_name
 from ..data import FOLDER, dataset_entry
-from ..data.entries import ImageData
+from ..data.augment import RESIZED_CROP
+from ..data.entries import DatasetEntry, ImageData
 from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
@@ -21,6 +22,7 @@ from ..training.run_dir import CONFIG, RunDir, check_function, initial_network
 from .planning import Planned
 from .published_numbers import STANDS_FOR
 
+LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
 RANDOM = "random"  # as the initial weights: do not load pretrained ones
 
 
@@ -31,7 +33,8 @@ def complete_settings(
 
     The default task is that of the data set. The default network is that of the weights, or of the data set. With
     ``init``, network, data and image size default to those of the initial run; without it, networks of timm
-    default to the pretrained weights that timm downloads. Other defaults come from
+    default to the pretrained weights that timm downloads. With pretrained weights, large photographs are cropped and
+    resized at random (:func:`augmentation_of`). Other defaults come from
     :func:`bsam.lab.training.known_settings.usual_settings`.
 
     Args:
@@ -52,7 +55,29 @@ def complete_settings(
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
         given["weights"] = None
-    return {**usual_settings(given), **given}
+    usual = usual_settings(given)
+    if given.get("weights") is not None and given.get("weight_bits") is None:
+        entry = dataset_entry(given.get("data", Run.data)).resolve(data_dir)
+        if (name := augmentation_of(entry, given["model"], given.get("image_size"))) is not None:
+            usual["augment"] = name
+    return {**usual, **given}
+
+
+def augmentation_of(entry: DatasetEntry, model: str, image_size: int | None = None) -> str | None:
+    """Return the default augmentation of fine-tuning; None stands for that of the data set.
+
+    Image files are cropped and resized at random if the inputs of the network have at least :data:`LARGE_IMAGE` pixels
+    a side.
+
+    Example:
+        >>> augmentation_of(dataset_entry("folder:photos"), "resnet50")
+        'resized-crop-flip'
+        >>> augmentation_of(dataset_entry("cifar10"), "resnet50") is None
+        True
+    """
+    # the size that a timm network expects is known only after importing timm; only small test networks take less
+    side = image_size or model_entry(model).images or LARGE_IMAGE
+    return RESIZED_CROP if isinstance(entry, ImageData) and side >= LARGE_IMAGE else None
 
 
 def _initial_run_settings(init: Path, run_dir: Path | None, has_data: bool) -> dict[str, Any]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ...common.errors import BsamRuntimeError
+from ...common.errors import BsamError, BsamRuntimeError
 from ..analysis.outcome import score_title
-from ..analysis.runs_table import COLUMNS, read_epochs, read_runs
+from ..analysis.runs_table import COLUMNS, DAMAGED, RESULTS, read_epochs, read_runs
 from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
 from ..data import dataset_entry
@@ -20,8 +20,10 @@ from ..models import model_entry
 from ..recipes.experiments import Experiment
 from ..recipes.planning import Planned, states_of
 from ..recipes.tuning import base_sentence, tune
+from ..tasks.settings import to_json_value
 from ..training.config import Run
 from ..training.files import locked, read_json, write, write_json
+from ..training.known_settings import default_settings
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
 from .recipe_table import ENDED, TableSection, caption, cells_of, markdown, sections_of
@@ -29,9 +31,11 @@ from .tuning_section import tuning_tables
 
 WORDS = {"train": "training"}  # for the names of splits
 PAGE = "report.html"
+UNREADABLE = "unreadable"  # the state of a run with a damaged file
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
-# notes of a run with their keys: the split of its image files, and its initial weights
-NOTES = {"data": ("split", "images"), "weights": ("source", "sha256")}
+# notes of a run with their keys: the split of its image files, its initial weights, and the digests of what it was
+# trained on
+NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("task", "data")}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class ExperimentResult:
         files: the files written.
         page: the page; None if no run has started.
         comparison: the methods compared with the baseline; None without a baseline.
+        unreadable: why directories of runs could not be read, by name.
         failure: the error that says which runs failed or diverged; None if there are none.
     """
 
@@ -54,28 +59,65 @@ class ExperimentResult:
     files: Sequence[Path]
     page: Path | None
     comparison: ComparisonResult | None
+    unreadable: Mapping[str, str]
     failure: Exception | None = None
 
 
 def check_folder(out: Path, experiment: Experiment) -> None:
-    """Raise if the folder holds results of another recipe or another tuning."""
-    file, ours = out / "results.json", _kind(experiment)
-    stored = dict.fromkeys(TUNED, False) | (read_json(file, dict, "choose another folder") if file.exists() else ours)
-    if any(stored.get(name) != value for name, value in ours.items()):
+    """Raise if the folder holds results of another recipe, or with other settings or another tuning."""
+    file, ours = out / RESULTS, _kind(experiment)
+    if not file.exists():
+        return
+    stored = read_json(file, dict, "choose another folder")
+    stored = dict.fromkeys(TUNED, False) | stored
+    names = [name for name in (*TUNED, "scale") if stored.get(name, ours[name]) != ours[name]]
+    settings = _different_settings(stored, experiment) if stored.get("recipe") == ours["recipe"] else []
+    if stored.get("recipe") != ours["recipe"] or names or settings:
+        scale = f" at the scale {stored['scale']}" if "scale" in names else ""
         flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
-        raise BsamRuntimeError(f"{file} holds other results ({stored.get('recipe')}{flags}): choose another folder")
+        there = "".join(f"; {text}" for text in settings)
+        raise BsamRuntimeError(
+            f"{file} holds other results ({stored.get('recipe')}{scale}{flags}{there}): choose another folder"
+        )
+
+
+def _different_settings(stored: Mapping[str, Any], experiment: Experiment) -> list[str]:
+    """Return the settings that all runs share and that differ, in words; older versions did not store them."""
+    ours, usual = _kind(experiment), default_settings(experiment.planned[0].run.task)
+    before, now = stored.get("settings", ours["settings"]), ours["settings"]
+    values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
+    texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
+    files, given = stored.get("weights", ours["weights"]), ours["weights"]
+    is_extended = bool(files) and files.items() <= given.items()  # by the networks of more files
+    if files != given and not is_extended:
+        texts.append(f"weights {', '.join(files.values()) or 'without files'} there")
+    return texts
 
 
 def _kind(experiment: Experiment) -> dict[str, Any]:
-    tuning = experiment.tuning
+    """Return what the results in a folder have in common; seeds and methods may be added later."""
+    tuning, scale = experiment.tuning, experiment.scale
     is_tuned = {"tuned": tuning is not None and tuning.radii, "tuned_base": tuning is not None and tuning.base}
-    return {"recipe": experiment.recipe.name, **is_tuned}
+    settings = {name: to_json_value(value) for name, value in scale.settings.items()}
+    shared = {"scale": scale.name, "settings": settings, "weights": dict(scale.weights)}
+    return {"recipe": experiment.recipe.name, **shared, **is_tuned}
+
+
+def claim_folder(out: Path, experiment: Experiment) -> None:
+    """Write what a new folder is for, so that it is known before there are results; raise as :func:`check_folder`."""
+    with locked(out, "writing results", wait=True):
+        check_folder(out, experiment)
+        if not (out / RESULTS).exists():
+            write_json(out / RESULTS, {**_kind(experiment), "title": experiment.title, "table": [], "runs": []})
 
 
 def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     """Write ``table.md``, ``results.json`` and ``report.html``, the page of all runs that have started."""
     recipe, tuned = experiment.recipe, tune(experiment.planned, experiment.tuning, out)
-    runs = runs_of(tuned.finals, out)
+    entries = [_entry(plan, out) for plan in tuned.finals]
+    trials = [_entry(plan, out) for plan in (*tuned.base_trials, *tuned.trials)]
+    unreadable = {entry["folder"]: entry["reason"] for entry in (*entries, *trials) if entry["state"] == UNREADABLE}
+    runs = runs_of(tuned.finals, out, unreadable)
     if recipe.timed:
         runs["training_seconds"] = runs["seconds"] * runs["epochs"]
     begun = runs[runs["state"] != "not started"].reset_index(drop=True)
@@ -88,7 +130,7 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     cells, (tuning_sections, tuning_notes) = cells_of(runs, recipe.published), tuning_tables(tuned)
     selected = {plan.name for plan in tune(experiment.selected, experiment.tuning, out).finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
-    noise = "; ".join(_noise_texts(runs))
+    noise = "; ".join(_noise_texts(entries))
     sections = [*sections_of(cells, recipe.published, runs["settings"].iloc[0]), *tuning_sections]
     notes = [
         *caption(runs, cells, recipe.published),
@@ -97,18 +139,16 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
         *([f"Label noise: {noise}."] if noise else []),
         *tuning_notes,
     ]
-    entries = [_entry(plan, out) for plan in tuned.finals]
     content = {
         **_kind(experiment),
-        "scale": experiment.scale.name,
         "title": experiment.title,
         "unit": score_title(experiment.planned[0].run),
         "seeds": sorted({plan.run.seed for plan in tuned.finals}),
         "table": cells,
         "runs": entries,
-        "tuning": [_entry(plan, out) for plan in (*tuned.base_trials, *tuned.trials)],
+        "tuning": trials,
     }
-    files = [out / "table.md", out / "results.json"]
+    files = [out / "table.md", out / RESULTS]
     lines = [*notes, *findings, *origin_info(entries)]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         write_json(files[1], content)
@@ -116,24 +156,31 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
         if len(begun):
             files.append(out / PAGE)
             context = {"findings": findings, "tables": sections, "notes": notes}
-            options = {"problems": runs.attrs["problems"], "context": context}
+            options = {"problems": [*unreadable.values(), *runs.attrs["problems"]], "context": context}
             write_page(out / PAGE, begun, read_epochs(begun), recipe.baseline, experiment.title, **options)
-    states = states_of(tuned.finals, out)
-    return ExperimentResult(states, sections, [*notes, *findings], files, out / PAGE if len(begun) else None, compared)
+    states, page = states_of(tuned.finals, out), out / PAGE if len(begun) else None
+    return ExperimentResult(states, sections, [*notes, *findings], files, page, compared, unreadable)
 
 
-def runs_of(finals: Sequence[Planned], out: Path) -> pd.DataFrame:
+def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = ()) -> pd.DataFrame:
     """Return the table of the final runs in the order of the plan; runs that have not started have no numbers.
 
     What the plan says of a run is written to its ``run.json`` first: an older version did not, or knew less.
+
+    Args:
+        finals: the planned runs.
+        out: the folder of the experiment.
+        unreadable: names of runs whose directories cannot be read; they count as not started.
     """
-    begun = [plan for plan in finals if (out / plan.name / CONFIG).exists()]
+    begun = [plan for plan in finals if plan.name not in unreadable and (out / plan.name / CONFIG).exists()]
     for plan in begun:
         if _stored_about(out / plan.name) != (about := _about(plan, out)):
             write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
     rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
     table = [{**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.chosen} for plan in finals]
+    for row, plan in zip(table, finals, strict=True):  # the data changed between two runs: no mean over both
+        row["section"] += row["experiment"].removeprefix(plan.about["experiment"])
     runs = pd.DataFrame(table).astype({"published": float, "radius": float})
     runs.attrs["problems"] = problems
     return runs
@@ -168,23 +215,43 @@ def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _noise_texts(runs: pd.DataFrame) -> list[str]:
+def _noise_texts(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the label noise of the runs in words, with the share of wrong labels if it is known."""
     texts: dict[tuple[str, float], str] = {}
-    for settings, path in zip(runs["settings"], runs["path"], strict=True):
-        run = Run.of(**settings)
-        text = run.task.noise_text(run.data, RunDir(path).note("labels").get("wrong")) if run.task.label_noise else ""
+    for entry in entries:
+        run = Run.of(**entry["settings"])
+        text = run.task.noise_text(run.data, entry["wrong_labels"])
         texts[run.data, run.task.label_noise] = max(texts.get((run.data, run.task.label_noise), ""), text, key=len)
     return [text for text in dict.fromkeys(texts.values()) if text]
 
 
 def _entry(plan: Planned, out: Path) -> dict[str, Any]:
-    """Return settings, what a run is, its state, the metrics of its last epoch, machines and dates."""
+    """Return settings, what a run is, its state, the metrics of its last epoch, machines and dates.
+
+    If a file is damaged, the entry only says which.
+    """
+    path = out / plan.name
+    known = {"folder": plan.name, "about": dict(plan.about), "settings": plan.run.settings(), "wrong_labels": None}
+    try:
+        return {**known, **_stored_numbers(plan, out)}
+    except DAMAGED as error:
+        reason = str(error) if isinstance(error, BsamError) else f"{path} cannot be read ({error})"
+    unknown: dict[str, Any] = {
+        "epochs_done": 0,
+        "last": None,
+        "top_eigenvalue": None,
+        "training_seconds": 0.0,
+        "machines": [],
+    }
+    return {**known, "state": UNREADABLE, "reason": reason, **unknown}
+
+
+def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
     files = RunDir(out / plan.name)
-    state = files.state(plan.run)
-    noise = plan.run.task.label_noise
+    state, noise = files.state(plan.run), plan.run.task.label_noise
+    of_table: dict[str, Sequence[str]] = {"baseline": ()}
+    notes = {name: files.note(name, keys=keys) for name, keys in {**NOTES, **of_table}.items()}
     return {
-        "folder": plan.name,
         "about": _about(plan, out),
         "state": str(state),
         "reason": state.diverged,
@@ -192,10 +259,9 @@ def _entry(plan: Planned, out: Path) -> dict[str, Any]:
         "last": dict(state.epochs[-1]) if state.finished else None,
         "top_eigenvalue": files.top_eigenvalue() if state.finished else None,
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
-        "settings": plan.run.settings(),
         "wrong_labels": files.note("labels").get("wrong", plan.run.task.wrong_labels(plan.run.data)) if noise else None,
         "machines": files.machines(),
-        **{name: note for name, keys in NOTES.items() if (note := files.note(name, keys=keys))},
+        **{name: notes[name] for name in NOTES if notes[name]},
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -24,12 +25,15 @@ from ..common.grouping import count_text
 from ..training.config import Run
 from ..training.environment import devices_of
 from ..training.mps import is_mps_installed, nvidia_mps
+from ..training.termination import SIGNALS, Terminated, deferred_signals, terminable
 from .job import Outcome, train_in_worker
 
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
 RETRIES = 3  # restarts of a run whose process was killed, for example when memory ran out
 PRELOAD = ["torch"]  # imported once, in the process from which workers are forked
+GRACE = 60.0  # seconds for the checkpoints of the workers after a signal
 CONNECT = 5.0  # seconds to wait for the head node; Ray itself would wait for minutes and then exit the process
+TOKEN = "RAY_AUTH_TOKEN"  # the environment variable that Ray and its processes read before any file
 OBJECT_STORE = 100 * 2**20  # bytes, on a local cluster; small, since no arrays go through it
 
 
@@ -48,7 +52,9 @@ def local_processes(
     on_message: Callable[[str], None] = lambda sentence: None,
     is_default: bool = False,
 ) -> Iterator[Executor]:
-    """Provide processes on this machine, which end with the block; an exception in the block kills them at once.
+    """Provide processes on this machine, which end with the block; an exception in the block kills them.
+
+    If it is :class:`~bsam.lab.training.termination.Terminated`, they first get the signal and time for a checkpoint.
 
     Args:
         jobs: the number of processes. They are spread over the GPUs and share them through MPS, if it can be started.
@@ -71,7 +77,8 @@ def local_processes(
 
         def submit(run: Run, out: Path, options: Mapping[str, Any]) -> Future[Outcome]:
             i = next(i for i in range(jobs) if i not in futures or futures[i].done())
-            call = partial(train_in_worker, run, out, {**options, "device": devices[i % len(devices)]})
+            options = {**options, "device": devices[i % len(devices)]}
+            call = partial(_call_terminable, train_in_worker, run, out, options)
             try:
                 futures[i] = pools[i].submit(call)
             except (KeyError, BrokenProcessPool):  # not started, or killed
@@ -81,8 +88,11 @@ def local_processes(
 
         try:
             yield Executor(lambda: jobs, submit)
-        except BaseException:  # also on Ctrl-C: kill the workers and re-raise
-            for process in [process for pool in pools.values() for process in (pool._processes or {}).values()]:
+        except BaseException as error:  # also on Ctrl-C: kill the workers and re-raise
+            processes = [process for pool in pools.values() for process in (pool._processes or {}).values()]
+            if isinstance(error, Terminated):
+                _forward(error.number, processes, list(futures.values()))
+            for process in processes:
                 process.kill()  # like kill_workers in Python 3.14
             raise
         finally:
@@ -100,9 +110,24 @@ def _new_pool(threads: int, variables: Mapping[str, str]) -> ProcessPoolExecutor
     return ProcessPoolExecutor(1, context, _prepare, (threads, variables))
 
 
+def _forward(number: int, processes: Sequence[Any], futures: Sequence[Future[Outcome]]) -> None:
+    """Send a signal to the workers, and wait until their runs have written a checkpoint."""
+    with deferred_signals():
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+        wait(futures, GRACE)
+
+
+def _call_terminable(function: Callable[..., Outcome], *arguments: Any) -> Outcome:
+    with terminable():
+        return function(*arguments)
+
+
 def _prepare(threads: int, variables: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent handles it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # until a run begins
     os.environ.update(variables)
     torch.set_num_threads(threads)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -129,7 +154,8 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
 
     Args:
         address: ``HOST:PORT`` of the head node, or ``"auto"`` for the cluster running on this machine. An empty string
-            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block.
+            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block, which
+            listens only on the loopback address and has a token that only this process and its children know.
         gpus_per_run: the number of GPUs per run, possibly a fraction; None means one if the cluster has any.
         device: None, ``"auto"``, ``"cpu"`` or ``"cuda"``.
     """
@@ -142,7 +168,10 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
 
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
-            _connect(ray, address or os.environ.get("RAY_ADDRESS", ""))
+            address = address or os.environ.get("RAY_ADDRESS", "")
+            if not address:
+                stack.enter_context(_private_cluster(ray))
+            _connect(ray, address)
             stack.callback(ray.shutdown)
         if gpus_per_run is None:
             gpus_per_run = float(device == "cuda" or (device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0))
@@ -179,6 +208,31 @@ def _train_in_task(folder: str, *arguments: Any) -> Outcome:
         os.chdir(folder)
     torch.set_num_threads(1)
     return train_in_worker(*arguments)
+
+
+@contextlib.contextmanager
+def _private_cluster(ray: Any) -> Iterator[None]:
+    """Let no other machine and no other user reach the cluster that Ray starts in the block.
+
+    By default it listens on all network interfaces, and its token lies in a file that everybody can read. Ray replaces
+    a loopback address in its arguments by that of the machine, except where it does not support clusters.
+    """
+    constants = ray._private.ray_constants
+    loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)  # Ray before 2.52 has no tokens
+    supports_clusters, token = constants.ENABLE_RAY_CLUSTER, os.environ.get(TOKEN)
+    constants.ENABLE_RAY_CLUSTER = False
+    os.environ[TOKEN] = secrets.token_hex()
+    try:
+        if loader is not None:
+            loader.instance().reset_cache()  # it may know another token
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = supports_clusters
+        del os.environ[TOKEN]
+        if token is not None:
+            os.environ[TOKEN] = token
+        if loader is not None:
+            loader.instance().reset_cache()
 
 
 def _connect(ray: Any, address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from ..training.config import Run
 from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
 from ..training.run_dir import LOG, RunDir, run_dir_name
+from ..training.termination import Terminated
 
 Options: TypeAlias = Mapping[str, Any]  # arguments of fit
 OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin
@@ -64,6 +66,9 @@ def train_run(
         except RunLocked:
             say(f"Skipping {run_dir.path.name} for now: another process is training it.")
             return Outcome(locked=True)
+        except Terminated as end:
+            note(f"stopped by {signal.Signals(end.number).name}")
+            raise
         except BrokenPipeError:
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -16,10 +17,12 @@ from ..recipes.planning import state_of
 from ..training.config import Run
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState, run_dir_name
+from ..training.termination import Terminated
 from .executors import RETRIES, Executor
 from .job import Outcome, message_of, train_run
 
 LOOK = 1.0  # seconds between checks of the runs in other processes
+READS = 3  # of a directory that cannot be read, before its run fails: errors of network file systems pass
 
 
 class Progress(NamedTuple):
@@ -71,7 +74,8 @@ def run_all(
 
     Several processes can work on one folder: a run locked by another process is skipped and tried again at the end. A
     run that starts from another one waits until that one has finished. Runs that diverge or fail do not stop the
-    others; :class:`RunsFailed` at the end says which failed. Remove the directory of a diverged run to train it again.
+    others, nor do directories that cannot be read; :class:`RunsFailed` at the end says which failed. Remove the
+    directory of a diverged run to train it again.
 
     Args:
         out: the folder for the run directories, created if it does not exist.
@@ -97,7 +101,7 @@ def run_all(
     queue.train(queue.locked)
     if queue.failed:
         raise RunsFailed(queue.failed, len(states))
-    return [state_of(run, out, states[run_dir_name(run)].until) for run in runs]
+    return [queue.states[run_dir_name(run)] for run in runs]
 
 
 @dataclass
@@ -123,7 +127,7 @@ class _Queue:
             ready = [name for name in waiting if self.states[name].run.init not in {*waiting, *self.running}]
             for name in ready[: max(0, self._progress().slots - len(self.running))]:
                 waiting.remove(name)
-                self._update(name)  # another process may have trained it
+                self._update(name)  # another process may have trained it, or the directory cannot be read
                 if not self.states[name].ended:
                     self._start(name)
             wait(self.running.values(), LOOK, FIRST_COMPLETED)
@@ -136,7 +140,9 @@ class _Queue:
         options = {**self.options, "about": self.about.get(name), "until": until}
         initial = None if RunDir(self.out / name).has_checkpoint() else self.states.get(run.init or "")
         future = self.running[name] = Future()
-        if run.init in self.locked:
+        if self.states[name].unreadable is not None:
+            future.set_result(Outcome(self.states[name].unreadable))
+        elif run.init in self.locked:
             future.set_result(Outcome(locked=True))
         elif initial is not None and not initial.finished:
             reason = "diverged" if initial.diverged else "failed"
@@ -149,7 +155,7 @@ class _Queue:
     def _end(self, name: str, future: Future[Outcome], waiting: list[str]) -> None:
         try:
             outcome = future.result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, Terminated):
             self.killed[name] += 1
             outcome = Outcome(f"its process was killed {self.killed[name]} times: try fewer --jobs")
             if self.killed[name] <= RETRIES:
@@ -164,19 +170,30 @@ class _Queue:
         if outcome.locked:
             self.locked.append(name)
             return
-        if outcome.failed is None:
+        failed = outcome.failed
+        if failed is None:
             self._update(name)
-        else:
-            self.failed[name] = outcome.failed
-        self.callbacks.on_end(self.states[name], self._progress(), outcome.failed)
+            failed = self.states[name].unreadable
+        if failed is not None:
+            self.failed[name] = failed
+        self.callbacks.on_end(self.states[name], self._progress(), failed)
 
     def _look(self) -> None:
         for name in (*self.running, *self.locked):
-            self._update(name)
+            state = self._read(name)
+            if state.unreadable is None:  # otherwise the next look or the end of the run tells
+                self.states[name] = state
         self.callbacks.on_progress(self._progress())
 
     def _update(self, name: str) -> None:
-        self.states[name] = state_of(self.states[name].run, self.out, self.states[name].until)
+        for _ in range(READS):
+            self.states[name] = self._read(name)
+            if self.states[name].unreadable is None:
+                return
+            time.sleep(LOOK)
+
+    def _read(self, name: str) -> RunState:
+        return state_of(self.states[name].run, self.out, self.states[name].until)
 
     def _progress(self) -> Progress:
         slots = 1 if self.executor is None else max(1, self.executor.slots())  # at least 1: a run can wait for a node

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from ...common.errors import BsamValueError
 from ..common.stored_files import MAX_TEXT, read_bytes, reading
 from ..data import dataset_entry
-from ..data.augment import Augment, augmentation
+from ..data.augment import Augment, ResizedCrop, augmentation
 from ..data.examples import Dataset, Examples
+from ..data.images.duplicates import duplicate_warnings
 from ..data.label_noise import flip_labels
 from ..data.timm_augment import TimmAugment, is_timm
 from ..models import model_entry
@@ -30,6 +31,7 @@ from .classifiers import build_float_network, build_network, class_predictions, 
 from .image_inputs import Inputs, inputs_of, load_data
 from .image_task import ImageTask, limit_samples
 from .settings import SubjectSettings
+from .shares import WHOLE, Shares
 from .task import Measure, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
@@ -84,7 +86,7 @@ class Classification(ImageTask):
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
         self.image_size = self.inputs.size
-        self._split, self._digest = data.split, data.digest
+        self._split, self._digest, self._duplicates = data.split, data.digest, data.duplicates
         train = limit_samples(data.train, "limit_train", run.limit_train)
         noisy, flipped = flip_labels(
             train.y, self.settings.label_noise, data.classes, run.seed, self.settings.noise_labels
@@ -115,6 +117,8 @@ class Classification(ImageTask):
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         self._augment = _augmentation(run.augment or entry.augmentation, self.inputs, run.data)
+        if isinstance(self._augment, TimmAugment) and self._augment.aa:
+            self._x, self._change = labelled.x.cpu(), self._moved
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
@@ -141,22 +145,30 @@ class Classification(ImageTask):
                     f"the run in {init.parent} learned other classes ({names[0]}) than this data has ({names[1]}): "
                     "start from another run, or use --weights"
                 )
+        warnings = duplicate_warnings(self._duplicates)
         if self.settings.weight_bits is None:
-            return super().initialise(network, init)
+            return [*warnings, *super().initialise(network, init)]
         latent = build_float_network(self.run, self.inputs, self.classes).train().to(self.device)
         messages = super().initialise(latent, init)
         network.load_state_dict(quantize_network(latent, self.settings).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
-        return messages
+        return [*warnings, *messages]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw crops, flips and holes."""
+        """Draw the random numbers of the augmentation."""
         self._epoch = epoch
-        self._draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1]).to(self.device)
+        draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1])
+        self._draws, self._draws_on_host = draws.to(self.device), draws.numpy()
+
+    def _moved(self, images: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
+        """Change training images on the host; threads call it."""
+        assert isinstance(self._augment, TimmAugment)
+        return self._augment.moved_on_host(images, self._draws_on_host[index])
 
     def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices; if images are mixed, the shares of all classes."""
-        augmented, labels = self.inputs.resize(self._augment(x, self._draws[index])), self._labels[index]
+        augmented = self._augment(x, self._draws[index]) if self._change is None else self.inputs.normalise(x)
+        augmented, labels = self.inputs.resize(augmented), self._labels[index]
         if isinstance(self._augment, TimmAugment) and self._augment.mixes:
             key = self.run.seed, self._epoch, int(index[0])
             augmented, labels = self._augment.mix(augmented, labels, self.classes, *key)
@@ -184,13 +196,16 @@ class Classification(ImageTask):
         return metrics
 
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
-        loss = torch.zeros((), device=self.device, dtype=torch.float64)
-        correct = torch.zeros((), device=self.device, dtype=torch.int64)
-        for x, y in self._inputs_of(examples):
+        results = []
+        for x, y in self._inputs_of(examples, self.shares):
             logits = network(x).float()
-            loss += F.cross_entropy(logits, y, reduction="sum")
-            correct += (logits.argmax(1) == y).sum()
-        return float(loss) / len(examples), int(correct) / len(examples)
+            loss, correct = F.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum()
+            results.append(torch.stack([loss.double(), correct.double()]))
+        total, right = 0.0, 0.0
+        for loss_sum, count in torch.stack(self.shares.in_order(results)).tolist():  # the order determines the rounding
+            total += loss_sum
+            right += count
+        return total / len(examples), right / len(examples)
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training, wrong ones included; balanced if limited."""
@@ -212,17 +227,21 @@ class Classification(ImageTask):
         x = self._original_splits[0].x
         return (float(x.min()), float(x.max())) if self.pixels is None else (self.pixels.low, self.pixels.high)
 
-    def _inputs_of(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return inputs of the network and labels, in batches, on the device."""
-        return ((self.inputs(x), y) for x, y in self._stored(examples))
+    def _inputs_of(self, examples: Examples, shares: Shares = WHOLE) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return inputs of the network and labels, in batches, on the device; perhaps only a share of the batches."""
+        return ((self.inputs(x), y) for x, y in self._stored(examples, shares))
 
-    def _stored(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return stored images and labels, in batches, on the device."""
+    def _stored(self, examples: Examples, shares: Shares = WHOLE) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return stored images and labels, in batches, on the device; perhaps only a share of the batches.
+
+        Of images for random crops, it is the centre.
+        """
         size = self._eval_batch_size
-        images: Iterable[Tensor] = examples.x.split(size)
+        images: Iterable[Tensor] = shares.of(examples.x.split(size))
         if self._host != self.device:
-            images = self._read(examples.x, torch.arange(len(examples)).split(size))
-        return zip(images, (y.to(self.device) for y in examples.y.split(size)), strict=True)
+            images = self._read(examples.x, shares.of(torch.arange(len(examples)).split(size)))
+        images = map(self.inputs.centre, images)
+        return zip(images, (y.to(self.device) for y in shares.of(examples.y.split(size))), strict=True)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, without label smoothing."""
@@ -256,7 +275,8 @@ class Classification(ImageTask):
     def notes(self) -> Mapping[str, Any]:
         """Return ``flipped``, the indices of the wrong labels in the whole training set; ``labels``, their share
         (both only with label noise); ``data``, how image files were split and which were left out; ``inputs``, how
-        images become inputs (only if the classes have names); and ``weights``, where the initial weights came from.
+        images become inputs (only if the classes have names); and ``weights``, where the initial weights came from. In
+        ``data``, ``duplicates`` are numbers of files with the same content in two sets or in two classes.
         """
         notes: dict[str, Any] = {}
         if self.settings.label_noise:
@@ -264,19 +284,23 @@ class Classification(ImageTask):
             notes["labels"] = {"wrong": len(self._flipped) / len(self._original_splits[0])}
         if self._digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
-            notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out}
+            duplicates = {"duplicates": dict(self._duplicates)} if self._duplicates else {}
+            notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out, **duplicates}
         if self.inputs.class_names:
             notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
 
 
-def _augmentation(name: str, inputs: Inputs, data: str) -> Augment:
+def _augmentation(name: str, inputs: Inputs, data: str) -> Augment | ResizedCrop:
     if is_timm(name):
-        augment = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
-        if augment.aa and not inputs.in_bytes:
+        timm = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
+        if timm.aa and not inputs.in_bytes:
             raise BsamValueError(
                 f"RandAugment needs pixels in bytes, but those of {data} are floating-point numbers: leave aa out of "
                 f"augment {name}"
             )
-        return augment
-    return augmentation(name, inputs.mean, inputs.std)
+        return timm
+    augment = augmentation(name, inputs.mean, inputs.std)
+    if isinstance(augment, ResizedCrop):
+        return replace(augment, size=inputs.size, cubic=inputs.mode == "bicubic")
+    return augment

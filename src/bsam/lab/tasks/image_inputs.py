@@ -16,7 +16,7 @@ from torch import Tensor
 from ...common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
 from ..data import dataset_entry
-from ..data.augment import normalise
+from ..data.augment import RESIZED_CROP, normalise
 from ..data.entries import ArrayData, ImageData
 from ..data.examples import Dataset
 from ..data.images.cache import load_images
@@ -39,7 +39,7 @@ class Inputs:
         channels: channels of the images.
         mean, std: mean and standard deviation per channel, of bytes divided by 255.
         interpolation: Pillow's filter to decode files; stored images are resized with ``"bilinear"`` if it is that,
-            otherwise with ``"bicubic"``.
+            otherwise with ``"bicubic"``, with antialiasing if they become smaller.
         crop: share of the shorter side that is kept when a file is decoded.
         class_names: in the order of the network's outputs.
         in_bytes: whether stored images are bytes, as in image files.
@@ -72,14 +72,29 @@ class Inputs:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs."""
-        return self.resize(normalise(x, self.mean, self.std))
+        return self.resize(self.normalise(x))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return stored images, or augmented ones in the same unit, normalised."""
+        return normalise(x, self.mean, self.std)
 
     def resize(self, x: Tensor) -> Tensor:
-        """Return normalised images at the network's input size."""
-        if self.size == self.side:
+        """Return normalised images at the network's input size; larger images are reduced with antialiasing."""
+        return resize(x, self.size, self.mode)
+
+    def centre(self, x: Tensor) -> Tensor:
+        """Return stored images as those that are evaluated; images for random crops are larger."""
+        if x.shape[-1] == self.side:
             return x
-        mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
-        return F.interpolate(x, size=(self.size, self.size), mode=mode, align_corners=False)
+        side = round(x.shape[-1] * self.side / self.decoding.shorter_side)
+        begin = round((x.shape[-1] - side) / 2)
+        x = x[:, :, begin : begin + side, begin : begin + side]
+        return x if side == self.side else resize(x.float(), self.side, self.mode).round().clamp(0, 255).to(x.dtype)
+
+    @property
+    def mode(self) -> str:
+        """The interpolation of torch with which stored images are resized, ``"bilinear"`` or ``"bicubic"``."""
+        return self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
 
     @property
     def decoding(self) -> Resize:
@@ -99,12 +114,34 @@ class Inputs:
         return grey.astype(np.uint8)[:, :, None]
 
 
+def resize(x: Tensor, size: int, mode: str) -> Tensor:
+    """Return square images at another size.
+
+    Without antialiasing, an image that becomes smaller would be sampled: of fine patterns, some pixels would remain.
+
+    Args:
+        x: floating-point images (n, channels, side, side).
+        size: the new side.
+        mode: ``"bilinear"`` or ``"bicubic"``.
+
+    Example:
+        >>> import torch
+        >>> stripes = torch.tensor([1.0, 0.0]).repeat(4).expand(1, 1, 8, 8)
+        >>> resize(stripes, 2, "bilinear")[0, 0, 0]
+        tensor([0.5357, 0.4643])
+    """
+    if x.shape[-1] == size:
+        return x
+    return F.interpolate(x, size=(size, size), mode=mode, align_corners=False, antialias=size < x.shape[-1])
+
+
 def load_data(
     run: SubjectSettings, data_dir: Path | None = None, cache_dir: Path | None = None
 ) -> tuple[Dataset, list[str]]:
     """Return the data of a run, and a sentence for each corrupt file that was left out.
 
-    Image files are decoded once, at the network's input size, and kept in a cache.
+    Image files are decoded once, at the network's input size, and kept in a cache; training images for random crops are
+    larger.
     """
     entry = dataset_entry(run.data).resolve(data_dir)
     if isinstance(entry, ArrayData):
@@ -112,11 +149,13 @@ def load_data(
     assert isinstance(entry, ImageData), entry
     config = input_config(run.model) or replace(IMAGENET, size=model_entry(run.model).images)
     size = run.image_size or config.size
-    files = entry.image_files(data_dir)
+    files, resize = entry.image_files(data_dir), Resize(size, config.crop, config.interpolation)
+    crops_are_resized = (run.augment or entry.augmentation) == RESIZED_CROP
     with ProgressLine() as line:
         return load_images(
             files,
-            Resize(size, config.crop, config.interpolation),
+            resize,
+            train=resize.for_random_crops if crops_are_resized else None,
             mean=config.mean,
             std=config.std,
             cache_dir=cache_dir,
@@ -135,7 +174,7 @@ def inputs_of(run: SubjectSettings, data: Dataset) -> Inputs:
     those of the data.
     """
     in_bytes = not data.train.x.is_floating_point()
-    config, (channels, side) = input_config(run.model), data.train.x.shape[1:3]
+    config, (channels, side) = input_config(run.model), data.test.x.shape[1:3]  # training images may be larger
     if config is None or channels != len(config.mean):  # timm networks also take images with one channel
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
     elif not in_bytes:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
@@ -24,7 +27,10 @@ from .settings import SubjectSettings
 from .task import Task, TaskBatch
 
 SamplesT = TypeVar("SamplesT", Examples, Persons)
+Change: TypeAlias = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]  # of images with these indices
 AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREADS = min(16, CORES)  # that change images; more would mostly wait for Python's lock
 
 
 class ImageTask(Task):
@@ -39,6 +45,7 @@ class ImageTask(Task):
     """
 
     _x: Tensor  # the stored training images, on the device _host
+    _change: Change | None = None  # changes stored training images on the host, in threads
 
     @abstractmethod
     def __init__(
@@ -62,19 +69,18 @@ class ImageTask(Task):
 
     def batch(self, index: Tensor) -> TaskBatch:
         """Return the training samples with these indices, augmented."""
-        return self._batch(self._x[index.to(self._host)].to(self.device), index)
+        (batch,) = self.batches(index[None])
+        return batch
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
         """Return a batch for each row of indices; image files are read ahead."""
-        if self._host == self.device:
-            return map(self.batch, indices)
-        return map(self._batch, self._read(self._x, indices), indices)
+        return map(self._batch, self._read(self._x, indices, self._change), indices)
 
-    def _read(self, images: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _read(self, images: Tensor, rows: Iterable[Tensor], change: Change | None = None) -> Iterator[Tensor]:
         """Return stored images on the device, for each row of indices."""
-        if self._host == self.device:
+        if self._host == self.device and change is None:
             return (images[index] for index in rows)
-        return stream(images, (index.cpu() for index in rows), self.device)
+        return stream(images, (index.cpu() for index in rows), self.device, change)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
         """Load pretrained weights into all layers except the last ones, or the weights of another run into all
@@ -119,13 +125,20 @@ def freeze_backbone(network: nn.Module) -> None:
     head(network).requires_grad_(True)
 
 
-def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield ``images[index]`` on the device for each index, in order. For a GPU, a thread reads the next batches.
+def stream(
+    images: Tensor, indices: Iterable[Tensor], device: torch.device, change: Change | None = None
+) -> Iterator[Tensor]:
+    """Yield ``images[index]`` on the device for each index, in order.
+
+    For a GPU, a thread reads the next batches. If the images are changed, several threads read and change the next
+    batches for any device. An error in a thread is raised where its batch would be yielded.
 
     Args:
         images: (n, channels, height, width) in host memory, in the channels_last memory format.
         indices: indices of the images of each batch, in host memory.
         device: where to copy the images to.
+        change: called with some images of a batch (k, height, width, channels) and their indices; returns changed
+            images of the same shape.
 
     Example:
         >>> images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
@@ -137,22 +150,39 @@ def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> I
         ... ]
         [[3, 0], [2, 2]]
     """
-    rows = images.permute(0, 2, 3, 1)  # contiguous: a row is one copy
-    if device.type != "cuda":
+    rows, on_gpu = images.permute(0, 2, 3, 1), device.type == "cuda"  # contiguous: a row is one copy
+    if not on_gpu and change is None:
         for index in indices:
             yield rows.index_select(0, index).permute(0, 3, 1, 2)
         return
-    with ThreadPoolExecutor(1) as reader:
-        pending: deque[Future[Tensor]] = deque()
+    readers = ThreadPoolExecutor(1 if change is None else THREADS)
+    pending: deque[tuple[Tensor, list[Future[Any]]]] = deque()
+    try:
         for index in indices:
-            # here, not in the thread: while this thread captures a CUDA graph, no other may allocate pinned memory
-            batch = torch.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=True)
-            pending.append(reader.submit(partial(torch.index_select, rows, 0, index, out=batch)))
+            # here, not in a thread: while this thread captures a CUDA graph, no other may allocate pinned memory
+            batch = torch.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=on_gpu)
+            parts: list[Future[Any]]
+            if change is None:
+                parts = [readers.submit(torch.index_select, rows, 0, index, out=batch)]
+            else:
+                size = max(1, math.ceil(len(index) / THREADS))
+                pairs = zip(index.split(size), batch.split(size), strict=True)
+                parts = [readers.submit(_write_changed, rows, part, out, change) for part, out in pairs]
+            pending.append((batch, parts))
             if len(pending) > AHEAD:
-                yield _on_device(pending.popleft().result(), device)
+                yield _on_device(*pending.popleft(), device)
         while pending:
-            yield _on_device(pending.popleft().result(), device)
+            yield _on_device(*pending.popleft(), device)
+    finally:  # also after an interruption, or if the caller takes no more batches
+        readers.shutdown(cancel_futures=True)
 
 
-def _on_device(rows: Tensor, device: torch.device) -> Tensor:
+def _write_changed(rows: Tensor, index: Tensor, out: Tensor, change: Change) -> None:
+    # numpy, because each thread that calls torch starts threads for its operations
+    out.numpy()[:] = change(rows.numpy()[index.numpy()], index.numpy())
+
+
+def _on_device(rows: Tensor, parts: Iterable[Future[Any]], device: torch.device) -> Tensor:
+    for part in parts:
+        part.result()
     return rows.to(device, non_blocking=True).permute(0, 3, 1, 2)

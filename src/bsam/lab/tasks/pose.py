@@ -26,6 +26,7 @@ from .image_inputs import IMAGENET
 from .image_task import ImageTask, limit_samples
 from .pose_inputs import PoseInputs
 from .settings import SubjectSettings, TaskSettings, check_positive, setting
+from .shares import WHOLE, Shares
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
@@ -136,14 +137,17 @@ class Pose(ImageTask):
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return the loss, the mean PCK, and the PCK of each group of joints."""
-        split, total = self.run.eval_split, torch.zeros((), device=self.device, dtype=torch.float64)
-        joints = []
-        for x, y, to_image in self._plain_batches(self._stored_test):
+        split = self.run.eval_split
+        losses, joints = [], []
+        for x, y, to_image in self._plain_batches(self._stored_test, shares=self.shares):
             logits = network(x)
-            total += simcc_losses(logits, y, self.settings.simcc_k, self.settings.simcc_sigma).sum()
+            losses.append(simcc_losses(logits, y, self.settings.simcc_k, self.settings.simcc_sigma).sum())
             joints.append(apply(to_image, self.inputs.joints(network, x, self.settings.flip_test, logits).double()))
-        scores = self._scores(torch.cat(joints).cpu())
-        return {f"{split}_loss": float(total) / len(self._test), **{f"{split}_{n}": v for n, v in scores.items()}}
+        total = 0.0
+        for loss in torch.stack(self.shares.in_order(losses)).tolist():  # the order determines the rounding
+            total += loss
+        scores = self._scores(torch.cat(self.shares.in_order(joints)).cpu())
+        return {f"{split}_loss": total / len(self._test), **{f"{split}_{n}": v for n, v in scores.items()}}
 
     def _scores(self, joints: Tensor) -> dict[str, float]:
         """Return the PCK scores of joints (n, J, 2), which are in pixels of the images of the test set."""
@@ -197,12 +201,14 @@ class Pose(ImageTask):
         arrays = {"pixels": pixels, "found": self.inputs.joints(network, x, self.settings.flip_test), "truth": y}
         return {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
 
-    def _plain_batches(self, persons: Persons, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _plain_batches(
+        self, persons: Persons, limit: int | None = None, shares: Shares = WHOLE
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield inputs that are not augmented, their joints, and the maps to pixels of the images, in batches; those of
-        evenly spaced persons if limited.
+        evenly spaced persons if limited, and perhaps only a share of the batches.
         """
         step = 1 if limit is None else max(1, len(persons) // limit)
-        rows = torch.arange(len(persons), device=self._host)[::step][:limit].split(EVALUATION_BATCH)
+        rows = shares.of(torch.arange(len(persons), device=self._host)[::step][:limit].split(EVALUATION_BATCH))
         for images, index in zip(self._read(persons.x, rows), rows, strict=True):
             where = index.to(self.device)
             yield self._augment(images, persons.y[where], persons.to_image[where])

@@ -185,7 +185,8 @@ class SubjectSettings:
     augment: str | None = setting(
         None,
         f"{', '.join(AUGMENTATIONS)}; for pose {', '.join(POSE_AUGMENTATIONS)}; {EXAMPLE}, or some of these three, for "
-        "crops and flips followed by timm's RandAugment, Mixup and CutMix; default: that of the data set",
+        "crops and flips followed by timm's RandAugment, Mixup and CutMix. resized-crop-flip is RandomResizedCrop and "
+        "flips, for photographs; crop-flip shifts by at most 4 pixels, for small images",
         "Data",
         check_name,
     )

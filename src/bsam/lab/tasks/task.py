@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...flatness.dataset_loss import Batches
 from .settings import SubjectSettings, TaskSettings
+from .shares import WHOLE, Shares
 
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
 # The split "holdout" takes a fifth of the training samples and at least 200, but never more than half of them. An
@@ -93,6 +94,7 @@ class Task(ABC):
     classes: int  #: number of outputs per sample
     image_size: int | None = None  #: side of the network's inputs in pixels, if they are square images
     smoothing: float = 0.0  #: torch's label_smoothing, for SAF and MESA, which compute the cross-entropy themselves
+    shares: Shares = WHOLE  #: how the processes of torchrun may divide the batches of :meth:`evaluate`
 
     @abstractmethod
     def __init__(self, run: SubjectSettings, device: torch.device, data_dir: Path | None = None) -> None: ...
@@ -122,7 +124,11 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, index: Tensor) -> TaskBatch:
-        """Return the training samples with these indices, augmented."""
+        """Return the training samples with these indices, augmented.
+
+        Random numbers come from :meth:`begin_epoch` or from torch's generators, and not from other calls of this
+        method, because a run may be continued in the middle of an epoch.
+        """
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
         """Return a batch for each row of indices, in order. A task that reads from host memory may read ahead."""
@@ -136,7 +142,8 @@ class Task(ABC):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return metrics of the network, in eval mode. Their names begin with the run's ``eval_split``.
 
-        Classification adds ``memorised``, which is measured on training samples.
+        Classification adds ``memorised``, which is measured on training samples. With ``torchrun``, all processes call
+        this method, and the result of the first one counts.
         """
 
     @abstractmethod

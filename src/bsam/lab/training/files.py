@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout  # a dependency of torch
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout  # a dependency of torch
 
 from ...common.errors import BsamRuntimeError
 from ..common.stored_files import MAX_TEXT, WrongContent, read_bytes, reading
@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 LOCK = ".bsam-lock"
 DRAFT = ".draft"  # how the names of files end that are being written
+LONGEST_WAIT = 600.0  # seconds; a lock for which others wait is held for a few seconds
 
 
 class RunLocked(BsamRuntimeError):
@@ -31,21 +32,27 @@ class RunLocked(BsamRuntimeError):
 def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder. If the process is killed, the operating system releases the lock; the lock file stays.
 
+    On file systems without locks, the file itself is the lock and names its process, so that one left by another
+    machine has to be removed.
+
     Args:
         folder: created if it does not exist, and then removed if nothing was written to it.
         activity: the word for the error message, such as ``"training"``.
-        wait: wait until the folder is free instead of raising :class:`RunLocked`.
+        wait: wait until the folder is free, for :data:`LONGEST_WAIT`, instead of raising :class:`RunLocked` at once.
     """
     with usable(folder, activity):
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        lock: BaseFileLock = FileLock(folder / LOCK)
         try:
-            lock = FileLock(folder / LOCK).acquire(blocking=wait)
+            held = lock.acquire(timeout=LONGEST_WAIT if wait else 0)
         except Timeout as error:
-            raise RunLocked(
-                f"{folder}: another process is {activity} there. Wait for it, or choose another folder"
-            ) from error
-    with lock:
+            holder, remedy = "another process", "Wait for it"
+            if isinstance(lock, SoftFileLock):
+                holder = _holder(folder / LOCK)
+                remedy = f"Wait for it, remove {folder / LOCK} if that process has ended"
+            raise RunLocked(f"{folder}: {holder} is {activity} there. {remedy}, or choose another folder") from error
+    with held:
         try:
             yield
         finally:
@@ -53,6 +60,14 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
                 if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
                     (folder / LOCK).unlink()
                     folder.rmdir()
+
+
+def _holder(file: Path) -> str:
+    """Return the process that a lock file names."""
+    words: list[str] = []
+    with contextlib.suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8") as content:
+        words = content.read(1000).split()
+    return f"process {words[0]} on {words[1]}" if len(words) > 1 else "another process"
 
 
 @contextlib.contextmanager

@@ -22,8 +22,9 @@ from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .config import Run
 from .distributed import distributed_context
-from .run_dir import LossSurface, initial_network
+from .run_dir import LossSurface, RunDir, initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
+from .termination import Terminated, deferred_signals
 from .trainer import Trainer
 
 CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive
@@ -96,7 +97,8 @@ def fit(
 
     With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
     and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
-    methods, the result is the same as with a single process.
+    methods, the result is the same as with a single process. The processes also share the evaluation; the first one
+    takes all other measurements.
 
     Args:
         run: the settings.
@@ -109,7 +111,8 @@ def fit(
             continuing a run.
         about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
         checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
-            Checkpoints are written only at the end of an epoch, and always after the last one.
+            Checkpoints are written only at the end of an epoch, and always after the last one; ``bsam`` also writes one
+            in the middle of an epoch when it receives SIGTERM or SIGUSR1.
         until: the epoch to stop after, with a checkpoint; a later call continues. None trains all epochs.
         at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
@@ -137,26 +140,40 @@ def fit(
         network = initial_network(run, None if init is None else Path(init)) if is_new else None
         work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
         trainer = Trainer(run, work, context, on_message, is_new, network)
-        epochs, readings = out.resume(trainer)
+        if not is_new and context.is_main and (warning := _other_processes(out, context.size)):
+            on_message(warning)
+        epochs, readings = out.resume(trainer, network)
         if at_start is not None and context.is_main:
             at_start(trainer, len(epochs))
         end = run.epochs if until is None else min(check_count("until", until), run.epochs)
-        for number in range(len(epochs), end):
-            metrics: dict[str, Any] = {"epoch": number + 1, **trainer.train_epoch(number), **trainer.evaluate()}
-            if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
-                reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint_epochs, folder))
-                out.record_divergence(reason)
-                raise Diverged(reason)
-            if run.radius is not None and context.is_main:
-                metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
-            epochs.append(metrics)
-            readings += trainer.take_readings()
-            out.save(trainer, epochs, readings, is_last=number + 1 == end)
-            if on_epoch is not None and context.is_main:
-                on_epoch(number + 1, metrics)
+        with deferred_signals() as received:
+            for number in range(len(epochs), end):
+                metrics: dict[str, Any] = {"epoch": number + 1}
+                try:
+                    metrics |= trainer.train_epoch(number, received)
+                except Terminated:
+                    if trainer.steps_done:
+                        out.save_checkpoint(trainer, epochs, readings + trainer.take_readings())
+                    raise
+                metrics |= trainer.evaluate()
+                if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
+                    reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint, folder))
+                    out.record_divergence(reason)
+                    raise Diverged(reason)
+                if run.radius is not None and context.is_main:
+                    metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
+                epochs.append(metrics)
+                readings += trainer.take_readings()
+                out.save(trainer, epochs, readings, is_last=number + 1 == end)
+                if on_epoch is not None and context.is_main:
+                    on_epoch(number + 1, metrics)
+        if number := received():  # it arrived after the last step
+            raise Terminated(number)
         top, surface = None, None
         if len(epochs) == run.epochs:
-            top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
+            if context.is_main:
+                top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
+            top, surface = context.broadcast((top, surface))
             curvature = {"top_eigenvalue": top, "surface": None if surface is None else asdict(surface)}
             measured = curvature if run.curvature or run.surface is not None else None
             predictions = {} if folder is None else trainer.predictions()
@@ -166,15 +183,27 @@ def fit(
         return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, top, surface, work.measure.name)
 
 
+def _other_processes(run_dir: RunDir, processes: int) -> str | None:
+    """Return a warning if a run continues with another number of processes, otherwise None."""
+    before = run_dir.machines()[-1:]
+    number = before[0].get("processes", processes) if before else processes
+    if number == processes:
+        return None
+    return (
+        f"The number of processes was {number} and is now {processes}. The result may differ from that of an "
+        "uninterrupted run, because batch norm and random numbers depend on this number."
+    )
+
+
 def _epoch(metrics: Mapping[str, Any]) -> Epoch:
     sharpness = metrics.get("sharpness")
     numbers = {name: value for name, value in metrics.items() if name != "sharpness"}
     return Epoch(numbers, None if sharpness is None else Sharpness(**sharpness))
 
 
-def _divergence(run: Run, epoch: int, name: str, value: float, saved: int, folder: str | Path) -> str:
+def _divergence(run: Run, epoch: int, name: str, value: float, saved: str, folder: str | Path) -> str:
     """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
-    checkpoint = f"The checkpoint of epoch {saved} is kept in {folder}" if saved else "No checkpoint was written"
+    checkpoint = f"The checkpoint of {saved} is kept in {folder}" if saved else "No checkpoint was written"
     loss = name.replace("train_", "training_").replace("_", " ")
     return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
 

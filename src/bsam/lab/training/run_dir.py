@@ -82,6 +82,7 @@ class RunState:
         finished: whether all epochs are finished and the trained network is saved.
         diverged: the message of a run that ended with a non-finite loss; otherwise None.
         until: the epoch to train up to; None trains all.
+        unreadable: why the directory cannot be read; otherwise None. Nothing else is then known.
     """
 
     run: Run
@@ -90,6 +91,7 @@ class RunState:
     finished: bool = False
     diverged: str | None = None
     until: int | None = None
+    unreadable: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -108,6 +110,8 @@ class RunState:
         return 0 if self.ended else max((self.until or self.run.epochs) - len(self.epochs), 0)
 
     def __str__(self) -> str:
+        if self.unreadable is not None:
+            return "unreadable"
         if self.diverged is not None:
             return "diverged"
         if self.finished:
@@ -129,15 +133,16 @@ class RunDir:
     """Read a run directory.
 
     ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a
-    digest of the data and the number of samples that it is evaluated on, ``environment.json`` the machines that trained
-    the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's
-    readings, ``checkpoint.pt`` the state after the last epoch or an earlier one, from which training resumes,
-    ``curvature.json`` the largest eigenvalue and the loss surface of the trained network, ``model.safetensors`` its
-    weights, and ``predictions.npz`` its outputs for some samples. The task writes notes: classification
-    ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose ``data.json``,
-    ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds ``classes.md``,
-    ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except ``log.txt``, to which
-    ``bsam run`` appends epochs, messages and errors. A damaged file raises a
+    digest of the data, digests of the initial network (if it is that of another run) and the number of samples that it
+    is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
+    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state from
+    which training resumes: after the last epoch, after an earlier one, or in the middle of one that a signal
+    interrupted, ``curvature.json`` the largest eigenvalue and the loss surface of the trained network,
+    ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
+    classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
+    ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
+    ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except
+    ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
     :class:`~bsam.lab.common.stored_files.DamagedFile`; one that cannot be read now, for example because memory ran out,
     a :class:`~bsam.lab.common.stored_files.ReadFailed`.
     """
@@ -271,6 +276,24 @@ def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
             f"the data of the run in {folder} is the function {run.data}, which is not called unless you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
+
+
+def network_identity(network: Path) -> dict[str, str]:
+    """Return digests of the trained network of a run: of its file, and of how it was trained, whatever the seed.
+
+    Args:
+        network: the file, in the run directory.
+    """
+    run_dir = RunDir(network.parent)
+    settings, identity = run_dir.note("config"), run_dir.note("identity")
+    training = {name: value for name, value in settings.items() if name not in ("seed", "init", "surface")}
+    if str(settings.get("data")).startswith(FOLDER):
+        training["data"] = identity.get("data", settings["data"])
+    training["init"] = identity.get("init", {}).get("training", settings.get("init"))
+    return {
+        "network": hashlib.sha256(network.read_bytes()).hexdigest(),
+        "training": hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def initial_network(run: Run, directory: Path | None = None) -> Path | None:

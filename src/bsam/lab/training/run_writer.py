@@ -37,7 +37,7 @@ from .files import (
     write_json_lines,
 )
 from .known_settings import check_settings
-from .run_dir import RunDir
+from .run_dir import RunDir, network_identity
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
@@ -67,7 +67,7 @@ class RunWriter(RunDir):
         super().__init__(path or "")
         self._about = about
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
-        self.checkpoint_epochs = 0  #: the number of epochs in the checkpoint
+        self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
         self.settings, self._context = run.settings(), context
         self._kind = type(run.task)
         self._reads, self._writes = path is not None, path is not None and context.is_main
@@ -93,8 +93,15 @@ class RunWriter(RunDir):
         """Return whether an earlier call wrote a checkpoint."""
         return self._reads and super().has_checkpoint()
 
-    def resume(self, trainer: Trainer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far."""
+    def resume(
+        self, trainer: Trainer, network: Path | None = None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Load the checkpoint, if there is one, and return the metrics and the probe's readings so far.
+
+        Args:
+            trainer: gets the state of the checkpoint.
+            network: the file with the trained network of another run that a new run starts from.
+        """
         epochs, readings = [], []
         if self.has_checkpoint():
             hint = "remove it to train from the start, or choose another folder"
@@ -108,12 +115,14 @@ class RunWriter(RunDir):
                 f"{run_dir.NETWORK} to train from the start, or choose another folder"
             )
         if self._writes:
-            self._begin(trainer, epochs, readings)
-        self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
+            self._begin(trainer, network, epochs, readings)
+        self._note_checkpoint(trainer, epochs)
         return epochs, readings
 
-    def _begin(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
-        """Write the settings, the fingerprint of the data, the machine, and the metrics up to the checkpoint.
+    def _begin(
+        self, trainer: Trainer, network: Path | None, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]
+    ) -> None:
+        """Write the settings, the digests of data and initial network, the machine, and the metrics so far.
 
         The metrics are written again because a killed process may have written those of later epochs. Raise if the task
         or the data has changed.
@@ -124,9 +133,9 @@ class RunWriter(RunDir):
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
         module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
-        identity = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
+        identity: dict[str, Any] = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
         before = identity
-        if epochs and file.exists():
+        if self.has_checkpoint() and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
         if before["task"] != identity["task"]:
             check_settings(self.path, {"task": before["task"]}, {"task": identity["task"]})
@@ -134,6 +143,9 @@ class RunWriter(RunDir):
             raise BsamRuntimeError(
                 f"the data has changed since the run in {self.path} began: restore it, or choose another folder"
             )
+        initial = before.get("init") if network is None else network_identity(network)
+        if initial is not None:
+            identity["init"] = initial
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
         write_json(self.path / run_dir.CONFIG, self.settings)
@@ -159,14 +171,30 @@ class RunWriter(RunDir):
         if self._writes:
             due = is_last or time.monotonic() - self._checkpoint_time >= self._every
             if due:
-                buffer = io.BytesIO()
-                torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
-                write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
-                self.checkpoint_epochs, self._checkpoint_time = len(epochs), time.monotonic()
+                self._write_checkpoint(trainer, epochs, readings)
             if self._events is not None:
                 self._events.add(epochs[-1])
             self._write_metrics(epochs, readings)
         self._context.barrier()
+
+    def save_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        """Write a checkpoint in the middle of an epoch."""
+        if self._writes:
+            self._write_checkpoint(trainer, epochs, readings)
+        self._context.barrier()
+
+    def _write_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
+        buffer = io.BytesIO()
+        torch.save({**trainer.state_dict(), "epochs": epochs, "readings": readings}, buffer)
+        write(self.path / run_dir.CHECKPOINT, buffer.getbuffer())
+        self._note_checkpoint(trainer, epochs)
+
+    def _note_checkpoint(self, trainer: Trainer, epochs: list[dict[str, Any]]) -> None:
+        self._checkpoint_time = time.monotonic()
+        if trainer.steps_done:
+            self.checkpoint = f"step {trainer.steps_done} of epoch {len(epochs) + 1}"
+        elif epochs:
+            self.checkpoint = f"epoch {len(epochs)}"
 
     def _write_metrics(self, epochs: list[dict[str, Any]], readings: list[dict[str, Any]]) -> None:
         write_json_lines(self.path / run_dir.METRICS, epochs)

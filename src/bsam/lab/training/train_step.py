@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from ...methods.distillation import Distillation
 from ..tasks.task import Task, TaskBatch
 from .base_optimizer import build_base
 from .config import BASE, Run
+from .environment import emulated_bf16, is_bf16_emulated
 
 Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
 
@@ -243,3 +244,11 @@ def autocast(run: Run, device: torch.device) -> torch.autocast:
     """
     dtype = torch.float16 if run.precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=run.precision != "fp32", cache_enabled=False)
+
+
+@contextlib.contextmanager
+def as_trained(run: Run, device: torch.device) -> Iterator[None]:
+    """Evaluate networks in the precision of the run's training, without gradients."""
+    emulated = run.precision == "bf16" and is_bf16_emulated(device)
+    with torch.no_grad(), autocast(run, device), emulated_bf16(emulated):
+        yield

@@ -22,12 +22,14 @@ from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ...methods import METHODS
 from ..quantization import freeze_scales
+from ..tasks.shares import Shares
 from ..tasks.task import Task
 from .bases import CAPTURABLE
 from .captured_steps import CapturedSteps
 from .config import BASE, Run
-from .distributed import DistributedContext
+from .distributed import DistributedContext, Vote
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
+from .termination import Terminated
 from .train_step import autocast, build_run_step, check_method
 
 T = TypeVar("T")
@@ -73,6 +75,7 @@ class Trainer:
         self.run = run
         self.task = task
         self.context = context
+        task.shares = Shares(context.rank, context.size, context.gather)
         self.network = task.network()
         say = on_message if context.is_main else lambda sentence: None
         for sentence in task.initialise(self.network, init) if is_new else ():
@@ -98,25 +101,36 @@ class Trainer:
             self.probe = Probe(run.probe).attach(self.optimizer)
         due = (lambda t: False) if self.probe is None else self.probe.due
         self.take_step = CapturedSteps(self.train_step, due, on_message) if self.captured else self.train_step.step
+        self._begun: dict[str, Any] | None = None  # the state of an epoch that a signal interrupted
 
-    def train_epoch(self, number: int) -> dict[str, Any]:
-        """Train for an epoch, counted from 0.
+    def train_epoch(self, number: int, received: Callable[[], int] = lambda: 0) -> dict[str, Any]:
+        """Train for an epoch, counted from 0, or for the rest of one that was interrupted.
+
+        Args:
+            number: the number of the epoch.
+            received: returns the number of a signal, or 0. After a signal, all processes take the same number of
+                steps and raise :class:`Terminated`; :meth:`state_dict` then includes the progress of the epoch, unless
+                its loss is not finite.
 
         Returns:
             the mean of the steps' losses, each at the weights before the step; the learning rate of the last step,
             and its radii if they change during training; and the duration in seconds.
         """
         run, device = self.run, self.context.device
-        start = time.perf_counter()
+        begun, self._begun = self._begun or {}, None
+        start, first = time.perf_counter() - begun.get("seconds", 0.0), begun.get("steps", 0)
         self.task.set_train_mode(self.network)
         self.task.begin_epoch(number)
         self.train_step.begin_epoch(number)
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
-        total, lr = torch.zeros((), device=device), 0.0
-        radii: dict[str, float] = {}
+        total, lr = torch.zeros((), device=device), begun.get("lr", 0.0)
+        radii: dict[str, float] = begun.get("radii", {})
+        done, stop, vote = first, 0, Vote(self.context)
         with self._seeded(number), emulated_bf16(self._emulated):
-            for i, batch in enumerate(self.task.batches(self.context.share(indices))):
+            if begun:
+                total += self._restore_share(begun)
+            for i, batch in enumerate(self.task.batches(self.context.share(indices[first:])), start=first):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
                 if i == self.steps - 1:
@@ -124,8 +138,42 @@ class Trainer:
                 total += self.take_step(*batch)
                 if self.average is not None:
                     self.average.update()
+                done = i + 1
+                if stop := vote(received()):
+                    break
+            if stop := max(stop, vote.result()):
+                shares = self.context.gather(self._share(total))
+                if all(math.isfinite(share["total"]) for share in shares):
+                    progress = {"steps": done, "lr": lr, "radii": radii, "seconds": time.perf_counter() - start}
+                    self._begun = {**progress, "shares": shares}
+                raise Terminated(stop)
         loss = float(self.context.mean(total)) / self.steps
         return {"train_loss": loss, "lr": lr, **radii, "seconds": time.perf_counter() - start}
+
+    def _share(self, total: Tensor) -> dict[str, Any]:
+        """Return what differs between processes in the middle of an epoch: the sum of losses and the generators."""
+        device = self.context.device
+        share: dict[str, Any] = {"total": float(total), "cpu": torch.get_rng_state()}
+        return {**share, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else share
+
+    def _restore_share(self, begun: Mapping[str, Any]) -> float:
+        """Restore the state of this process's generators, and return its sum of losses.
+
+        With another number of processes, the generators keep the state that they have at the start of an epoch.
+        """
+        shares = begun["shares"]
+        if len(shares) != self.context.size:
+            return sum(share["total"] for share in shares) / len(shares)
+        share = shares[self.context.rank]
+        torch.set_rng_state(share["cpu"].cpu())
+        if "cuda" in share and self.context.device.type == "cuda":
+            torch.cuda.set_rng_state(share["cuda"].cpu(), self.context.device)
+        return float(share["total"])
+
+    @property
+    def steps_done(self) -> int:
+        """The number of steps taken in an interrupted epoch that can be continued; 0 between two epochs."""
+        return 0 if self._begun is None else int(self._begun["steps"])
 
     @contextlib.contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
@@ -162,9 +210,8 @@ class Trainer:
         return self.network if self.average is None else self.average.network
 
     def evaluate(self) -> dict[str, float]:
-        """Return the task's metrics; empty except in the first process."""
-        if not self.context.is_main:
-            return {}
+        """Return the task's metrics; all processes evaluate the network of the first one."""
+        self.context.copy_buffers(self.result_network)
         metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.measure.name}"
         if not isinstance(metrics, Mapping) or score not in metrics:
             got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
@@ -208,12 +255,13 @@ class Trainer:
         return readings
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next epoch depends on."""
+        """Return everything that the next epoch depends on, or the rest of an interrupted one."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss": None,
             **{name: part.state_dict() for name, part in self._optional_parts().items()},
+            **({} if self._begun is None else {"begun": self._begun}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,6 +274,7 @@ class Trainer:
             group.update(settings)
         for name, part in self._optional_parts().items():
             part.load_state_dict(state[name])
+        self._begun = state.get("begun")
 
     def _optional_parts(self) -> dict[str, Any]:
         parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}

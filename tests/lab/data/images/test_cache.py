@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from PIL import Image
 
 from bsam.common.errors import BsamRuntimeError, BsamValueError
 from bsam.lab.data.examples import Dataset
-from bsam.lab.data.images import cache
+from bsam.lab.data.images import cache, file_digests
 from bsam.lab.data.images.decoding import Resize, decode, decode_pixels
 from bsam.lab.data.images.folders import read_folder
 
@@ -142,6 +143,177 @@ def test_a_missing_or_incomplete_file_is_made_again(folder, decoded, suffix, dam
     assert_correct(data, folder)
     assert (data.digest, len(decoded)) == (digest, 2 * TOTAL)
     assert cache_file(folder, ".npy").read_bytes() == want
+
+
+def flipped(path: Path, byte: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:128] + bytes(len(path.read_bytes()) - 128))
+
+
+def saved(change):
+    return lambda path: np.save(path, change(np.load(path)))
+
+
+def json_of(change):
+    return lambda path: path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+DAMAGE = {
+    "a bit of a pixel": (".npy", lambda path: flipped(path, 500)),
+    "the last bit": (".npy", lambda path: flipped(path, -1, 7)),
+    "all zeros": (".npy", zeros),
+    "another type": (".npy", saved(lambda x: x.view(np.int8))),
+    "half the images": (".npy", saved(lambda x: x[:8])),
+    "more images": (".npy", saved(lambda x: np.concatenate([x, x]))),
+    "another shape": (".npy", saved(lambda x: x.reshape(TOTAL, -1))),
+    "another order": (".npy", saved(lambda x: x[::-1])),
+    "a header without end": (".npy", lambda path: flipped(path, 8, 7)),
+    "no file": (".npy", lambda path: path.write_bytes(b"")),
+    "a digest": (".json", lambda path: flipped(path, -10)),
+    "a list": (".json", json_of(lambda record: [record])),
+    "no digests": (".json", json_of(lambda record: {"corrupt": [], "sha256": []})),
+    "more digests": (".json", json_of(lambda record: {**record, "sha256": [*record["sha256"], "0" * 64]})),
+    "a reason": (".json", json_of(lambda record: {**record, "corrupt": [[2, "it is damaged"]]})),
+    "a reason for no image": (".json", json_of(lambda record: {**record, "corrupt": [[99, "it is damaged"]]})),
+    "numbers": (".json", json_of(lambda record: {"corrupt": 3, "sha256": 4})),
+    "nested lists": (".json", lambda path: path.write_text("[" * 100_000)),
+    "not text": (".json", lambda path: path.write_bytes(b"\xff" * 40)),
+}
+
+
+@pytest.mark.parametrize(("suffix", "damage"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_made_again(folder, decoded, suffix, damage):
+    digest = load(folder)[0].digest
+    want = [cache_file(folder, name).read_bytes() for name in (".npy", ".json")]
+    damage(cache_file(folder, suffix))
+    data, left_out = load(folder, skip_corrupt=True)
+    assert_correct(data, folder)
+    assert (data.digest, left_out, len(decoded)) == (digest, [], 2 * TOTAL)
+    assert [cache_file(folder, name).read_bytes() for name in (".npy", ".json")] == want
+    load(folder)
+    assert len(decoded) == 2 * TOTAL
+
+
+def test_every_bit_matters(folder, decoded):
+    """One bit of each of 60 places, in a cache that also records a file that cannot be decoded."""
+    spoil(folder, "train/cat/1.png")
+    digest = load(folder, skip_corrupt=True)[0].digest
+    random = np.random.default_rng(0)
+    for number, suffix in enumerate([".npy", ".json"] * 30, 2):
+        path = cache_file(folder, suffix)
+        flipped(path, random.integers(path.stat().st_size), random.integers(8))
+        data, left_out = load(folder, skip_corrupt=True)
+        assert (data.digest, len(left_out), len(decoded)) == (digest, 1, number * TOTAL), suffix
+
+
+def test_files_reach_the_disk_before_they_get_their_names(folder, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(os.fstat(file).st_ino) or fsync(file))
+    monkeypatch.setattr(Path, "replace", lambda a, b: calls.append(a.stat().st_ino) or replace(a, b))
+    load(folder)
+    assert len(calls) == 4
+    assert calls[::2] == calls[1::2]
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the image files that are read, by any function; their changes count as settled at once."""
+    names = []
+
+    def counted(path):
+        names.append("/".join(path.parts[-3:]))
+        return path.read_bytes()
+
+    monkeypatch.setattr(cache, "read_image", counted)
+    monkeypatch.setattr(file_digests, "read_image", counted)
+    monkeypatch.setattr(file_digests, "SETTLED", 0)
+    return names
+
+
+def test_only_files_that_changed_are_read_again(folder, reads, decoded):
+    load(folder)
+    assert len(reads) == 2 * TOTAL  # once for the digests, and once to decode them
+    reads.clear()
+    for _ in range(6):  # the runs of a queue
+        assert_correct(load(folder)[0], folder)
+    assert reads == []
+    path = folder / "test/cat/0.png"
+    before, content = path.stat(), path.read_bytes()
+    path.write_bytes(bytes(reversed(content)))
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time of the change itself differs
+    load(folder)
+    assert reads == ["test/cat/0.png"]
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))
+    load(folder)
+    assert reads == ["test/cat/0.png"] * 2
+    reads.clear()
+    (folder / "train/cat/new.png").write_bytes(content)
+    assert_correct(load(folder)[0], folder)  # decodes all images, but hashes only one
+    assert sorted(reads) == sorted(["train/cat/new.png", *decoded[TOTAL:]])
+    assert len(decoded) == 2 * TOTAL + 1
+    reads.clear()
+    path.write_bytes(content[:-1])
+    assert load(folder, skip_corrupt=True)[0].digest
+    assert reads[0] == "test/cat/0.png"
+
+
+def test_a_file_that_changed_just_now_is_read_again(folder, reads, monkeypatch):
+    """Another change within the resolution of the clock would not show."""
+    monkeypatch.setattr(file_digests, "SETTLED", 10**11)
+    load(folder)
+    reads.clear()
+    load(folder)
+    assert len(reads) == TOTAL
+
+
+@pytest.mark.parametrize("damage", [lambda x: x[:-20], lambda x: x.replace(b"0.png", b"1.png", 1), lambda x: b"\xff"])
+def test_damaged_digests_of_files_are_computed_again(folder, reads, decoded, damage):
+    digest = load(folder)[0].digest
+    (index,) = (folder / ".bsam-cache").glob("*.index")
+    index.write_bytes(damage(index.read_bytes()))
+    reads.clear()
+    assert load(folder)[0].digest == digest
+    assert (len(reads), len(decoded)) == (TOTAL, TOTAL)
+
+
+def test_each_class_needs_an_image_that_can_be_decoded(folder):
+    for part in ("train", "val", "test"):
+        content = {path: path.read_bytes() for path in (folder / part / "wolf").iterdir()}
+        spoil(folder, *(path.relative_to(folder).as_posix() for path in content))
+        with pytest.raises(BsamValueError, match=r"class wolf in the \w+ set"):
+            load(folder, skip_corrupt=True)
+        for path in list(content)[1:]:
+            path.write_bytes(content[path])
+        if len(content) > 1:
+            load(folder, skip_corrupt=True)
+        for path in content:
+            path.write_bytes(content[path])
+
+
+def test_files_with_the_same_content_are_counted(folder):
+    assert load(folder)[0].duplicates == {}
+    same = (folder / "train/cat/0.png").read_bytes()
+    (folder / "train/cat/copy.png").write_bytes(same)  # no leak
+    assert load(folder)[0].duplicates == {}
+    for name in ("test/cat/0.png", "val/cat/0.png", "test/cat/1.png"):
+        (folder / name).write_bytes(same)
+    other = (folder / "train/wolf/0.png").read_bytes()
+    (folder / "train/cat/4.png").write_bytes(other)
+    counted = {"train and validation": 1, "train and test": 2, "validation and test": 2, "classes": 2}
+    for train in (None, Resize(9)):
+        data, _ = load(folder, train=train)
+        assert data.duplicates == counted
+    spoil(folder, "test/cat/0.png", "test/cat/1.png", "test/wolf/0.png")
+    (folder / "test/cat/2.png").write_bytes((folder / "test/wolf/1.png").read_bytes())
+    data, _ = load(folder, skip_corrupt=True)  # files that are left out do not count
+    assert data.duplicates == {"train and validation": 1, "classes": 4}
 
 
 def test_an_interrupted_call_leaves_no_images_and_stops_soon(folder, decoded, monkeypatch):

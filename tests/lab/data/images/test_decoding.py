@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from bsam.common.errors import BsamValueError
-from bsam.lab.data.images.decoding import Crop, Resize, decode, decode_bytes
+from bsam.lab.data.images.decoding import Crop, DecodeError, Resize, decode, decode_bytes
 from bsam.lab.data.pose.affine import apply, crop_map, inverse
 from pose_reference import bilinear
 
@@ -166,3 +166,16 @@ def test_the_margin_around_a_large_image_may_be_larger_than_the_largest_image(mo
     assert np.array_equal(decode_bytes(content, "x", crop), before)
     with pytest.raises(BsamValueError, match="too large"):
         decode_bytes(content, "x", Crop((-0.5, -0.5, 29.5, 19.5), 3, 9))
+
+
+def test_elongated_images_are_errors_before_they_are_enlarged(tmp_path, monkeypatch):
+    """An image of 65000 x 1 pixels has 88 bytes, and would take 13 GB with a shorter side of 256 pixels."""
+    content = encoded(Image.new("1", (65000, 1)))
+    assert len(content) < 300
+    (tmp_path / "long.png").write_bytes(content)
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda *_: pytest.fail("the image was resized"))
+    with pytest.raises(DecodeError, match=r"long\.png.*65000 x 1"):
+        decode(tmp_path / "long.png", Resize(224, 0.875))
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    assert decode_bytes(encoded(pixels(2, 1000, 3)), "x", Resize(8)).shape == (8, 8, 3)

@@ -126,6 +126,14 @@ def test_persons_whose_image_cannot_be_decoded_are_named_or_left_out(files):
     assert [sentence.split()[0] for sentence in left_out] == ["c.png", "c.png"]
 
 
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_set_needs_a_person_also_with_skip_corrupt(files, part):
+    for person in getattr(files, part):
+        Path(files.folder, files.images[person]).write_bytes(b"not an image")
+    with pytest.raises(BsamValueError, match=f"no person of the {part} set"):
+        load_persons(files, SIDE, skip_corrupt=True)
+
+
 def test_boxes_beside_the_image_are_named_or_left_out(files):
     boxes = files.boxes.copy()
     boxes[3:5] = [[-5000, -5000.4321987, -4900, -4900], [0, 0, 1e7, 1e7]]

@@ -79,6 +79,16 @@ class Resize:
         """Shorter side of the resized image, before it is cropped."""
         return math.floor(self.size / self.crop)
 
+    @property
+    def for_random_crops(self) -> Resize:
+        """How to decode images that random crops of this size are cut from: uncropped squares, larger by at least 1/7.
+
+        Example:
+            >>> Resize(224, crop=0.875).for_random_crops
+            Resize(size=256, crop=1.0, interpolation='bilinear')
+        """
+        return Resize(max(self.shorter_side, math.ceil(self.size * 8 / 7)), 1.0, self.interpolation)
+
 
 @dataclass(frozen=True)
 class Crop:
@@ -195,6 +205,12 @@ def _resize(image: Image, resize: Resize) -> Image:
     width, height = image.size
     short, size = min(width, height), resize.size
     width, height = (int(resize.shorter_side * side / short) for side in (width, height))  # as torchvision rounds
+    limit = Pillow.MAX_IMAGE_PIXELS or math.inf
+    if width * height > limit:
+        raise BsamValueError(
+            f"it has {image.width} x {image.height} pixels, and would have more than {limit:,} with a shorter side of "
+            f"{resize.shorter_side}; crop it"
+        )
     image = image.resize((width, height), Pillow.Resampling[resize.interpolation.upper()])
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....common.checks import check_count
+from ....common.errors import BsamValueError
 from ..images.cache import Progress, decode_files
 from ..images.decoding import Crop
 from ..sources import sha256
@@ -142,21 +143,27 @@ def load_persons(
     order = np.concatenate([files.train, files.test])  # each set is then a slice of the cache, without a copy
     names = [files.images[person] for person in order]
     crops, maps = person_crops(torch.from_numpy(files.boxes[order]), side)
-    x, corrupt, pixels = decode_files(
+    decoded = decode_files(
         files.folder, names, crops, cache_dir=cache_dir, progress=progress, skip_corrupt=skip_corrupt
     )
     joints = torch.from_numpy(files.joints[order])
     y = torch.cat([apply(maps, joints[:, :, :2]), joints[:, :, 2:]], dim=2)
     y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of joints that are not labelled may be NaN
     heads = None if files.head_sizes is None else torch.from_numpy(files.head_sizes[order]).float()
-    persons = Persons(x, y, inverse(maps), heads, tuple(names))
+    persons = Persons(decoded.images, y, inverse(maps), heads, tuple(names))
     ends = len(files.train), len(order)
-    rows = [[row for row in range(*part) if row not in corrupt] for part in ((0, ends[0]), ends)]
+    rows = [[row for row in range(*part) if row not in decoded.corrupt] for part in ((0, ends[0]), ends)]
+    for title, left in zip(("train", "test"), rows, strict=True):
+        if not left:
+            raise BsamValueError(
+                f"no person of the {title} set of {files.folder} is left: it needs at least one whose image can be "
+                "decoded, with a box in the image"
+            )
     train, test = map(persons.part, rows)
     labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
-    digest = sha256(json.dumps([*pixels, rows, labels]).encode())
+    digest = sha256(json.dumps([*decoded.identity, rows, labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
-    return data, [*files.left_out, *corrupt.values()]
+    return data, [*files.left_out, *decoded.corrupt.values()]
 
 
 def _digest(*tensors: Tensor | None) -> str:

@@ -18,6 +18,7 @@ from ...common.grouping import count_text, group_by
 from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
 from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+from .notes import duplicates_of, evaluated_on
 from .render import render
 from .tables import (
     SIGNS,
@@ -76,6 +77,7 @@ def page_html(
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
         figures = draw_all(EXPERIMENT_FIGURES, group, epochs[epochs["experiment"] == name], problems)
+        problems += [f"{name}: {sentence}" for sentence in duplicates_of(group)]
         experiments.append(
             {
                 "id": f"experiment-{number}",
@@ -84,7 +86,7 @@ def page_html(
                 "table": experiment_table(group, table),
                 "pairs": pairs_table(group, table["against"].iloc[0]),
                 "runs": runs_table(group, digits_of(table)),
-                "counts": f"{count_text(len(group), 'run')}: {tally(group['state'])}",
+                "counts": f"{count_text(len(group), 'run')}: {tally(group['state'])}{evaluated_on(group)}",
                 "figures": figures,
             }
         )

@@ -1,0 +1,62 @@
+"""SIGTERM and SIGUSR1, which a scheduler sends before it ends a job: training writes a checkpoint first."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+# SLURM sends SIGTERM at a job's time limit, and SIGUSR1 earlier if it is asked to. Windows has no SIGUSR1.
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+
+class Terminated(KeyboardInterrupt):
+    """The process received SIGTERM or SIGUSR1; ``number`` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Received:
+    number = 0  # the last signal that arrived; 0 before the first one
+    deferred = False  # whether a block of deferred_signals looks at it
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGUSR1 raise :class:`Terminated`, except in blocks of :func:`deferred_signals`.
+
+    Does nothing outside the main thread, where signals cannot be handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, _receive) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        _Received.number = 0
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _receive(number: int, _: object) -> None:
+    _Received.number = number
+    if not _Received.deferred:
+        raise Terminated(number)
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[Callable[[], int]]:
+    """Provide a function that returns the number of the received signal, or 0. In the block, no signal raises.
+
+    Repeated signals are no problem then: SLURM sends one to all processes, and torchrun or the parent forwards it.
+    """
+    before = _Received.deferred
+    _Received.deferred = True
+    try:
+        yield lambda: _Received.number
+    finally:
+        _Received.deferred = before

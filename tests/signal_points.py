@@ -1,0 +1,128 @@
+"""Ctrl-C wherever CPython looks for signals: where a function begins, where a loop jumps back, and after calls."""
+
+from __future__ import annotations
+
+import _thread
+import dis
+import gc
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+import bsam
+
+FOLDER = str(Path(bsam.__file__).parent)
+DECORATORS = ("torch/utils/_contextlib.py", "torch/autograd/grad_mode.py")  # of the library's functions
+CHECKED = ("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")  # CPython looks for signals after these instructions
+
+Point: TypeAlias = tuple[int, int]  # the number of the call of a function, and of an instruction in it
+Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
+
+# Looking up a missing key runs this function, but is no call: CPython does not look for signals after it.
+press_ctrl_c: defaultdict[int, Any] = defaultdict(_thread.interrupt_main)
+
+
+@cache
+def _is_checked(code: CodeType, offset: int) -> bool:
+    return any(i.offset == offset and i.opname.startswith(CHECKED) for i in dis.get_instructions(code))
+
+
+@contextmanager
+def _traced(trace: Trace) -> Iterator[None]:
+    before = sys.gettrace()
+    gc.disable()  # finalizers are functions, too
+    try:
+        sys.settrace(trace)
+        yield
+    finally:
+        sys.settrace(before)
+        gc.enable()
+
+
+def _trace_instructions(frame: FrameType, see: Callable[[FrameType, int], object]) -> Trace:
+    """Call ``see`` before each instruction of a frame, with the number of the instruction."""
+    number = 0
+    frame.f_trace_opcodes = True
+    frame.f_trace_lines = False
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal number
+        if event == "opcode":
+            see(frame, number)
+            number += 1
+        return trace
+
+    return trace
+
+
+def signal_points(run: Callable[[], object], prepare: Callable[[], object]) -> list[Point]:
+    """Return the instructions of the library after which CPython looks for signals in a run, after ``prepare``.
+
+    Of those that are reached many times from the same lines, such as in a loop, return the first and the last.
+    """
+    first: dict[Hashable, Point] = {}
+    last: dict[Hashable, Point] = {}
+    latest: dict[FrameType, Point] = {}  # the latest instruction of each frame
+    calls = 0
+
+    def add(frame: FrameType | None, point: Point) -> None:
+        stack = []
+        while frame is not None:
+            stack.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        first.setdefault(tuple(stack), point)
+        last[tuple(stack)] = point
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if frame.f_back in latest:  # the library has called this function
+            add(frame.f_back, latest[frame.f_back])
+        file = frame.f_code.co_filename
+        if not (file.startswith(FOLDER) or (frame.f_back in latest and file.endswith(DECORATORS))):
+            return None
+        call = calls
+
+        def see(frame: FrameType, number: int) -> None:
+            latest[frame] = call, number
+            if _is_checked(frame.f_code, frame.f_lasti):
+                add(frame, (call, number))
+
+        return _trace_instructions(frame, see)
+
+    prepare()
+    run()  # fills caches
+    prepare()
+    with _traced(trace):
+        run()
+    return sorted({*first.values(), *last.values()})
+
+
+def interrupt(run: Callable[[], object], point: Point) -> None:
+    """Run with a Ctrl-C at an instruction; raise an error unless it ends the run with a KeyboardInterrupt."""
+    calls = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return _trace_instructions(frame, see) if calls == point[0] else None
+
+    def see(frame: FrameType, number: int) -> None:
+        if number == point[1]:
+            press_ctrl_c[number]
+
+    press_ctrl_c.clear()
+    ended = False
+    try:
+        with _traced(trace):
+            run()
+            ended = True
+    except KeyboardInterrupt:
+        assert not ended, f"the Ctrl-C at {point} came after the run"
+    else:
+        raise AssertionError(f"there was no Ctrl-C at {point}, or the run went on")
