@@ -3,6 +3,9 @@
 Run: python examples/fabric_loop.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
+import bsam.integrations.torchvision  # before lightning, for the sake of torchvision
+
+# isort: split
 import torch
 from lightning.fabric import Fabric
 from torch import nn

@@ -3,6 +3,9 @@
 Run: python examples/lightning_module.py        (needs pip install -c constraints.txt '.[train,integrations]')
 """
 
+from bsam.integrations.lightning import SharpnessAwareMixin  # before lightning, for the sake of torchvision
+
+# isort: split
 import lightning as L
 import torch
 from torch import nn
@@ -10,7 +13,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsam
-from bsam.integrations.lightning import SharpnessAwareMixin
 from bsam.lab.data.digits import digits
 
 

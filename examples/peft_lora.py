@@ -4,6 +4,9 @@ The model is small and has random weights; everything else is the same with `fro
 Run: python examples/peft_lora.py
 """
 
+import bsam.integrations.torchvision  # before peft, for the sake of torchvision
+
+# isort: split
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F

@@ -4,12 +4,13 @@ A small OPT, built from its configuration, learns to count from a random number.
 Run: python examples/transformers_trainer.py
 """
 
+from bsam.integrations.transformers import SharpnessAwareTrainer  # before transformers, for the sake of torchvision
+
+# isort: split
 import tempfile
 
 import torch
 from transformers import OPTConfig, OPTForCausalLM, TrainingArguments
-
-from bsam.integrations.transformers import SharpnessAwareTrainer
 
 
 def sentences(n):

@@ -1,10 +1,12 @@
+from collections import UserDict
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from bsam.common.errors import BsamValueError
-from bsam.flatness import sharpness
+from bsam.flatness import HessianOperator, sharpness
 
 
 class Net(nn.Linear):
@@ -82,3 +84,53 @@ def test_dicts_count_by_the_rows_of_their_tensors(samples, data):
     assert sharpness(net, loss_fn, dicts).loss == pytest.approx(F.cross_entropy(net(x), y).item(), rel=1e-6)
     with pytest.raises(BsamValueError, match="samples"):
         sharpness(net, loss_fn, [({"x": x, "edges": torch.ones(2, 9)}, {"y": y})])
+
+
+class Named(nn.Linear):
+    """Takes its inputs by name, as networks of Transformers do."""
+
+    def forward(self, input_ids=None, scale=None, labels=None, **kwargs):
+        out = super().forward(input_ids * (1.0 if scale is None else scale))
+        return {"logits": out, "loss": None if labels is None else F.cross_entropy(out, labels)}
+
+
+class Wrapped(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("mapping", [dict, UserDict])
+@pytest.mark.parametrize("wrap", [lambda model: model, Wrapped])
+def test_inputs_by_name(samples, mapping, wrap):
+    """For products, too, recorded or not; the same as with a network that takes a tensor."""
+    torch.manual_seed(0)
+    (x, y), net, named = samples, nn.Linear(6, 3), Named(6, 3)
+    named.load_state_dict(net.state_dict())
+    parts = [*zip(x.split(20), y.split(20), strict=True)]
+    scale = torch.full((20, 1), 2.0)
+    data = [(mapping(input_ids=a, scale=scale[: len(a)]), b) for a, b in parts]
+    model = wrap(named)
+
+    def loss_fn(out, y):
+        return F.cross_entropy(out["logits"], y)
+
+    doubled = [(2 * a, b) for a, b in parts]
+    expected = sharpness(net, F.cross_entropy, doubled)
+    assert sharpness(model, loss_fn, data) == expected
+    v = torch.ones(21)
+    product = HessianOperator(net, F.cross_entropy, doubled).times(v)
+    H = HessianOperator(model, loss_fn, data)
+    torch.testing.assert_close(H.times(v), product)
+    with H.linearized(1 << 30) as recording:
+        torch.testing.assert_close(H.times(v), product)
+        assert recording.recorded == len(data)
+    if mapping is dict:
+        batches = [{"input_ids": 2 * a, "labels": b} for a, b in parts]
+        with pytest.raises(BsamValueError, match=r"pass \[\(batch, batch\['labels'\]\) for batch in data\]"):
+            sharpness(model, lambda out, _: out["loss"], batches)
+        pairs = [(batch, batch["labels"]) for batch in batches]
+        assert sharpness(model, lambda out, _: out["loss"], pairs).loss == pytest.approx(expected.loss, rel=1e-6)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import default_collate
 
 import bsam
+from bsam.flatness import sharpness
 
 CLOSE = {"rtol": 0, "atol": 1e-6}
 ROWS = {  # arguments of the Trainer, and of the plain loop
@@ -310,3 +311,22 @@ def test_the_example(hf, example):
     assert run.optimizer.optimizer.t == 3 * 10
     assert loss < 1.2 < 0.5 * run.state.log_history[0]["loss"]
     assert out.endswith(f"loss on the test sentences {loss:.3f}\n")
+
+
+def test_flatness_of_a_network(hf):
+    """With batches of inputs by name and targets, as a dict and as BatchEncoding."""
+    from transformers import BatchEncoding
+
+    model = hf.network().eval()
+    words = hf.batches(4)[0]["input_ids"]
+    inputs = {"input_ids": words, "attention_mask": torch.ones_like(words)}
+
+    def loss_fn(out, y):
+        return F.cross_entropy(out.logits[:, :-1].mT, y[:, 1:])
+
+    with torch.no_grad():
+        expected = float(loss_fn(model(**inputs), words))
+    for batch in (inputs, BatchEncoding(inputs)):
+        assert sharpness(model, loss_fn, [(batch, words)]).loss == pytest.approx(expected, rel=1e-9)
+    labels = [(inputs | {"labels": words}, words)]
+    assert sharpness(model, lambda out, _: out.loss, labels).loss == pytest.approx(expected, rel=1e-6)

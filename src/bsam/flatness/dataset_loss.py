@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class DatasetLoss:
         self.weights.refresh([{"params": list(self.model.parameters())}])
         if not self.weights.params:
             raise BsamValueError("model has no trainable parameters: set requires_grad on those to measure")
+        self._argument_names = _argument_names(self.model)
         self.num_samples: int | None = None  # known after the first pass
         self.checked = False  # whether a full pass has checked data and loss_fn
         self._rng_state: Tensor | None = None  # every pass starts from it
@@ -96,6 +98,8 @@ class DatasetLoss:
         count, total = 0, 0.0
         for batch in self.data:
             x, y = unpack(batch)
+            if isinstance(x, Mapping) and self._are_named(x):
+                x = dict(x)  # the tensors of other mappings are not seen, for example when a product is recorded
             n = num_samples(x, y)
             if n == 0:
                 continue
@@ -121,6 +125,18 @@ class DatasetLoss:
             self.begin(undo)
             return any(count >= n for count in itertools.accumulate(num_samples(*unpack(batch)) for batch in self.data))
 
+    def _are_named(self, x: Any) -> bool:
+        return isinstance(x, Mapping) and len(self._argument_names) > 1 and x.keys() <= self._argument_names
+
+    def arguments(self, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the model: ``x``, or its entries if its keys are names of the model's arguments."""
+        return ((), dict(x)) if self._are_named(x) else ((x,), {})
+
+    def outputs(self, x: Any) -> Any:
+        """Return the model's outputs for the inputs of a batch."""
+        arguments, named = self.arguments(x)
+        return self.model(*arguments, **named)
+
     def batch_loss(self, out: Any, y: Any) -> Tensor:
         """Return ``loss_fn(out, y)``, checked to be a real 0-dim tensor."""
         loss = self.loss_fn(out, y)
@@ -132,11 +148,11 @@ class DatasetLoss:
     def losses(self, batches: Iterable[WeightedBatch] | None = None) -> Iterator[tuple[Tensor, tuple[Any, Any], float]]:
         """Yield the loss, (outputs, targets) and weight of each batch in ``batches``, by default all data."""
         check = batches is None and not self.checked
-        means = MeanCheck(self.model, self.batch_loss, self.mode)
+        means = MeanCheck(self.outputs, self.batch_loss, self.mode)
         if check:
             self._check_determinism()
         for x, y, weight in self.weighted_batches() if batches is None else batches:
-            out = self.model(x)
+            out = self.outputs(x)
             loss = self.batch_loss(out, y)
             yield loss, (out, y), weight
             if check and self.batch_weight is None:
@@ -214,10 +230,20 @@ def unpack(batch: Any) -> tuple[Any, Any]:
     """Return the inputs and targets of a batch."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         kind = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
-        raise BsamValueError(
-            f"each batch of data must be a pair (inputs, targets), got a {kind}: pass a DataLoader or [(x, y), ...]"
-        )
+        pairs = "a DataLoader or [(x, y), ...]"
+        if isinstance(batch, Mapping) and "labels" in batch:  # as a DataLoader of Transformers yields
+            pairs = "[(batch, batch['labels']) for batch in data]"
+        raise BsamValueError(f"each batch of data must be a pair (inputs, targets), got a {kind}: pass {pairs}")
     return batch[0], batch[1]
+
+
+def _argument_names(model: nn.Module) -> set[str]:
+    """Return the names of the model's arguments; wrappers pass theirs on to the network inside."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    inside = [getattr(model, name, None) for name in ("module", "_orig_mod", "base_model", "model")]
+    wrapped = next((network for network in inside if isinstance(network, nn.Module) and network is not model), None)
+    return names if names or wrapped is None else _argument_names(wrapped)
 
 
 def num_samples(x: Any, y: Any) -> int:

@@ -42,7 +42,9 @@ class HessianOperator:
             would depend on how the data is split into batches.
         data: the batches ``(x, y)``. They are iterated once per product and must be the same each time, so a generator
             raises an error. Every pass starts from the same state of torch's random generator, so a shuffled
-            DataLoader is fine. The first batch is evaluated twice; a different loss or gradient raises an error.
+            DataLoader is fine. The first batch is evaluated twice; a different loss or gradient raises an error. If
+            ``x`` is a dict whose keys are names of the model's arguments, as for networks of Transformers, the model is
+            called with them by name.
         micro_batch: the largest number of samples to build a graph for at a time; None uses the batches as they are.
         mode: with ``"eval"``, batch norm uses its running statistics; with ``"train"``, those of each batch, without
             updating the running ones. Instance norm with running statistics is treated the same way. Dropout is off in

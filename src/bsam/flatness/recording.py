@@ -177,7 +177,8 @@ class Recorder:
         def product(weights: list[Tensor], constants: dict[str, Tensor], x: Any, y: Any, v: list[Tensor]) -> Any:
             def value(at: list[Tensor]) -> Tensor:
                 named = {**dict(zip(self._names, at, strict=True)), **constants}
-                return self.dataset_loss.batch_loss(functional_call(self.dataset_loss.model, named, (x,)), y)
+                out = functional_call(self.dataset_loss.model, named, *self.dataset_loss.arguments(x))
+                return self.dataset_loss.batch_loss(out, y)
 
             return jvp(grad(value), (weights,), (v,))[1] if forward else vjp(grad(value), weights)[1](v)[0]
 
