@@ -139,3 +139,10 @@ def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path, monk
     monkeypatch.setattr(cli.flatness, "flatness_report", lambda models, *_: titles.extend(models.titles) or [])
     assert cli.main(["flatness", str(named), str(runs / "noisy.0")]) == 0
     assert titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
+
+
+def test_a_folder_of_runs_may_be_given(runs, monkeypatch):
+    paths = []
+    monkeypatch.setattr(cli.flatness, "flatness_report", lambda models, *_: paths.extend(models.paths) or [])
+    assert cli.main(["flatness", str(runs)]) == 0
+    assert paths == [runs / "clean", runs / "noisy.0"]

@@ -1,3 +1,4 @@
+import json
 import sys
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from torch import nn
 import bsam
 from bsam.lab.common.names import find_function
 from bsam.lab.inference.measure import FlatnessSettings, loss_of
-from bsam.lab.inference.subjects import load
+from bsam.lab.inference.subjects import load, runs_in_folders
+from bsam.lab.recipes.planning import describe
+from bsam.lab.training.config import Run
+from fake_fit import FakeFit
 
 
 @pytest.fixture
@@ -61,3 +65,27 @@ def test_batches_of_a_loader_that_are_not_pairs_are_refused_where_they_are_measu
     )
     with pytest.raises(bsam.BsamError, match=r"pair.*tuple"):
         loss_of(model, loss_fn, data, FlatnessSettings())
+
+
+def test_a_folder_stands_for_the_finished_runs_in_it(tmp_path):
+    runs = {name: Run("sgd", epochs=2, seed=seed) for seed, name in enumerate(("b", "deep/a", "half", "tuning"))}
+    for name, run in runs.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        FakeFit()(run, tmp_path / name, until=1 if name == "half" else None)
+    (tmp_path / "tuning" / "run.json").write_text(json.dumps(describe(runs["tuning"], trial=True)))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    messages, file = [], tmp_path / "model.pt"
+    file.touch()
+    given = [file, tmp_path, tmp_path / "tuning"]  # a run directory is always measured
+    found = runs_in_folders(given, messages.append)
+    assert found == [file, tmp_path / "b", tmp_path / "deep" / "a", tmp_path / "tuning"]
+    assert [name in message for name, message in zip(("damaged", "half"), messages, strict=True)] == [True, True]
+    with pytest.raises(bsam.BsamError, match=r"has no finished runs"):
+        runs_in_folders([_folder_with(tmp_path, "half")], messages.append)
+    assert runs_in_folders([tmp_path / "nothing"], messages.append) == [tmp_path / "nothing"]
+
+
+def _folder_with(folder, name):
+    (folder / "other").mkdir()
+    return (folder / name).rename(folder / "other" / name).parent

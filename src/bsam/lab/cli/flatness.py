@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.grouping import group_by
 from ..inference.measure import FlatnessSettings, measured_entries
-from ..inference.subjects import IMAGES, MeasuredModels, find_models
+from ..inference.subjects import IMAGES, MeasuredModels, find_models, runs_in_folders
 from ..recipes.variants import variant_of
 from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 HELP = "measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes"
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
-BilS), and the loss on a plane. Networks are given as run directories of bsam train or as files. A run is measured on
+BilS), and the loss on a plane. Networks are given as run directories of bsam train, as folders with run directories at
+any depth (their finished runs are measured, without those that only tuned others), or as files. A run is measured on
 its training samples, without augmentation and label smoothing, with the labels used in training. For files, write a
 function and name it with --loader; its module may be in the current folder. The function takes the pathlib.Path of a
 file and returns (model, loss_fn, data), where loss_fn(model(x), y) is the mean loss of a batch and data is a list or
@@ -60,7 +62,8 @@ KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME"
 def add(command: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     flag = command.add_argument
-    flag("files", nargs="+", type=Path, help="directories of finished runs, or files", metavar="RUN_DIR|FILE")
+    files = "directories of finished runs, folders of them, or files"
+    flag("files", nargs="+", type=Path, help=files, metavar="RUNS|FILE")
     loader = "function that loads a file: function(path) -> (model, loss_fn, data)"
     flag("--loader", help=loader, metavar="MODULE:FUNCTION")
     images = "measure a run on N training samples, balanced over the classes (for pose, evenly spaced)"
@@ -81,8 +84,9 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def _flatness(arguments: argparse.Namespace) -> None:
     settings = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
+    console = new_console()
     models = find_models(
-        arguments.files,
+        runs_in_folders(arguments.files, partial(console.print, soft_wrap=True)),
         arguments.loader,
         arguments.images,
         arguments.data_dir,
@@ -90,7 +94,6 @@ def _flatness(arguments: argparse.Namespace) -> None:
         title_of=lambda run: variant_of(run).title,
         data=arguments.data,
     )
-    console = new_console()
     written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
 

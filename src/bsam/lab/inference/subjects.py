@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from ...common.checks import check_count
-from ...common.errors import BsamTypeError, BsamValueError
+from ...common.errors import BsamError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches, LossFunction
 from ..common.names import find_function
 from ..quantization import freeze_scales
 from ..tasks import TASKS
 from ..training.config import Run, method_title
-from ..training.run_dir import NETWORK, OTHER_FOLDER, RunDir, check_function, run_dir_name
+from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_function, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
@@ -43,6 +43,37 @@ class MeasuredModels:
     load: Callable[[Path, torch.device], Loaded]
     weights: Callable[[Path], Path] = lambda path: path
     about: Callable[[Path], dict[str, Any]] = lambda path: {}
+
+
+def runs_in_folders(paths: Sequence[Path], on_message: Callable[[str], None]) -> list[Path]:
+    """Return the paths, with the finished runs in each folder of run directories instead of the folder.
+
+    Tuning runs are left out, as in reports.
+
+    Args:
+        paths: the paths of files, run directories or folders with run directories at any depth.
+        on_message: called with a sentence for each other run that is left out.
+    """
+    expanded: list[Path] = []
+    for path in paths:
+        folders = sorted(file.parent for file in path.rglob(CONFIG)) if path.is_dir() else []
+        if not folders or path in folders:
+            expanded.append(path)
+            continue
+        finished: list[Path] = []
+        for folder in folders:
+            try:
+                RunDir(folder).finished_run()
+                is_trial = (RunDir(folder).about() or {}).get("trial")
+            except BsamError as error:
+                on_message(f"Left out: {error}.")
+                continue
+            if not is_trial:
+                finished.append(folder)
+        if not finished:
+            raise BsamValueError(f"{path} has no finished runs: train one first")
+        expanded += finished
+    return expanded
 
 
 def find_models(
