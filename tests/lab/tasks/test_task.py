@@ -155,7 +155,7 @@ class Other(Regression):
 
 @pytest.mark.parametrize(
     ("task", "text"),
-    [(Elsewhere, "seed 0.*seed 1"), (Other, "Regression there.*Other")],
+    [(Elsewhere, "Regression there.*Elsewhere"), (Other, "Regression there.*Other")],
 )
 def test_a_run_goes_on_with_its_own_task_and_data_or_not_at_all(tmp_path, task, text):
     with pytest.raises(InterruptedError):
