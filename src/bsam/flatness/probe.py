@@ -55,7 +55,7 @@ class Probe:
         rho_min: the radius downhill; None uses the method's ``rho_min``, or the radius uphill if it has none.
 
     Example:
-        >>> import bsam
+        >>> import bsam, torch
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = bsam.BSAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
         >>> probe = Probe(every=5).attach(optimizer)
