@@ -68,9 +68,9 @@ class Clock:
 
         @functools.wraps(save)
         def timed_save(out: RunWriter, *given: Any, **named: Any) -> None:
-            before, begin = out.checkpoint_epochs, time.perf_counter()
+            before, begin = out.checkpoint, time.perf_counter()
             save(out, *given, **named)
-            self.saves.append((time.perf_counter() - begin, out.checkpoint_epochs > before))
+            self.saves.append((time.perf_counter() - begin, out.checkpoint != before))
 
         Trainer.evaluate, RunWriter.save = timed_evaluate, timed_save  # type: ignore[method-assign]
         try:
