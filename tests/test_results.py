@@ -149,6 +149,22 @@ def test_the_table_without_label_smoothing():
     assert f"SGD and SAM are {gaps[0]} and {gaps[1]} points above the published numbers" in text
 
 
+def test_the_table_of_random_crops():
+    """Three seeds without and with random crops, and their paired differences."""
+    folder, text = ROOT / "results/transfer-random-crops", PAGES["docs/results.md"]
+    names = {"none": "none", "crops": "RandomResizedCrop and flips"}
+    scores = {name: [last(f"lite0-oxford_pet-sgd-{name}-seed{seed}", folder) for seed in range(3)] for name in names}
+    for name, title in names.items():
+        seeds = ", ".join(f"{score:.2f}" for score in scores[name])
+        mean = f"{statistics.fmean(scores[name]):.2f} ± {statistics.stdev(scores[name]):.2f} (3)"
+        assert f"| {title} | {seeds} | {mean} |" in text
+    gaps = [crops - none for none, crops in zip(scores["none"], scores["crops"], strict=True)]
+    assert f"The difference is {statistics.fmean(gaps):.2f} ± {statistics.stdev(gaps):.2f} points" in text
+    means = [f"{statistics.fmean(scores[name]):.2f}" for name in names]
+    guide = (ROOT / "docs/guides/fine-tune.md").read_text(encoding="utf-8")
+    assert f"from {means[0]} to {means[1]} % (3 seeds" in guide
+
+
 def test_the_sentences_on_the_papers_label_noise():
     """The rerun of the paper's table, with the published numbers, and the advice on radii."""
     found = {path.stem: last(path.stem, RERUN) for path in RERUN.glob("*.jsonl")}
