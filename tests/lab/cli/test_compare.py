@@ -186,7 +186,7 @@ class FakeTuning(FakeFit):
 
     def __call__(self, run, folder, **options):
         super().__call__(run, folder, **options)
-        (folder / "identity.json").write_text(json.dumps({"eval_samples": self.SAMPLES}))
+        (folder / "identity.json").write_text(json.dumps({"task": "", "data": "", "eval_samples": self.SAMPLES}))
 
 
 def tuned_score(run):

@@ -271,7 +271,7 @@ def test_a_damaged_directory_does_not_stop_the_others(name, fake, tmp_path):
     if name == "other settings":
         files, words = {"config.json": json.dumps(RUNS[0].settings())}, "holds results with other settings"
     elif name == "no seconds":
-        files, words = {**files, "metrics.jsonl": "{}\n"}, "metrics.jsonl lacks the seconds"
+        files, words = {**files, "metrics.jsonl": '{"epoch": 1}\n'}, "it has no 'seconds'"
     else:
         files, words = {**files, name: DAMAGE[name][0]}, DAMAGE[name][1]
     for file, content in files.items():

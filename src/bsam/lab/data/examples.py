@@ -98,8 +98,7 @@ class Dataset:
             host memory. Otherwise None.
         pixels: the pixels before standardisation, if the images are already standardised; ``mean`` is then 0, and
             ``std`` is 1.
-        duplicates: numbers of image files with the same content, from
-            :func:`bsam.lab.data.images.duplicates.find_duplicates`.
+        duplicates: numbers of image files with the same content in two sets or two classes.
     """
 
     name: str

@@ -61,6 +61,7 @@ def unwrap(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the named tensors inside a checkpoint.
 
     Example:
+        >>> import torch
         >>> unwrap(
         ...     {"epoch": 3, "state_dict": {"module.fc.bias": torch.zeros(2)}}, Path("a.pt")
         ... )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.checks import check_count, check_flag, check_number
-from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ...common.errors import BsamError, BsamValueError
 from ..common.grouping import count_text
 from ..data import dataset_entry
 from ..models import model_entry
@@ -19,7 +19,7 @@ from ..tasks.settings import Check
 from ..training.config import BASE, RADIUS_SCHEDULE, Run
 from ..training.known_settings import default_settings, usual_settings
 from ..training.loop import CURVATURE_SAMPLES
-from ..training.run_dir import METRICS, REPAIR, RunDir, RunState, run_dir_name
+from ..training.run_dir import RunDir, RunState, run_dir_name
 from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
 from .variants import passes_of, variant_of, variants
 
@@ -207,14 +207,11 @@ def state_of(run: Run, out: Path, until: int | None = None) -> RunState:
     """
     path = out / run_dir_name(run)
     try:
-        state = RunDir(path).state(run, until)
-        if not all("seconds" in metrics for metrics in state.epochs):
-            raise BsamRuntimeError(f"{path / METRICS} lacks the seconds of an epoch: {REPAIR}")
+        return RunDir(path).state(run, until)
     except BsamError as error:
         return RunState(run, path, until=until, unreadable=str(error))
     except OSError as error:
         return RunState(run, path, until=until, unreadable=f"{path} cannot be read ({error.strerror})")
-    return state
 
 
 def states_of(planned: Sequence[Planned], out: Path) -> list[RunState]:
