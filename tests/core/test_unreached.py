@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -121,6 +122,7 @@ class Asking(SharpnessAware):
     """Recalls its vector before and after the first pass."""
 
     vectors = ("gradient",)
+    running_means = vectors
 
     def __init__(self, base, model):
         super().__init__(base, model, {})
@@ -203,3 +205,43 @@ def test_msam_resumes_bit_for_bit_where_parameters_differ():
         losses = [o.step(lambda m=m, w=with_head: m.loss(w)) for o, m in ((optimizer, model), (resumed, twin))]
         assert torch.equal(*losses)
     assert same([p.detach() for p in model.parameters()], [p.detach() for p in twin.parameters()])
+
+
+def test_a_reused_vector_is_that_of_one_step():
+    """The head's entries of an older SAM step do not count beside those of the last one."""
+    model = TwoHeads()
+    optimizer = bsam.LookSAM(sgd(model.parameters(), lr=0.01), model, rho=0.05, k=5, alpha=0.2)
+    optimizer.step(lambda: model.loss(with_head=True))
+    assert "g_v" in optimizer.state[model.head.weight]
+    for _ in range(5):
+        optimizer.step(lambda: model.loss(with_head=False))
+    assert "g_v" not in optimizer.state[model.head.weight]
+    optimizer.zero_grad()
+    model.loss(with_head=True).backward()
+    g = [p.grad.clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    optimizer.backward(lambda: model.loss(with_head=True))
+    parts = [p.grad - t for p, t in zip(model.parameters(), g, strict=True)]
+    assert not any(part.any() for part in parts[4:])
+    length = torch.cat([t.flatten() for t in g]).norm().item()
+    assert torch.cat([part.flatten() for part in parts]).norm().item() == pytest.approx(0.2 * length, rel=1e-5)
+
+
+@pytest.mark.parametrize("same_draws", [True, False])
+def test_msam_stops_to_repeat_passes_that_draw_other_layers(same_draws):
+    model = TwoHeads()
+    optimizer = bsam.MSAM(sgd(model.parameters(), lr=0.01), model, rho=0.3, same_draws=same_draws)
+    uses = iter([True, True, False, True, False, True, False])  # not drawn by torch
+    calls = 0
+
+    def closure():
+        nonlocal calls
+        calls += 1
+        return model.loss(with_head=next(uses))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            optimizer.step(closure)
+    assert calls == (5 if same_draws else 4)  # the third step repeats its pass, which then has the head
+    assert [str(w.message)[:22] for w in caught] == (["MSAM repeated a pass, "] if same_draws else [])

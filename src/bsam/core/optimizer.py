@@ -47,7 +47,7 @@ from ..common.checks import check_base, check_call, check_flag, check_modules, c
 from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.method_info import MethodInfo, Need
 from .calls import observe_calls, refuse_batch_norm
-from .frameworks import check_closure
+from .frameworks import check_callers
 from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
@@ -292,7 +292,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
         If several ``backward`` calls precede a step, all of them recall the values of the previous step, and those of
         the last one are remembered. Values computed under DDP's ``no_sync`` are ignored: they differ between ranks,
-        which could then diverge. The entries of parameters without a gradient in the passes so far stay as they were.
+        which could then diverge. Parameters without a gradient in the passes so far have no entries in a vector; in
+        ``running_means``, their entries stay as they were.
         """
         kind = "vectors" if isinstance(value, Vector) else "numbers"
         if name not in getattr(self, kind):
@@ -502,7 +503,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         prepared, loss = self._prepared, None
         # a closure that calls step must not start another backward: the phase is not ready
         if closure is not None and prepared.phase != "in_backward":
-            check_closure(closure)
+            check_callers()
             self.zero_grad()
             loss = self.backward(closure)
         if prepared.phase != "ready":
@@ -567,6 +568,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                     state[p][name] = t
             if new:
                 torch._foreach_copy_([local(state[p][name]) for p in new], [local(t) for t in new.values()])
+            if name not in self.running_means:  # parts of a single vector, not of two
+                for p in (p for group in self.param_groups for p in group["params"] if p not in new and p in state):
+                    state[p].pop(name, None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``p.grad`` and discard the step that :meth:`backward` prepared."""

@@ -111,7 +111,13 @@ class Weights(PassPart):
 
     def check_unchanged(self) -> None:
         """Raise if hooks have changed the parameters in this pass."""
-        if self._hooked and self._versions != [p._version for p in self._hooked]:
+        if not self._hooked:
+            return
+        is_changed = self._versions != [p._version for p in self._hooked]
+        if not self.moved and not is_changed:  # hooks that write to p.data raise no version
+            pairs = zip(self._tensors, self._backup, strict=True)
+            is_changed = any(not torch.equal(t, b) for bucket in pairs for t, b in zip(*bucket, strict=True))
+        if is_changed:
             self.moved = True
             raise BsamRuntimeError(IN_BACKWARD)
 

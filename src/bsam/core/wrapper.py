@@ -31,7 +31,9 @@ class OptimizerWrapper(Optimizer):
     """
 
     vectors: tuple[str, ...] = ()  # names of the vectors that a method remembers between steps
-    running_means: tuple[str, ...] = ()  # those vectors that are float32 for parameters in half precision
+    # Those vectors that are means over steps. They keep the entries of parameters without a gradient in a step, and are
+    # float32 for parameters in half precision.
+    running_means: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()  # names of the numbers that it remembers
     scheduled_radii: ClassVar[dict[str, str]] = {}  # from radii that follow the learning rate to their floors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from typing import Any, Unpack
 
@@ -25,7 +26,9 @@ class MSAM(SharpnessAware):
     Which ones do is known after the pass: those of the last step are assumed, and if the pass reached others, it is
     discarded and repeated, once, with the right perturbation. A step then takes two passes. This happens if an
     auxiliary head is used in some steps only, and in nearly every step of a network that drops random layers.
-    If the ranks of DDP use different parameters (``find_unused_parameters=True``), they repeat the pass together.
+    If the ranks of DDP use different parameters (``find_unused_parameters=True``), they repeat the pass together. With
+    ``same_draws=False``, or if the layers are drawn with other generators than torch's (a warning says so), passes are
+    not repeated, and perturbations are then too short.
 
     Args:
         base: the optimizer that takes the step; it must have momentum.
@@ -59,6 +62,7 @@ class MSAM(SharpnessAware):
     needs = (Need.MOMENTUM,)
 
     unreached: Collection[int] = ()  # parameters without a gradient in the last step, a guess for this one
+    repeatable = True  # whether a repeated pass reaches the same parameters
 
     def __init__(self, base: Optimizer, model: Modules, *, rho: float = 3.0, **options: Unpack[StepOptions]) -> None:
         super().__init__(base, model, {"rho": rho}, **options)
@@ -82,9 +86,16 @@ class MSAM(SharpnessAware):
         g = L.grad(at=self.perturbation(momenta, assumed))
         reached = L.reached
         differs = any(a != b for v, a, b in zip(momenta, assumed, reached, strict=True) if v is not None)
-        if self.on_any_rank(differs):
+        if self.on_any_rank(differs and self.same_draws and self.repeatable):
             L.restart()
             g = L.grad(at=self.perturbation(momenta, reached))
+            if L.reached != reached:
+                self.repeatable = False
+                warnings.warn(
+                    "MSAM repeated a pass, which then reached other parameters: the closure draws random numbers that "
+                    "are not torch's. From now on, passes are not repeated, and perturbations may be too short",
+                    stacklevel=2,
+                )
         self.unreached = {i for i, is_reached in enumerate(L.reached) if not is_reached}
         return g
 
