@@ -256,7 +256,17 @@ def apply_in_backward(params):
     _apply_optimizer_in_backward(torch.optim.SGD, params, {"lr": 0.1})
 
 
-@pytest.mark.parametrize("apply", [step_in_backward, apply_in_backward])
+def write_in_backward(params):
+    """As some optimizers do that save the memory of gradients: without a new version of the tensor."""
+
+    def write(p):
+        p.data.add_(p.grad, alpha=-0.1)
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(write)
+
+
+@pytest.mark.parametrize("apply", [step_in_backward, apply_in_backward, write_in_backward])
 @pytest.mark.parametrize("method", [bsam.SAM, bsam.MSAM, bsam.BSAM])
 @pytest.mark.parametrize("by_closure", [False, True])
 def test_an_optimizer_in_backward(problem, apply, method, by_closure):

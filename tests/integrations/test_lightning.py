@@ -427,10 +427,15 @@ def test_without_the_mixin(pl, options):
         def training_step(self, batch, batch_idx):
             self.optimizers().step(partial(super().training_step, batch, batch_idx))
 
-    module = Plain(network())
-    with pytest.raises(bsam.BsamError, match="SharpnessAwareMixin"):
-        pl.fit(module, Batches(), **options)
-    assert alike(dict(module.net.named_parameters()), dict(network().named_parameters()))
+    class Wrapped(Plain):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            optimizer.step(closure=lambda: optimizer_closure())
+
+    for kind in (Plain, Wrapped):
+        module = kind(network())
+        with pytest.raises(bsam.BsamError, match="SharpnessAwareMixin"):
+            pl.fit(module, Batches(), **options)
+        assert alike(dict(module.net.named_parameters()), dict(network().named_parameters()))
     if not options:
         module, twin = Manual(network()), network()
         pl.fit(module, Batches())

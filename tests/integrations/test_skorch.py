@@ -113,7 +113,7 @@ def test_a_missing_framework(framework, extra, monkeypatch):
         importlib.import_module(f"bsam.integrations.{framework}")
 
 
-@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("clip", [None, "callback", "method"])
 def test_without_the_mixin(nets, clip):
     """skorch's own loop is that of a plain one, unless callbacks change the gradient of every pass."""
     from skorch import NeuralNetClassifier
@@ -125,9 +125,14 @@ def test_without_the_mixin(nets, clip):
             self.optimizer_ = BSAM(base, self.module_)
             return self
 
+    class Clipping(Net):
+        def on_grad_computed(self, net, named_parameters, **options):
+            torch.nn.utils.clip_grad_norm_(self.module_.parameters(), 0.3)
+
     module, data = network(), Batches()
-    callbacks = [GradientNormClipping(0.3)] if clip else []
-    net = Net(partial(copy.deepcopy, module), criterion=nn.CrossEntropyLoss, **settings(data, callbacks=callbacks))
+    callbacks = [GradientNormClipping(0.3)] if clip == "callback" else []
+    kind = Clipping if clip == "method" else Net
+    net = kind(partial(copy.deepcopy, module), criterion=nn.CrossEntropyLoss, **settings(data, callbacks=callbacks))
     net.initialize()
     torch.manual_seed(0)
     if clip:

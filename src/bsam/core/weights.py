@@ -35,7 +35,7 @@ class Weights(PassPart):
         self.gradient_memory: list[BucketedTensors] = []  # kept between steps; see Gradients
         self.moved = False  # whether the parameters are away from w
         self._hooked: list[Tensor] = []  # parameters with hooks that run in backward and might step
-        self._versions: list[int] = []  # of these, at the beginning of a pass
+        self._at_begin: list[Tensor] = []  # copies of these from the beginning of a pass
         self._saved = False  # whether w is in the backup
         self._signature: list[Any] = []
         self._tensors: BucketedTensors = []
@@ -105,19 +105,13 @@ class Weights(PassPart):
         if at is not None:
             for k in range(len(pairs)):
                 at.add_to(self._tensors, k)
-        if self._hooked:
-            self._versions = [p._version for p in self._hooked]
+        self._at_begin = [p.detach().clone() for p in self._hooked]
         clear_weight_caches()
 
     def check_unchanged(self) -> None:
         """Raise if hooks have changed the parameters in this pass."""
-        if not self._hooked:
-            return
-        is_changed = self._versions != [p._version for p in self._hooked]
-        if not self.moved and not is_changed:  # hooks that write to p.data raise no version
-            pairs = zip(self._tensors, self._backup, strict=True)
-            is_changed = any(not torch.equal(t, b) for bucket in pairs for t, b in zip(*bucket, strict=True))
-        if is_changed:
+        pairs = zip(self._hooked, self._at_begin, strict=True)
+        if not all(torch.allclose(p, begin, rtol=0, atol=0, equal_nan=True) for p, begin in pairs):
             self.moved = True
             raise BsamRuntimeError(IN_BACKWARD)
 
