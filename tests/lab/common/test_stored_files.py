@@ -150,6 +150,20 @@ def test_an_archive_that_would_fill_the_memory_is_not_decompressed():
     assert load_arrays(file.getvalue())["b"].shape == (2**20,)
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("<f4", 2**40), ("<f4", 2), ("<f4", 4), ("|S0", 2**40), ("|O", 1)])
+def test_headers_of_arrays_are_compared_with_their_sizes(dtype, count):
+    """The reader of NumPy would allocate what the header says."""
+    array = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(array, header)
+    array.write(np.arange(3, dtype="f4").tobytes())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", array.getvalue())
+    with pytest.raises(ValueError, match=r"does not agree with its size|pickle"):
+        load_arrays(file.getvalue())
+
+
 @pytest.mark.parametrize("kind", ["zero", "fifo", "folder", "large"])
 def test_only_regular_files_of_bounded_size_are_read(kind, tmp_path):
     path = tmp_path / "file"

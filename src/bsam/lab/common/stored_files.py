@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import stat
 import zipfile
@@ -24,6 +25,8 @@ MAX_TEXT = 2**28  # bytes of a JSON file; the largest of ours has ten landscapes
 MAX_ARRAYS = 2**29  # bytes of the arrays in an .npz file; the confusion matrix of 8000 classes takes as much
 DIGEST = "sha256"  # metadata key of a safetensors file: SHA-256 of the file in which the digest itself is BLANK
 BLANK = "0" * 64
+# what damaged content raises where it only means "not cached"
+DAMAGE = (OSError, ValueError, TypeError, LookupError, RecursionError)
 ABSENT = (FileNotFoundError, NotADirectoryError)
 # in messages of torch about memory and devices, which are RuntimeErrors
 OF_DEVICE = ("out of memory", "can't allocate memory", "not enough memory", "cuda error")
@@ -81,12 +84,18 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
     A device or a FIFO, which may have no end, raises :class:`WrongContent`, and so does a file of more than ``limit``
     bytes.
     """
+    size = size_of(path)
+    if limit is not None and size > limit:
+        raise WrongContent(f"it has {size / 1e6:,.0f} MB, more than {limit / 1e6:,.0f} MB")
+    return path.read_bytes()
+
+
+def size_of(path: Path) -> int:
+    """Return the number of bytes of a regular file; anything else raises :class:`WrongContent`."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise WrongContent("it is not a regular file")
-    if limit is not None and status.st_size > limit:
-        raise WrongContent(f"it has {status.st_size / 1e6:,.0f} MB, more than {limit / 1e6:,.0f} MB")
-    return path.read_bytes()
+    return status.st_size
 
 
 def inside(folder: Path, name: object) -> Path:
@@ -131,13 +140,20 @@ def load_arrays(content: bytes, limit: int = MAX_ARRAYS) -> dict[str, NDArray[An
         size = sum(entry.file_size for entry in archive.infolist())
         if size > limit:
             raise WrongContent(f"its arrays take {size / 1e6:,.0f} MB, more than {limit / 1e6:,.0f} MB")
-        return {
-            # read returns at most file_size bytes, and checks their CRC
-            entry.filename.removesuffix(".npy"): np.lib.format.read_array(
-                io.BytesIO(archive.read(entry)), allow_pickle=False
-            )
-            for entry in archive.infolist()
-        }
+        # read returns at most file_size bytes, and checks their CRC
+        return {entry.filename.removesuffix(".npy"): _array(archive.read(entry)) for entry in archive.infolist()}
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file; raise if its header describes more or less than the file has."""
+    file = io.BytesIO(content)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if not dtype.itemsize or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise WrongContent("the header of an array does not agree with its size")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _archive(content: bytes) -> zipfile.ZipFile:

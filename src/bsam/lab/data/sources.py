@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from ...common.errors import BsamRuntimeError
+from ..common.stored_files import WrongContent, read_bytes
 
 TIMEOUT = 60.0  # seconds without receiving anything
 
@@ -118,9 +119,9 @@ def read_file(path: Path) -> bytes:
         bsam.common.errors.BsamRuntimeError: nowhere/train.bin cannot be read: No such file or directory; get it again
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, WrongContent) as error:
         reason = getattr(error, "strerror", None) or error
         raise BsamRuntimeError(f"{path} cannot be read: {reason}; get it again") from error
 

@@ -9,13 +9,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..common.stored_files import load_arrays, load_tensors, read_bytes, reading
+from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_tensors, read_bytes, reading
 from ..data import FOLDER, FunctionData, dataset_entry
 from ..tasks.settings import TaskSettings
 from .config import BASE, Run
@@ -195,7 +196,14 @@ class RunDir:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""
         file = self.path / METRICS
-        return read_json_lines(file, REPAIR, ["epoch", "seconds"]) if file.exists() else []
+        if not file.exists():
+            return []
+        rows = read_json_lines(file, REPAIR, ["epoch", "seconds"])
+        with reading(file, REPAIR):
+            for name, value in (item for row in rows for item in row.items()):
+                if name != "sharpness" and not isinstance(value, (int, float, NoneType)):
+                    raise WrongContent(f"{name} is no number")
+        return rows
 
     def last_metrics(self) -> dict[str, Any]:
         """Return the metrics of the last finished epoch."""
@@ -223,7 +231,7 @@ class RunDir:
         if not file.exists():
             return {}
         with reading(file, REPAIR):
-            return load_arrays(read_bytes(file))
+            return load_arrays(read_bytes(file, MAX_ARRAYS))
 
     def machines(self) -> list[dict[str, Any]]:
         """Return a description of each machine that trained the run, with dates."""
@@ -290,8 +298,10 @@ def network_identity(network: Path) -> dict[str, str]:
     if str(settings.get("data")).startswith(FOLDER):
         training["data"] = identity.get("data", settings["data"])
     training["init"] = identity.get("init", {}).get("training", settings.get("init"))
+    with reading(network, RERUN):
+        content = read_bytes(network)
     return {
-        "network": hashlib.sha256(network.read_bytes()).hexdigest(),
+        "network": hashlib.sha256(content).hexdigest(),
         "training": hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest(),
     }
 

@@ -183,6 +183,9 @@ DAMAGE = {
     "numbers": (".json", json_of(lambda record: {"corrupt": 3, "sha256": 4})),
     "nested lists": (".json", lambda path: path.write_text("[" * 100_000)),
     "not text": (".json", lambda path: path.write_bytes(b"\xff" * 40)),
+    "a folder": (".npy", lambda path: (path.unlink(), path.mkdir())),
+    "a pipe": (".json", lambda path: (path.unlink(), os.mkfifo(path))),
+    "a pipe of images": (".npy", lambda path: (path.unlink(), os.mkfifo(path))),
 }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +21,7 @@ from torch import Tensor
 from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
 from ...common.drafts import DRAFT, draft_of
+from ...common.stored_files import DAMAGE, MAX_TEXT, read_bytes, size_of
 from ..examples import Dataset, Examples
 from ..sources import sha256
 from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, read_image
@@ -219,12 +220,14 @@ def _read(path: Path, shape: tuple[int, ...]) -> _Cached | None:
     """Return the images, why some cannot be decoded, and the digests; None unless the files are complete and right."""
     header, size = _header(shape), int(np.prod(shape[1:]))
     try:
-        record = json.loads(path.with_suffix(".json").read_bytes())
+        record = json.loads(read_bytes(path.with_suffix(".json"), MAX_TEXT))
         corrupt = {int(row): str(reason) for row, reason in record["corrupt"]}
         blocks: list[str] = []
         listed = 0
+        if size_of(path) != len(header) + shape[0] * size:
+            return None
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != len(header) + shape[0] * size or file.read(len(header)) != header:
+            if file.read(len(header)) != header:
                 return None
             for begin in range(0, shape[0], BLOCK):
                 count = min(BLOCK, shape[0] - begin)
@@ -233,7 +236,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> _Cached | None:
                 blocks.append(_digest(file.read(count * size), reasons))
         is_right = blocks == record["sha256"] and listed == len(record["corrupt"])
         return (_open(path, shape), corrupt, blocks) if is_right else None
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # missing, or damaged in any way
+    except DAMAGE:
         return None
 
 
@@ -255,6 +258,9 @@ def _write(
 
     for left in path.parent.glob(f"{path.stem}.*{DRAFT}"):  # by a killed process; the lock is ours
         left.unlink(missing_ok=True)
+    for file_path in (path, path.with_suffix(".json")):
+        with contextlib.suppress(OSError):
+            file_path.rmdir()  # an empty folder in the place of the file
     threads = ThreadPoolExecutor()
     try:
         with warnings.catch_warnings(action="ignore"), draft_of(path) as draft, draft.open("wb") as file:

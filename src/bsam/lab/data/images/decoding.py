@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ....common.checks import is_number
 from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
+from ...common.stored_files import WrongContent, read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -148,7 +149,9 @@ def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uin
 def read_image(path: Path) -> bytes:
     """Return the content of a file."""
     try:
-        return path.read_bytes()
+        return read_bytes(path)
+    except WrongContent as error:
+        raise DecodeError(f"{path} cannot be decoded: {error}") from error
     except OSError as error:
         raise BsamRuntimeError(f"{path} cannot be read: {error.strerror or error}") from error
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...common.drafts import draft_of
+from ...common.stored_files import DAMAGE, MAX_TEXT, read_bytes
 from ..sources import sha256
 from .decoding import read_image
 
@@ -60,11 +61,11 @@ def file_digests(folder: Path, names: Iterable[str], cache_folder: Path) -> dict
 def _read(index: Path) -> _Known:
     """Return the stored digests; none if the file is missing or damaged."""
     try:
-        digest, _, content = index.read_bytes().partition(b"\n")
+        digest, _, content = read_bytes(index, MAX_TEXT).partition(b"\n")
         if digest.decode() != sha256(content):
             return {}
         known: _Known = {name: [int(n) for n in state] + [str(last)] for name, (*state, last) in json.loads(content)}
-    except (OSError, ValueError, TypeError):
+    except DAMAGE:
         return {}
     return known
 
