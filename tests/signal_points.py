@@ -7,7 +7,7 @@ import dis
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,10 +17,18 @@ from typing import Any, TypeAlias
 import bsam
 
 FOLDER = str(Path(bsam.__file__).parent)
-DECORATORS = ("torch/utils/_contextlib.py", "torch/autograd/grad_mode.py")  # of the library's functions
+CALLED = (  # functions of these files are part of the library's, where they are called by it
+    "torch/utils/_contextlib.py",
+    "torch/autograd/grad_mode.py",
+    "torch/autograd/forward_ad.py",
+    "torch/nn/attention/__init__.py",
+    "torch/overrides.py",
+    "/contextlib.py",
+)
 CHECKED = ("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")  # CPython looks for signals after these instructions
 
 Point: TypeAlias = tuple[int, int]  # the number of the call of a function, and of an instruction in it
+Stack: TypeAlias = tuple[tuple[CodeType, int], ...]
 Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 # Looking up a missing key runs this function, but is no call: CPython does not look for signals after it.
@@ -60,13 +68,16 @@ def _trace_instructions(frame: FrameType, see: Callable[[FrameType, int], object
     return trace
 
 
-def signal_points(run: Callable[[], object], prepare: Callable[[], object]) -> list[Point]:
+def signal_points(
+    run: Callable[[], object], prepare: Callable[[], object], within: Collection[str] = ()
+) -> list[Point]:
     """Return the instructions of the library after which CPython looks for signals in a run, after ``prepare``.
 
     Of those that are reached many times from the same lines, such as in a loop, return the first and the last.
+    With ``within``, return only those in functions with these names, and in what they call.
     """
-    first: dict[Hashable, Point] = {}
-    last: dict[Hashable, Point] = {}
+    first: dict[Stack, Point] = {}
+    last: dict[Stack, Point] = {}
     latest: dict[FrameType, Point] = {}  # the latest instruction of each frame
     calls = 0
 
@@ -75,8 +86,9 @@ def signal_points(run: Callable[[], object], prepare: Callable[[], object]) -> l
         while frame is not None:
             stack.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
-        first.setdefault(tuple(stack), point)
-        last[tuple(stack)] = point
+        if not within or any(code.co_name in within for code, _ in stack):
+            first.setdefault(tuple(stack), point)
+            last[tuple(stack)] = point
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal calls
@@ -84,7 +96,7 @@ def signal_points(run: Callable[[], object], prepare: Callable[[], object]) -> l
         if frame.f_back in latest:  # the library has called this function
             add(frame.f_back, latest[frame.f_back])
         file = frame.f_code.co_filename
-        if not (file.startswith(FOLDER) or (frame.f_back in latest and file.endswith(DECORATORS))):
+        if not (file.startswith(FOLDER) or (frame.f_back in latest and file.endswith(CALLED))):
             return None
         call = calls
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.attention import _cur_sdpa_kernel_backends
+from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 import bsam
 from bsam.core.undo import Undo
@@ -17,12 +20,17 @@ from helpers import alike, same, sgd
 from signal_points import interrupt, signal_points
 
 NOTHING = "nothing to step with"
+KERNELS = {*_cur_sdpa_kernel_backends()}
 
 
 @pytest.fixture(autouse=True)
 def _gradients():
     yield
-    torch.set_grad_enabled(True)  # after a failed test
+    # after a failed test
+    torch.set_grad_enabled(True)
+    nn.modules.module._global_forward_pre_hooks.clear()
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
 
 
 class Training:
@@ -68,7 +76,13 @@ class Training:
 def check_torch():
     assert torch.is_grad_enabled()
     assert not nn.modules.module._global_forward_pre_hooks
+    assert not _get_current_function_mode_stack()
+    assert {*_cur_sdpa_kernel_backends()} == KERNELS
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
     assert forward_ad._current_level == -1
+    with forward_ad.dual_level():  # torch counts the levels twice
+        pass
 
 
 @pytest.mark.parametrize(
@@ -217,7 +231,44 @@ def test_an_interrupted_measurement_changes_nothing(measure, mode):
         assert torch.equal(torch.get_rng_state(), training.state[2])
         assert [m.training for m in model] == [mode == "train", False, mode == "train"]
         assert model[1].running_mean is model[1]._buffers["running_mean"]
-        assert not torch.overrides._get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("differentiation", ["forward", "reverse"])
+def test_an_interrupt_while_a_product_changes_torch(differentiation):
+    """No mode, no level of forward mode and no choice of kernels stays, and KeyboardInterrupt is raised."""
+    model = nn.Linear(2, 1)
+    data = [(torch.ones(2, 2), torch.zeros(2, 1))]
+    H = HessianOperator(model, mean_square, data, differentiation=differentiation)
+    H._compared = [p._version for p in H.params]
+    v = torch.ones(3)
+    expected = H.times(v)
+
+    def run():
+        H.times(v)
+
+    filters = list(warnings.filters)
+    for point in signal_points(run, lambda: None, ["_begin_differentiating", "_attach_tangents", "__exit__"])[::2]:
+        interrupt(run, point)
+        check_torch()
+        assert warnings.filters == filters
+    assert torch.equal(H.times(v), expected)
+
+
+@pytest.mark.parametrize("call", ["step", "check"])
+def test_an_interrupt_leaves_no_global_hook(call, capsys):
+    model = nn.Linear(2, 1)
+    x = torch.ones(2, 2)
+
+    def run():
+        optimizer = bsam.SAM(sgd(model.parameters()), None)
+        getattr(optimizer, call)(lambda: model(x).square().mean())
+
+    points = signal_points(run, lambda: None, ["observe_calls", "_remove_global_hook"])
+    assert points
+    for point in points:
+        interrupt(run, point)
+        check_torch()
+    capsys.readouterr()
 
 
 def test_an_interrupted_step_with_a_probe():
@@ -260,5 +311,5 @@ def test_undo():
     with pytest.raises(KeyError), Undo() as undo, undo:
         register(undo, broken)
     assert called == ["broken", "broken", "a"]
-    with pytest.raises(AssertionError), Undo() as undo:
+    with pytest.raises(RuntimeError, match="not entered twice"), Undo() as undo:
         register(undo)

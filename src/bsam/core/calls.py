@@ -21,10 +21,17 @@ def observe_calls(undo: Undo, hook: Callable[[nn.Module], Any]) -> None:
         if not torch.compiler.is_compiling():
             hook(module)
 
-    undo.enter_context(warnings.catch_warnings())
+    undo.catch_warnings()
     # torch.compile warns about hooks that are called twice; that does no harm here
     warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
-    undo.callback(nn.modules.module.register_module_forward_pre_hook(before_forward).remove)
+    undo.callback(_remove_global_hook, before_forward)
+    nn.modules.module.register_module_forward_pre_hook(before_forward)
+
+
+def _remove_global_hook(hook: Callable[..., Any]) -> None:
+    hooks = nn.modules.module._global_forward_pre_hooks
+    for key in [key for key, registered in hooks.items() if registered is hook]:
+        hooks.pop(key, None)
 
 
 def refuse_batch_norm(called: nn.Module) -> None:

@@ -218,7 +218,8 @@ class Objective:
         with Undo() as undo, undo:
             # also after an error: a capture must not end with a stream that was not joined
             undo.callback(current.wait_stream, second)
-            undo.enter_context(torch.cuda.stream(second))
+            undo.callback(torch.cuda.set_stream, current)
+            torch.cuda.set_stream(second)
             self._weights.go_elsewhere(undo)
             use_other_memory(undo, self._buffers.writable)
             gradients += [self.grad(at=at) for at in others]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
+from ..common.errors import BsamRuntimeError
 
 
 class Undo(contextlib.AbstractContextManager["Undo"]):
@@ -18,7 +19,8 @@ class Undo(contextlib.AbstractContextManager["Undo"]):
     CPython raises KeyboardInterrupt where a function begins, where a loop jumps back, and after calls. So it may raise
     it at the beginning of ``__exit__``, which then restores nothing, or inside a function that restores something. In
     ``with Undo() as undo, undo:`` the outer exit calls the functions that the inner one has not finished. A function
-    may therefore be called twice. Register it before the change that it takes back.
+    may therefore be called twice, and must give the same result then. Register it before the change that it takes back.
+    Most context managers allow neither: those made of generators, for example, can only be left once.
 
     Example:
         >>> values = [1]
@@ -54,15 +56,15 @@ class Undo(contextlib.AbstractContextManager["Undo"]):
 
     def callback(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call ``function(*arguments)`` at the end of the block."""
-        assert self._entered > 1, "write `with Undo() as undo, undo:`"
+        if self._entered < 2:
+            raise BsamRuntimeError("Undo was not entered twice: write `with Undo() as undo, undo:`")
         self._functions.append(partial(function, *arguments))
 
-    def enter_context(self, context: contextlib.AbstractContextManager[T, Any]) -> T:
-        """Enter a context that lasts to the end of the block; its ``__exit__`` may be called twice."""
-        leave = partial(context.__exit__, None, None, None)
-        value = context.__enter__()
-        self._functions.append(leave)
-        return value
+    def catch_warnings(self) -> None:
+        """Restore the filters of warnings at the end of the block."""
+        context = warnings.catch_warnings()
+        context.__enter__()  # only copies the filters, so a Ctrl-C before the next line changes none
+        self.callback(context.__exit__, None, None, None)  # assigns what it saved, any number of times
 
     def set_grad_enabled(self, enabled: bool) -> None:
         """Switch gradients on or off until the end of the block."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, _sdpa_kernel
 
 from ..common.checks import check_count
 from ..common.errors import BsamTypeError, BsamValueError
@@ -22,7 +22,7 @@ from ..core.undo import Undo
 from ..core.vector import Vector
 from .dataset_loss import Batches, BatchWeight, CastBatches, DatasetLoss, LossFunction, WeightedBatch
 from .recording import MAX_SHAPES, MIN_WORK, Product, Products, Recording, default_budget
-from .second_derivatives import Substitutes
+from .second_derivatives import substitute
 
 NEGLIGIBLE = 1e-2  # products are compared per parameter; the tolerance includes this share of the product's norm
 
@@ -171,8 +171,9 @@ class HessianOperator:
         undo.callback(clear_weight_caches)  # of casts with tangents
         clear_weight_caches()  # of casts without tangents
         self.loss.begin(undo)
-        undo.enter_context(Substitutes())
-        undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+        substitute(undo)
+        undo.callback(_sdpa_kernel, _cur_sdpa_kernel_backends())
+        _sdpa_kernel([SDPBackend.MATH])  # the other kernels for attention have no second derivative
         undo.set_grad_enabled(True)
 
     def _batch_products(
@@ -287,9 +288,17 @@ def _set_full_precision(undo: Undo, device: torch.device) -> None:
 
 def _attach_tangents(undo: Undo, params: list[Tensor], v: list[Tensor]) -> None:
     """Attach the tangents ``v`` to the parameters in place until ``undo``: every use of them is differentiated."""
-    undo.enter_context(forward_ad.dual_level())
+    undo.callback(_leave_dual_level, forward_ad._current_level)
+    forward_ad.enter_dual_level()
     # the values stay the same, so the version counters must too
     with warnings.catch_warnings(), torch.no_grad(), _unsafe_preserve_version_counter(tuple(params)):
         warnings.simplefilter("ignore", DeprecationWarning)  # raised when torch loads its derivative formulas
         for p, t in zip(params, v, strict=True):
             p.copy_(forward_ad.make_dual(p.detach().clone(), t))
+
+
+def _leave_dual_level(before: int) -> None:
+    """Return to the dual level ``before``, even if an interrupt came between torch's two records of the level."""
+    with contextlib.suppress(RuntimeError):  # left already, or not entered
+        torch._C._exit_dual_level(level=before + 1)
+    forward_ad._current_level = before

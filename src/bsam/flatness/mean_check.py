@@ -77,7 +77,7 @@ class MeanCheck:
         """Run a check. Ignore failures of the loss; then, if there are several batches, raise the problem found."""
         with Undo() as undo, undo:
             undo.set_grad_enabled(False)
-            undo.enter_context(warnings.catch_warnings())
+            undo.catch_warnings()
             warnings.simplefilter("ignore")  # a loss may warn about the shapes of a single sample
             with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):  # for whole batches only
                 check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import Any
 
 import torch
@@ -31,9 +30,10 @@ def preserve(undo: Undo, model: nn.Module, mode: str) -> None:
         changes.append((torch.backends.cudnn, "enabled", False))
     # an interrupt may skip the end of a block without gradients or warnings
     undo.set_grad_enabled(torch.is_grad_enabled())
-    undo.enter_context(warnings.catch_warnings())
+    undo.catch_warnings()
     if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
-        undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.callback(setattr, torch._dynamo.eval_frame, "_stance", torch._dynamo.eval_frame._stance)
+        torch.compiler.set_stance("force_eager")
     undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
     torch.backends.mha.set_fastpath_enabled(False)
     undo.restore_random_states()  # a DataLoader draws random numbers in each pass

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..common.errors import BsamRuntimeError
+from ..core.undo import Undo
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _ONCE = once_differentiable(print).__code__  # shared by all functions with this decorator
@@ -41,6 +42,19 @@ class Substitutes(TorchFunctionMode):
                 return _batch_norm(**arguments)
         func = _SUBSTITUTES.get(func, func)
         return func(*args, **kwargs)
+
+
+def substitute(undo: Undo) -> None:
+    """Use :class:`Substitutes` until ``undo``, which may be interrupted, unlike its ``with`` block."""
+    undo.callback(_set_function_modes, _get_current_function_mode_stack())
+    _push_mode(Substitutes())
+
+
+def _set_function_modes(modes: Sequence[TorchFunctionMode]) -> None:
+    for _ in _get_current_function_mode_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
 
 
 def _batch_norm(
