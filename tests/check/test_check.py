@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 import bsam
 from bsam.methods import METHODS
-from helpers import alike, same, sgd
+from helpers import alike, detached, same, sgd
 
 
 @pytest.fixture
@@ -393,23 +393,59 @@ def test_outputs_of_another_batch(problem):
     assert finds(optimizer, closure, "two evaluations")
 
 
-@pytest.mark.parametrize("method", ["sam", "bsam", "asam", "gsam", "looksam", "pgn", "vasso", "fisher_sam"])
-@pytest.mark.parametrize("warmup", [0, 100])
-def test_a_radius_that_is_far_too_large(problem, method, warmup):
-    """The radii of a usual step are not reported; 200 times as large, they are, and nothing has changed."""
+RADII = {
+    name: [r for r in inspect.signature(entry).parameters if r in ("rho", "rho_max", "rho_norm")]
+    for name, entry in METHODS.items()
+    if not entry.is_loss
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "radius"), [(method, radius) for method, radii in RADII.items() for radius in radii]
+)
+@pytest.mark.parametrize(("warmup", "start"), [(0, 0), (100, 5)])
+def test_a_radius_that_is_far_too_large(problem, method, radius, warmup, start):
+    """The radii of usual steps are not reported; 200 times as large, one is, by its name, and nothing has changed.
+
+    Before the first step, when MSAM has no momentum yet, and after it; whichever steps RST's coin leaves plain.
+    """
     cls = METHODS[method]
-    radii = {name: p.default for name, p in inspect.signature(cls).parameters.items() if name in ("rho", "rho_max")}
-    ((name, rho),) = radii.items()
-    usual, large = (
-        cls(sgd(problem.model.parameters()), problem.model, warmup=warmup, **{name: rho * factor})
-        for factor in (1, 200)
-    )
-    assert usual.check(problem.losses) == []
-    before = problem.weights(), problem.buffers(), copy.deepcopy(large.state_dict())
-    assert finds(large, problem.losses, "the radius is too large", "Try a smaller")
-    assert same(before[0], problem.weights())
-    assert same(before[1], problem.buffers())
-    assert alike(before[2], large.state_dict())
+    options = {"warmup": warmup, "start": start} | ({"total_steps": 9} if method == "aesam" else {})
+    large = inspect.signature(cls).parameters[radius].default * 200
+    usual, other = cls(sgd(problem.model.parameters()), problem.model, **options), problem.clone()
+    far = cls(sgd(other.model.parameters()), other.model, **options, **{radius: large})
+    closures = [p.loss_and_outputs if method == "functional_sam" else p.losses for p in (problem, other)]
+    for _ in range(2):
+        before = copy.deepcopy([other.model.state_dict(), far.state_dict()])
+        assert usual.check(closures[0]) == []
+        finding = far.check(closures[1])[0]
+        assert f"the radius {radius}={large:g} is too large" in finding
+        assert f"Try a smaller {radius}" in finding
+        assert alike(before, [other.model.state_dict(), far.state_dict()])
+        assert "epsilon" not in vars(far)
+        usual.step(closures[0])
+        far.base.param_groups[0]["lr"] = 0.0  # such steps would make any radius too large
+        far.step(closures[1])
+        for p in (problem, other):  # another batch: Friendly SAM subtracts the mean gradient
+            p.x = p.x.roll(1, 0)
+
+
+def test_a_radius_in_closures_of_other_kinds(problem):
+    """They run backward themselves, or yield micro-batches."""
+
+    def runs_backward():
+        loss = problem.loss()
+        loss.backward()
+        return loss
+
+    def micro_batches():
+        for rows in torch.arange(24).split(8):
+            yield problem.losses(rows)
+
+    for closure in (runs_backward, micro_batches):
+        assert bsam.SAM(sgd(problem.model.parameters()), problem.model).check(closure) == []
+        large = bsam.SAM(sgd(problem.model.parameters()), problem.model, rho=10.0)
+        assert finds(large, closure, "the radius rho=10 ")
 
 
 def test_the_lengths_and_losses_of_a_radius():
@@ -417,10 +453,55 @@ def test_the_lengths_and_losses_of_a_radius():
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 3.0)
     x = torch.ones(2, 1)
-    numbers = ("length 3 ", "by 2,", "is 25 ", "of 9.")
+    numbers = ("rho=2 ", "length 3 ", "by 2,", "is 25 ", "of 9.")
     assert finds(bsam.SAM(sgd(model.parameters()), model, rho=2.0), lambda: model(x).square().mean(), *numbers)
     infinite = bsam.SAM(sgd(model.parameters()), model, rho=1e20)
-    assert finds(infinite, lambda: model(x).square().mean(), "inf", "smaller radius")
+    assert finds(infinite, lambda: model(x).square().mean(), "inf", "smaller rho")
+
+
+@pytest.mark.parametrize(
+    ("loss", "rise", "found"), [(2.0, 9.9, False), (2.0, 10.1, True), (0.0, 0.49, False), (0.0, 0.51, True)]
+)
+def test_a_small_share_of_the_weights(loss, rise, found):
+    """As in wide networks: the perturbation is 1% of w, and the loss rises by a given number."""
+    w = nn.Parameter(torch.tensor(100.0, dtype=torch.float64))
+    optimizer = bsam.SAM(torch.optim.SGD([w], lr=0.1), None, rho=1.0)
+    assert bool(optimizer.check(lambda: loss + rise * (w - 100))) == found
+
+
+@pytest.mark.parametrize("method", ["sam", "rst", "ksam"])
+def test_a_loss_that_raises_at_the_perturbed_weights(problem, method):
+    """As torch.distributions do if logits are NaN."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)).double()
+    before = detached(model.parameters())
+    optimizer = METHODS[method](sgd(model.parameters()), model, rho=1e200)
+
+    def closure(i=slice(None)):
+        logits = model(problem.x[i])
+        if not logits.isfinite().all():
+            raise ValueError("invalid logits")
+        return F.cross_entropy(logits, problem.y[i], reduction="none")
+
+    assert finds(
+        optimizer, closure, "the radius rho=1e+200 ", "raises ValueError (invalid logits)", "Try a smaller rho"
+    )
+    assert same(before, detached(model.parameters()))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_other_errors_at_the_perturbed_weights_are_raised(problem, error):
+    before = problem.weights()
+
+    def closure():
+        if not same(before, problem.weights()):
+            raise error
+        return problem.loss()
+
+    optimizer = bsam.SAM(sgd(problem.model.parameters()), problem.model)
+    with pytest.raises(error):
+        optimizer.check(closure)
+    assert same(before, problem.weights())
+    assert "epsilon" not in vars(optimizer)
 
 
 def test_a_small_network_may_begin_at_zero():

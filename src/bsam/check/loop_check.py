@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..common.errors import BsamError, BsamTypeError
 from ..common.method_info import Need
@@ -20,7 +20,7 @@ from ..core.ranks import Ranks, find_ddp, several_ranks
 from ..core.schedule import START, WARMUP
 from ..core.tensors import Memory, clear_weight_caches, sharding
 from ..core.undo import Undo
-from ..core.vector import Vector
+from ..core.vector import TINY, Vector
 from .recorder import GraphCheck, Recorder
 
 # Non-deterministic kernels cause smaller differences than these, even in bfloat16; another batch causes larger ones.
@@ -28,13 +28,17 @@ LOSS_RTOL, GRADIENT_RTOL = 1e-4, 1e-2
 # A perturbation of this share of the weights' length that multiplies the loss by this factor says nothing about the
 # loss around w. With the usual radii, the share is below 0.01 for networks, and up to 0.1 for a few weights.
 MAX_SHARE, MAX_FACTOR = 0.1, 2.0
+# In wide networks, smaller shares do harm: whatever the share, the loss must not rise by more than this many times the
+# loss at w. The loss of a fitted network is near 0, and the usual radii multiply it by more: it counts as this floor,
+# which is the cross entropy of samples whose classes have a probability of 90%.
+MAX_RISE, LOSS_FLOOR = 5.0, 0.1
 
 
 def check_loop(optimizer: SharpnessAware, closure: Closure) -> list[str]:
     """Find silent mistakes in a training loop. Call this once, before training.
 
-    The closure is evaluated twice at ``w``, with the same random draws, and once at each point of a step. The check
-    reports
+    The closure is evaluated twice at ``w``, with the same random draws, and then at the points of a step with the full
+    radii. The check reports
 
     - a closure that does not compute the same loss twice (it takes a new batch, or draws from NumPy);
     - a loss, or a part of it, that was computed outside the closure;
@@ -167,28 +171,84 @@ def _distance(a: Vector, b: Vector) -> float:
 
 
 def _find_radius(optimizer: SharpnessAware, L: Objective, undo: Undo) -> list[str]:
-    """Run the passes of a step with the full radii, and compare the points that they visit with ``w``."""
+    """Run a first step with the full radii, and compare the loss at each perturbation with that at ``w``.
+
+    A step may perturb nothing (RST drew a plain one), or in a direction that has little effect (ESAM drew some biases).
+    So the direction of the gradient is tried, too, at the same distance. MSAM perturbs against its momentum, which
+    begins as the gradient.
+    """
+    loss = float(L.loss)  # type: ignore[arg-type]
+    size = float(optimizer.vector(p.detach() for p in optimizer.params).norm())
+    findings: dict[str, str] = {}  # by radius
+    distances: dict[str, float] = {}  # of the farthest perturbation, by radius
+
+    def epsilon(v: Vector, radius: str, length: Tensor | None = None) -> Vector:
+        e = type(optimizer).epsilon(optimizer, v, radius, length)
+        far = float(e.norm())
+        if 0.0 < far < math.inf:  # it is NaN if the loss scale overflows
+            distances[radius] = max(far, distances.get(radius, 0.0))
+            _try_radius(optimizer, L, radius, e, loss, size, findings)
+        return e
+
     for group in optimizer.param_groups:
-        undo.callback(group.update, {WARMUP: group[WARMUP], START: group[START]})
-        group.update({WARMUP: 0, START: 0})
+        full = {WARMUP: 0, START: 0, "steps_taken": 0}
+        undo.callback(group.update, {name: group[name] for name in full})
+        group.update(full)
     undo.set_attributes([(optimizer, "_offset", None), (optimizer, "_values", {})])
-    L.keep_evaluations = True
-    length = float(optimizer.vector(p.detach().clone() for p in optimizer.params).norm())
+    undo.callback(vars(optimizer).pop, "epsilon", None)
+    vars(optimizer)["epsilon"] = epsilon
+    against = Need.MOMENTUM in optimizer.needs
     try:
         optimizer.direction(L)
+        if not (against and distances):
+            g = -L.grad() if against else L.grad()
+            for name in list(distances) or optimizer.radius_names:
+                e = type(optimizer).epsilon(optimizer, g, name)
+                if name in distances:
+                    e = e * (distances[name] / (e.norm() + TINY))
+                if math.isfinite(float(e.norm())):
+                    _try_radius(optimizer, L, name, e, loss, size, findings)
     except BsamError as error:
-        return [str(error)]
-    loss = float(L.loss)  # type: ignore[arg-type]
-    for evaluation in L.evaluations:
-        far, there = 0.0 if evaluation.at is None else float(evaluation.at.norm()), float(evaluation.loss)
-        if not math.isfinite(far):  # the loss scale overflows
-            continue
-        if not math.isfinite(there) or (far > MAX_SHARE * length and there - loss > (MAX_FACTOR - 1) * abs(loss)):
-            return [
-                f"the radius is too large: a step perturbs weights of length {length:.3g} by {far:.3g}, and the loss "
-                f"there is {there:.4g} instead of {loss:.4g}. Try a smaller radius"
-            ]
-    return []
+        return [*findings.values(), str(error)]
+    except Exception:
+        if not findings:  # otherwise the loss raises at the weights of a finding
+            raise
+    return [*findings.values()]
+
+
+def _try_radius(
+    optimizer: SharpnessAware,
+    L: Objective,
+    name: str,
+    e: Vector,
+    loss: float,
+    size: float,
+    findings: dict[str, str],
+) -> None:
+    """Evaluate the loss at ``w + e``, and add a finding if the radius of ``e`` is far too large.
+
+    Args:
+        loss: the loss at ``w``.
+        size: the length of ``w``.
+    """
+    far = float(e.norm())
+    values = {float(group[name]) for group in optimizer.param_groups}
+    setting = f"{name}={values.pop():g}" if len(values) == 1 else name
+    start = (
+        f"the radius {setting} is too large: it perturbs weights of length {size:.3g} by {far:.3g}, and the loss there"
+    )
+    try:
+        there = float(L.value_and_grad(e)[0])  # with the gradient, since the closure may run backward itself
+    except (BsamError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        findings.setdefault(name, f"{start} raises {type(error).__name__} ({first_line}). Try a smaller {name}")
+        return
+    rise = there - loss
+    far_and_high = far > MAX_SHARE * size and rise > (MAX_FACTOR - 1) * abs(loss)
+    if far_and_high or not math.isfinite(there) or rise > MAX_RISE * max(abs(loss), LOSS_FLOOR):
+        findings.setdefault(name, f"{start} is {there:.4g} instead of {loss:.4g}. Try a smaller {name}")
 
 
 def _find_parameters(optimizer: SharpnessAware, has_grad: list[bool], recorder: Recorder) -> list[str]:

@@ -103,7 +103,7 @@ class MSAM(SharpnessAware):
         """Return the perturbation against the momentum of these parameters; None without momentum."""
         if all(v is None for v in momenta):
             return None
-        return -self.epsilon(self.restricted(momenta, reached), "rho")
+        return self.epsilon(-self.restricted(momenta, reached), "rho")
 
     def momenta(self) -> list[Tensor | None]:
         """Return the momentum of each parameter; None for those that the base optimizer has not moved yet."""
