@@ -204,3 +204,11 @@ def test_predictions_are_not_unpickled(tmp_path):
     (tmp_path / "predictions.npz").write_bytes(buffer.getvalue())
     with pytest.raises(bsam.BsamError, match="predictions"):
         RunDir(tmp_path).predictions()
+
+
+@pytest.mark.parametrize("value", ["x", {}, [1.0]])
+def test_metrics_are_numbers(tmp_path, value):
+    rows = [{"epoch": 1, "seconds": 1.0, "rho_min": None}, {"epoch": 2, "seconds": 1.0, "train_loss": value}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(bsam.BsamError, match="train_loss is no number"):
+        RunDir(tmp_path).metrics()

@@ -23,7 +23,7 @@ from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image files)"
-DATA_HELP = "the data set of the run; needed only if it is a function of yours, which is not called unless you name it"
+DATA_HELP = "the data set of the run; needed only if it is a function of yours, which is called only if you name it"
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 

@@ -162,7 +162,7 @@ class RunDir:
             ) from error
 
     def about(self) -> dict[str, Any] | None:
-        """Return what whoever planned the run wrote about it, such as its experiment and row; None if there is none."""
+        """Return what the plan of the run says about it, such as its experiment and row; None if there is none."""
         file = self.path / ABOUT
         return read_json(file, dict, "remove it; the run is then described by its settings") if file.exists() else None
 
@@ -281,13 +281,13 @@ def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
     """
     if isinstance(dataset_entry(run.data), FunctionData) and run.data not in named:
         raise BsamValueError(
-            f"the data of the run in {folder} is the function {run.data}, which is not called unless you name it, too: "
+            f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
 
 
 def network_identity(network: Path) -> dict[str, str]:
-    """Return digests of the trained network of a run: of its file, and of how it was trained, whatever the seed.
+    """Return digests of the trained network of a run: of its file, and of how it was trained (without the seed).
 
     Args:
         network: the file, in the run directory.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ....common.checks import is_number
 from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
+from ...common.printing import printable
 from ...common.stored_files import WrongContent, read_bytes
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ def read_image(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except WrongContent as error:
-        raise DecodeError(f"{path} cannot be decoded: {error}") from error
+        raise DecodeError(f"{printable(str(path))} cannot be decoded: {error}") from error
     except OSError as error:
-        raise BsamRuntimeError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise BsamRuntimeError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from error
 
 
 def decode_bytes(content: bytes, name: object, decoding: Decoding | None = None) -> NDArray[np.uint8]:
@@ -187,7 +188,7 @@ def decode_pixels(content: bytes, name: object, decoding: Decoding | None) -> ND
             reason = f"it has more than {limit:,} pixels; make it smaller"
         else:
             reason = str(error) or type(error).__name__
-        raise DecodeError(f"{name} cannot be decoded: {reason}") from error
+        raise DecodeError(f"{printable(str(name))} cannot be decoded: {reason}") from error
     return np.asarray(_cut(pixels, decoding, name) if isinstance(decoding, Crop) else pixels)
 
 
