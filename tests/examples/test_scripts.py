@@ -96,7 +96,8 @@ def test_minimal(example):
     calls = []
     with register_module_forward_pre_hook(lambda module, _: calls.append(isinstance(module, nn.Sequential))):
         _, (model, accuracy), out = example("minimal", epochs=2)
-    assert sum(calls) == 2 + 3 + 3 * 20 + 2  # the check and its step, three passes in each of 20 steps, two evaluations
+    # the check, its step and trials of two radii in two directions; three passes in each of 20 steps; two evaluations
+    assert sum(calls) == 2 + 3 + 5 + 3 * 20 + 2
     assert int(model[2].num_batches_tracked) == 20
     test = digits().test
     assert accuracy == pytest.approx(float((model(test.x).argmax(1) == test.y).float().mean()))
