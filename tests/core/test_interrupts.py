@@ -247,11 +247,14 @@ def test_an_interrupt_while_a_product_changes_torch(differentiation):
         H.times(v)
 
     filters = list(warnings.filters)
-    for point in signal_points(run, lambda: None, ["_begin_differentiating", "_attach_tangents", "__exit__"])[::2]:
+    begin = signal_points(run, lambda: None, ["substitute", "_sdpa_kernel", "_attach_tangents", "enter_dual_level"])
+    begin += signal_points(run, lambda: None, ["preserve"])
+    end = signal_points(run, lambda: None, ["__exit__"])
+    for point in begin + end[::4]:
         interrupt(run, point)
         check_torch()
         assert warnings.filters == filters
-    assert torch.equal(H.times(v), expected)
+        assert torch.equal(H.times(v), expected)
 
 
 @pytest.mark.parametrize("call", ["step", "check"])
