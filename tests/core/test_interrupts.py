@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -120,6 +121,36 @@ def test_an_interrupted_backward_changes_nothing(method, settings, every):
     backward()
     optimizer.step()
     assert alike(expected, training.current())
+
+
+@pytest.mark.parametrize("method", [bsam.SAM, bsam.BSAM, bsam.VaSSO])
+def test_an_interrupt_after_an_error_of_the_closure_changes_nothing(method):
+    """While what the passes changed is put back."""
+    training = Training(method)
+    calls = 0
+
+    def second_pass_fails():
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise ValueError
+        return training.loss()
+
+    def run():
+        nonlocal calls
+        calls = 0
+        with suppress(ValueError):
+            training.optimizer.backward(second_pass_fails)
+
+    points = signal_points(run, training.reset, ["end"])
+    assert points
+    for point in points:
+        training.reset()
+        interrupt(run, point)
+        assert calls == 2
+        training.check_unchanged()
+        with pytest.raises(bsam.BsamError, match=NOTHING):
+            training.optimizer.step()
 
 
 @pytest.mark.parametrize(

@@ -400,11 +400,12 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._prepare(L)
             return L.loss  # type: ignore[return-value]
         except BaseException:
+            self._prepared.phase = "failed"
             try:
                 L.end(failed=True)
-            finally:  # again, since Ctrl-C may have interrupted it
+            except BaseException:  # again, if Ctrl-C interrupted it
                 L.end(failed=True)
-                self._prepared.phase = "failed"
+                raise
             raise
 
     def _plain_direction(self, L: Objective) -> Vector:
