@@ -1,12 +1,11 @@
 """Images per second of each augmentation alone, and seconds per epoch of a training with it.
 
 Images are noise, mapped from a file as those of `bsam train` are. A timed epoch has all steps with the base optimizer
-only, whose short steps leave the least time for augmentation; evaluation and checkpoints are left out. The trainings
-alternate, and their first epochs, which capture and warm up, are not timed. RandAugment runs in threads; --threads sets
-their number.
+only, whose short steps leave the least time for augmentation; evaluation and checkpoints are left out. The epochs of
+one network alternate between the augmentations; the first epoch of each, which captures or warms up, is not timed.
 
-    python benchmarks/augmentation.py                        # on CUDA: ResNet-50, images of 224 pixels
-    python benchmarks/augmentation.py --threads 1            # RandAugment as if it had one core
+    python benchmarks/augmentation.py                        # on CUDA: ResNet-50, images of 224 pixels; a minute
+    python benchmarks/augmentation.py --device cpu --size 32 --batch 16 --steps 2 --rounds 1
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import torch
 import machine
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.data.images.decoding import Resize
-from bsam.lab.tasks import image_task
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import side_stream
 from bsam.lab.training.config import Run
@@ -59,12 +57,14 @@ def measure(run: Run, datasets: dict[int, Dataset], rounds: int, device: torch.d
     alone: dict[str, list[float]] = {name: [] for name in AUGMENTATIONS}
     seconds: dict[str, list[float]] = {name: [] for name in AUGMENTATIONS}
     with side_stream(device):
-        trainings = {}
-        for name in AUGMENTATIONS:
-            task = Classification(replace(run, augment=name), device, data=large if name == RESIZED else small)
-            trainings[name] = Trainer(replace(run, augment=name), task, DistributedContext(device))
+        tasks = {
+            name: Classification(replace(run, augment=name), device, data=large if name == RESIZED else small)
+            for name in AUGMENTATIONS
+        }
+        training = Trainer(run, tasks["none"], DistributedContext(device))
         for number in range(rounds + 1):
-            for name, training in trainings.items():
+            for name, task in tasks.items():
+                training.task = task
                 epoch = training.train_epoch(number)["seconds"]
                 rate = images_per_second(training, run.batch)
                 if number:
@@ -79,9 +79,8 @@ def measure(run: Run, datasets: dict[int, Dataset], rounds: int, device: torch.d
         "model": run.model,
         "batch": run.batch,
         "precision": run.precision,
-        "captured": trainings["none"].captured,
-        "steps": trainings["none"].steps,
-        "threads": image_task.THREADS,
+        "captured": training.captured,
+        "steps": training.steps,
         "n": rounds,
         "alone_images_per_second": {name: spread(values) for name, values in alone.items()},
         "epoch_seconds": {name: spread(values) for name, values in seconds.items()},
@@ -108,13 +107,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--size", type=int, help="side of the inputs (default: 224 on CUDA, otherwise 64)")
     parser.add_argument("--batch", type=int, default=128, help="samples per step (default 128)")
     parser.add_argument("--steps", type=int, default=16, help="steps per epoch (default 16)")
-    parser.add_argument("--threads", type=int, help="threads for RandAugment (default: cores, at most 16)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed epochs per augmentation (default 5)")
+    parser.add_argument("--rounds", type=int, default=4, help="timed epochs per augmentation (default 4)")
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     on_gpu = device.type == "cuda"
-    if args.threads is not None:
-        image_task.THREADS = args.threads
     settings = {**FINE_TUNING, "batch": args.batch, "epochs": args.rounds + 1}
     run = Run.of(
         "base",

@@ -3,13 +3,12 @@
 import json
 
 
-def test_every_augmentation_is_timed_alone_and_beside_a_training(augmentation, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bsam.lab.tasks.image_task.THREADS", 2)  # restored, since --threads sets it
+def test_every_augmentation_is_timed_alone_and_beside_a_training(augmentation, tmp_path, capsys):
     out = tmp_path / "augmentation.json"
-    sizes = ["--size", "16", "--batch", "4", "--steps", "2", "--rounds", "1", "--threads", "1"]
+    sizes = ["--size", "16", "--batch", "4", "--steps", "2", "--rounds", "1"]
     augmentation.main(["--device", "cpu", "--model", "resnet8", *sizes, "--out", str(out)])
     (result,) = json.loads(out.read_text())["results"]
-    assert (result["threads"], result["steps"], result["batch"]) == (1, 2, 4)
+    assert (result["steps"], result["batch"]) == (2, 4)
     for numbers in ("alone_images_per_second", "epoch_seconds", "over_none"):
         assert list(result[numbers]) == list(augmentation.AUGMENTATIONS)
         assert all(spread["median"] > 0 for spread in result[numbers].values())

@@ -35,8 +35,8 @@ class Recorded(Classification):
         Recorded.start, Recorded.seen, Recorded.evaluated = copy.deepcopy(network), [], []
         return network
 
-    def batch(self, index):
-        batch = super().batch(index)
+    def _batch(self, x, index, on_host):
+        batch = super()._batch(x, index, on_host)
         self.seen.append(batch)
         return batch
 

@@ -60,9 +60,9 @@ class WithoutBatchNorm(Classification):
             torch.manual_seed(self.run.seed)
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10)).to(self.device)
 
-    def batch(self, index: Tensor) -> TaskBatch:
-        self.indices.append(index.tolist())
-        return super().batch(index)
+    def _batch(self, x: Tensor, index: Tensor, on_host: Tensor) -> TaskBatch:
+        self.indices.append(on_host.tolist())
+        return super()._batch(x, index, on_host)
 
     def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         self.sizes.append(len(outputs))

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...common.checks import check_number
 from ...common.errors import BsamValueError
 from ...common.timm_import import import_timm
 from .augment import Augment
+from .rand_augment import RandAugment, copied
 
 PREFIX = "timm:"
 EXAMPLE = f"{PREFIX}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
@@ -35,8 +32,7 @@ class TimmAugment(Augment):
     """Crop and flip, then RandAugment on each image, and Mixup or CutMix on pairs of images of a batch.
 
     The random numbers of RandAugment are a function of seed, epoch and image, those of Mixup and CutMix of seed, epoch
-    and the first image of the batch. RandAugment works on one image at a time on the CPU, as in timm; several threads
-    may call :meth:`moved_on_host` at the same time.
+    and the first image of the batch. Calls take draws in host memory, for images on any device.
 
     Args:
         aa: timm's name of the RandAugment, such as ``rand-m9-mstd0.5-inc1``; empty: none.
@@ -86,27 +82,12 @@ class TimmAugment(Augment):
 
     def moved(self, x: Tensor, draws: Tensor) -> Tensor:
         """Return cropped, mirrored and randomly changed images."""
-        if not self.aa:
-            return super().moved(x, draws)
-        images = self.moved_on_host(x.permute(0, 2, 3, 1).cpu().numpy(), draws.cpu().numpy())
-        return torch.from_numpy(images).to(x.device).permute(0, 3, 1, 2)
-
-    def moved_on_host(self, images: NDArray[np.uint8], draws: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return cropped, mirrored and randomly changed images; for arrays (n, side, side, channels)."""
-        from PIL import Image, ImageOps
-
-        changed = np.empty_like(images)
-        for image, row, out in zip(images, draws.tolist(), changed, strict=True):
-            crop = _crop(image, row, self.pad)
-            picture = Image.fromarray(crop[:, :, 0] if crop.shape[2] == 1 else crop)
-            after = self._rand_augment(ImageOps.mirror(picture) if row[3] < 0 else picture, row[6])
-            out[:] = np.asarray(after).reshape(out.shape)
-        return changed
+        x = super().moved(x, copied(draws[:, :6], x.device))
+        return self._rand_augment(x, draws[:, 6].tolist()) if self.aa else x
 
     @cached_property
-    def _rand_augment(self) -> _RandAugment:
-        fill = tuple(min(255, round(255 * value)) for value in self.mean)
-        return _RandAugment(self.aa, fill if len(fill) > 1 else fill[0])
+    def _rand_augment(self) -> RandAugment:
+        return RandAugment(self.aa, tuple(min(255, round(255 * value)) for value in self.mean))
 
     def mix(self, x: Tensor, classes: Tensor, count: int, *key: int) -> tuple[Tensor, Tensor]:
         """Return a mixed batch, and the share of each of ``count`` classes in each image.
@@ -127,48 +108,6 @@ class TimmAugment(Augment):
             np.random.seed(int(np.random.default_rng((*key, _MIX_STREAM)).integers(2**32)))
             mixed, shares = mixup(x, classes)
         return mixed, shares
-
-
-class _RandAugment(threading.local):
-    """timm's RandAugment, seeded for each image, with generators that no other thread and no other code uses.
-
-    timm draws from the global generators of Python and numpy. Each thread has a copy of timm's module with others.
-
-    Args:
-        name: timm's name of the RandAugment.
-        fill: the colour beyond the border of the image.
-    """
-
-    def __init__(self, name: str, fill: int | tuple[int, ...]) -> None:
-        import_timm()
-        spec = importlib.util.find_spec("timm.data.auto_augment")
-        assert spec is not None
-        assert spec.loader is not None
-        module: Any = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self._python = random.Random()
-        self._numpy = np.random.RandomState()
-        module.random = self._python
-        module.np = SimpleNamespace(**{**vars(np), "random": self._numpy})
-        # the arguments of timm's create_transform; translations are relative to the side
-        self._transform = module.rand_augment_transform(name, {"translate_pct": 0.45, "img_mean": fill})
-
-    def __call__(self, image: Any, seed: int) -> Any:
-        """Return the changed image, which Pillow reads and writes."""
-        self._python.seed(seed)
-        self._numpy.seed(seed)
-        return self._transform(image)
-
-
-def _crop(image: NDArray[np.uint8], row: list[int], pad: int) -> NDArray[np.uint8]:
-    """Return the crop of one image, before it is mirrored; slices are much faster than the indices of a batch."""
-    side = len(image)
-    top = row[0] - pad
-    left = row[1] - pad - (side - 1 if row[3] < 0 else 0)
-    inside = slice(max(top, 0), side + min(top, 0)), slice(max(left, 0), side + min(left, 0))
-    moved = np.zeros_like(image)
-    moved[max(-top, 0) : side - max(top, 0), max(-left, 0) : side - max(left, 0)] = image[inside]
-    return moved
 
 
 def _alpha(name: str, text: str) -> float:

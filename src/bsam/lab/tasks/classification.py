@@ -118,9 +118,6 @@ class Classification(ImageTask):
         checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
         self._augment = _augmentation(run.augment or entry.augmentation, self.inputs, run.data)
-        if isinstance(self._augment, TimmAugment) and self._augment.aa:
-            self._x = labelled.x.cpu()
-            self._change = self._moved
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         large = self.inputs.size > LARGE_IMAGE
@@ -160,21 +157,15 @@ class Classification(ImageTask):
         """Draw the random numbers of the augmentation."""
         self._epoch = epoch
         draws = self._augment.draws(self.samples, self.run.seed, epoch, self._train.x.shape[-1])
-        self._draws = draws.to(self.device)
-        self._draws_on_host = draws.numpy()
+        self._draws = draws if isinstance(self._augment, TimmAugment) else draws.to(self.device)
 
-    def _moved(self, images: NDArray[Any], index: NDArray[np.int64]) -> NDArray[Any]:
-        """Change training images on the host; threads call it."""
-        assert isinstance(self._augment, TimmAugment)
-        return self._augment.moved_on_host(images, self._draws_on_host[index])
-
-    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+    def _batch(self, x: Tensor, index: Tensor, on_host: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices; if images are mixed, the shares of all classes."""
-        augmented = self._augment(x, self._draws[index]) if self._change is None else self.inputs.normalise(x)
-        augmented = self.inputs.resize(augmented)
+        draws = self._draws[on_host if isinstance(self._augment, TimmAugment) else index]
+        augmented = self.inputs.resize(self._augment(x, draws))
         labels = self._labels[index]
         if isinstance(self._augment, TimmAugment) and self._augment.mixes:
-            key = self.run.seed, self._epoch, int(index[0])
+            key = self.run.seed, self._epoch, int(on_host[0])
             augmented, labels = self._augment.mix(augmented, labels, self.classes, *key)
         return augmented, labels, index
 

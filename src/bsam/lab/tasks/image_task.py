@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
@@ -27,10 +23,7 @@ from .settings import SubjectSettings
 from .task import Task, TaskBatch
 
 SamplesT = TypeVar("SamplesT", Examples, Persons)
-Change: TypeAlias = Callable[[NDArray[Any], NDArray[np.int64]], NDArray[Any]]  # of images with these indices
 AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-THREADS = min(16, CORES)  # that change images; more would mostly wait for Python's lock
 
 
 class ImageTask(Task):
@@ -45,7 +38,6 @@ class ImageTask(Task):
     """
 
     _x: Tensor  # the stored training images, on the device _host
-    _change: Change | None = None  # changes stored training images on the host, in threads
 
     @abstractmethod
     def __init__(
@@ -64,25 +56,26 @@ class ImageTask(Task):
         self._weights: WeightsReport | None = None
 
     @abstractmethod
-    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
-        """Return the batch with these indices; ``x`` are its stored images, on the device."""
+    def _batch(self, x: Tensor, index: Tensor, on_host: Tensor) -> TaskBatch:
+        """Return the batch with these indices, which are also in host memory; ``x`` are its stored images, on the
+        device.
+        """
 
     def batch(self, index: Tensor) -> TaskBatch:
         """Return the training samples with these indices, augmented."""
-        (images,) = self._read(self._x, [index], self._change)
-        return self._batch(images, index)
+        return next(self.batches(index[None]))
 
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
-        """Return a batch for each row of indices; images on the host are read, and perhaps changed, ahead."""
-        if self._host == self.device and self._change is None:
-            return map(self.batch, indices)
-        return map(self._batch, self._read(self._x, indices, self._change), indices)
+        """Return a batch for each row of indices; images on the host are read ahead."""
+        on_host = indices.cpu()  # once: each copy waits until the device has finished its work
+        images = self._read(self._x, indices if self._host == self.device else on_host)
+        return map(self._batch, images, indices, on_host)
 
-    def _read(self, images: Tensor, rows: Iterable[Tensor], change: Change | None = None) -> Iterator[Tensor]:
-        """Return stored images on the device, for each row of indices."""
-        if self._host == self.device and change is None:
+    def _read(self, images: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Return stored images on the device, for each row of indices, which are where the stored images are."""
+        if self._host == self.device:
             return (images[index] for index in rows)
-        return stream(images, (index.cpu() for index in rows), self.device, change)
+        return stream(images, rows, self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
         """Load pretrained weights into all layers except the last ones, or the weights of another run into all
@@ -127,20 +120,15 @@ def freeze_backbone(network: nn.Module) -> None:
     head(network).requires_grad_(True)
 
 
-def stream(
-    images: Tensor, indices: Iterable[Tensor], device: torch.device, change: Change | None = None
-) -> Iterator[Tensor]:
+def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
     """Yield ``images[index]`` on the device for each index, in order.
 
-    For a GPU, a thread reads the next batches. If the images are changed, several threads read and change the next
-    batches for any device. An error in a thread is raised where its batch would be yielded.
+    For a GPU, a thread reads the next batches. An error in it is raised where its batch would be yielded.
 
     Args:
         images: (n, channels, height, width) in host memory, in the channels_last memory format.
         indices: indices of the images of each batch, in host memory.
         device: where to copy the images to.
-        change: called with some images of a batch (k, height, width, channels) and their indices; returns changed
-            images of the same shape.
 
     Example:
         >>> images = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
@@ -153,39 +141,24 @@ def stream(
         [[3, 0], [2, 2]]
     """
     rows = images.permute(0, 2, 3, 1)  # contiguous: a row is one copy
-    on_gpu = device.type == "cuda"
-    if not on_gpu and change is None:
+    if device.type != "cuda":
         for index in indices:
             yield rows.index_select(0, index).permute(0, 3, 1, 2)
         return
-    readers = ThreadPoolExecutor(1 if change is None else THREADS)
-    pending: deque[tuple[Tensor, list[Future[Any]]]] = deque()
+    reader = ThreadPoolExecutor(1)
+    pending: deque[Future[Tensor]] = deque()
     try:
         for index in indices:
-            # here, not in a thread: while this thread captures a CUDA graph, no other may allocate pinned memory
-            batch = torch.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=on_gpu)
-            parts: list[Future[Any]]
-            if change is None:
-                parts = [readers.submit(torch.index_select, rows, 0, index, out=batch)]
-            else:
-                size = max(1, math.ceil(len(index) / THREADS))
-                pairs = zip(index.split(size), batch.split(size), strict=True)
-                parts = [readers.submit(_write_changed, rows, part, out, change) for part, out in pairs]
-            pending.append((batch, parts))
+            # here, not in the thread: while this thread captures a CUDA graph, no other may allocate pinned memory
+            batch = torch.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, pin_memory=True)
+            pending.append(reader.submit(torch.index_select, rows, 0, index, out=batch))
             if len(pending) > AHEAD:
-                yield _on_device(*pending.popleft(), device)
+                yield _on_device(pending.popleft(), device)
         while pending:
-            yield _on_device(*pending.popleft(), device)
+            yield _on_device(pending.popleft(), device)
     finally:  # also after an interruption, or if the caller takes no more batches
-        readers.shutdown(cancel_futures=True)
+        reader.shutdown(cancel_futures=True)
 
 
-def _write_changed(rows: Tensor, index: Tensor, out: Tensor, change: Change) -> None:
-    # numpy, because each thread that calls torch starts threads for its operations
-    out.numpy()[:] = change(rows.numpy()[index.numpy()], index.numpy())
-
-
-def _on_device(rows: Tensor, parts: Iterable[Future[Any]], device: torch.device) -> Tensor:
-    for part in parts:
-        part.result()
-    return rows.to(device, non_blocking=True).permute(0, 3, 1, 2)
+def _on_device(rows: Future[Tensor], device: torch.device) -> Tensor:
+    return rows.result().to(device, non_blocking=True).permute(0, 3, 1, 2)

@@ -120,7 +120,7 @@ class Pose(ImageTask):
         """Draw scales, rotations and flips."""
         self._draws = self._augment.draws(self.samples, self.run.seed, epoch).to(self.device)
 
-    def _batch(self, x: Tensor, index: Tensor) -> TaskBatch:
+    def _batch(self, x: Tensor, index: Tensor, on_host: Tensor) -> TaskBatch:
         """Return augmented images, joints and indices."""
         persons = self._stored_train
         images, y, _ = self._augment(x, persons.y[index], persons.to_image[index], self._draws[index])
