@@ -96,7 +96,7 @@ def test_a_batch_gives_what_single_images_give(channels):
 
 
 def test_both_interpolations_are_drawn_and_images_keep_their_pixels():
-    augment, pixels = RandAugment("rand-m9-mstd0.5-inc1", FILL), batch(images(3, 16))
+    augment, pixels = RandAugment("rand-m9-mstd0.5-inc1", FILL), batch(images(3, 16)).contiguous()
     before = pixels.clone()
     names = {operation.__name__ for seed in range(200) for operation, _ in augment.steps(seed, 16)}
     assert {"bilinear", "bicubic"} < names
