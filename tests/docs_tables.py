@@ -111,6 +111,20 @@ def image_files() -> list[str]:
     return lines
 
 
+def augmentations() -> list[str]:
+    (r,) = stored("augmentation_cuda")["results"]
+    return [
+        row(
+            f"`{name}`",
+            f"{r['alone_images_per_second'][name]['median']:.0f}",
+            f"{r['epoch_seconds'][name]['median']:.3f}",
+            "{median:.3f} [{q1:.3f}, {q3:.3f}]".format(**ratio),
+            r["n"],
+        )
+        for name, ratio in r["over_none"].items()
+    ]
+
+
 def quantized() -> list[str]:
     results = stored("quantization_cuda")["results"]
     return [row(r["model"], r["n"], *(spread(r["over_float"][name]) for name in ("SGD", "BSAM"))) for r in results]
@@ -133,6 +147,7 @@ TABLES = (
     products,
     eigenvalues,
     image_files,
+    augmentations,
     quantized,
     many_runs,
 )

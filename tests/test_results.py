@@ -133,20 +133,32 @@ def test_the_sentences_on_flipped_labels(sentence, pages):
     assert all(sentence in PAGES[page] for page in pages)
 
 
-def test_the_table_without_label_smoothing():
+def test_the_tables_without_label_smoothing():
     """One seed of each row, without and with label smoothing, beside the published number."""
     text = PAGES["docs/results.md"]
-    published = {"sgd": 70.25, "sam": 79.71, "sam-rho0.1": None}
-    gaps = []
-    for title, name in {"SGD": "sgd", "SAM": "sam", "SAM (sum)": "sam-rho0.1"}.items():
-        without = f"noise40-{name}-nosmooth-seed0.jsonl"
-        files = ROOT / "results/cifar10-resnet18-noise40-no-smoothing" / without, RERUN / f"noise40-{name}-seed0.jsonl"
-        rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
-        cells = [f"{100 * row['test_accuracy']:.2f} | {100 * row['memorised']:.1f}" for row in rows]
-        paper = published[name]
-        assert f"| {title} | {' | '.join(cells)} | {'-' if paper is None else paper} |" in text
-        gaps += [] if paper is None else [f"{100 * rows[0]['test_accuracy'] - paper:.1f}"]
-    assert f"SGD and SAM are {gaps[0]} and {gaps[1]} points above the published numbers" in text
+    published = {"40": {"SGD": 70.25, "SAM": 79.71, "SAM (sum)": None}, "60": {"SGD": 48.50, "SAM": 67.22}}
+    names = {"SGD": "sgd", "SAM": "sam", "SAM (sum)": "sam-rho0.1"}
+    above, explained, gaps = {}, [], []
+    for rate, numbers in published.items():
+        folder = ROOT / f"results/cifar10-resnet18-noise{rate}-no-smoothing"
+        for title, paper in numbers.items():
+            name = f"noise{rate}-{names[title]}"
+            files = folder / f"{name}-nosmooth-seed0.jsonl", RERUN / f"{name}-seed0.jsonl"
+            rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
+            without, smoothed = (100 * row["test_accuracy"] for row in rows)
+            cells = [f"{100 * row['test_accuracy']:.2f} | {100 * row['memorised']:.1f}" for row in rows]
+            assert f"| {title} | {' | '.join(cells)} | {'-' if paper is None else f'{paper:.2f}'} |" in text
+            if paper is not None:
+                above[rate, title] = without - paper
+            if title == "SAM":
+                explained.append(f"{smoothed - without:.1f}")
+                gaps.append(f"{smoothed - paper:.1f}")
+    shown = {key: f"{abs(gap):.1f}" for key, gap in above.items()}
+    assert [gap > 0 for gap in above.values()] == [True, True, False, True]
+    assert f"SGD and SAM are {shown['40', 'SGD']} and {shown['40', 'SAM']} points above the published" in text
+    assert f"are {shown['60', 'SGD']} points below and {shown['60', 'SAM']} above." in text.replace("\n", " ")
+    both = f"{explained[0]} of {gaps[0]} and {explained[1]} of {gaps[1]} points"
+    assert f"SAM's gap at both rates, {both}" in text.replace("\n", " ")
 
 
 def test_the_table_of_random_crops():
