@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from bsam.lab.config import Run
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.trainer import Trainer
 
