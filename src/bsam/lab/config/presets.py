@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, Self
 
 SET: Final = object()  # in ``when``: any value except None
 
@@ -46,14 +46,14 @@ SHARED = (ADAMW,)  # for all tasks, after their own
 class RecordsGiven:
     """A base class of dataclasses that remember which of their fields the caller gave."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> RecordsGiven:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the names of the arguments."""
         self = super().__new__(cls)
         positional = [item.name for item in fields(cls) if not item.kw_only]  # type: ignore[arg-type]
-        object.__setattr__(self, "_given", frozenset((*positional[: len(args)], *kwargs)))
+        object.__setattr__(self, "_given", (*positional[: len(args)], *kwargs))
         return self
 
-    def given(self) -> dict[str, Any]:
-        """Return the values that the caller gave, by name."""
-        names: frozenset[str] = self.__dict__["_given"]
-        return {name: getattr(self, name) for name in names}
+
+def given_values(settings: RecordsGiven) -> dict[str, Any]:
+    """Return the values that the caller gave, by name."""
+    return {name: getattr(settings, name) for name in vars(settings)["_given"]}

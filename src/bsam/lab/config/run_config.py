@@ -14,7 +14,7 @@ from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..common.names import find_name
 from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
-from .presets import SHARED, RecordsGiven
+from .presets import SHARED, RecordsGiven, given_values
 from .settings import MAX_SEED, NOT_NEGATIVE, SHARE, Split, check_name, check_positive, check_values, one_of, setting
 from .settings import to_json_value as to_json_value
 from .task_settings import TASK_SETTINGS, ClassificationSettings, TaskSettings, settings_of_task
@@ -348,7 +348,7 @@ class Run(RecordsGiven):
             )
 
     def _apply_presets(self) -> None:
-        given = {**self.given(), **self.task.given()}
+        given = {**given_values(self), **given_values(self.task)}
         if str(self.method).lower() == SGD:
             given["base"] = self.base
         if "base" in given:
