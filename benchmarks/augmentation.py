@@ -22,13 +22,12 @@ import numpy as np
 import torch
 
 import machine
+from bsam.lab.config import FINE_TUNING, Run
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.data.images.decoding import Resize
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.known_settings import FINE_TUNING
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 
@@ -111,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     device = machine.pick_device(parser, args.device)
     on_gpu = device.type == "cuda"
-    settings = {**FINE_TUNING, "batch": args.batch, "epochs": args.rounds + 1}
+    settings = {**FINE_TUNING.values, "batch": args.batch, "epochs": args.rounds + 1}
     run = Run.of(
         "base",
         model=args.model or ("resnet50" if on_gpu else "resnet8"),

@@ -21,9 +21,9 @@ import ray
 import torch
 
 import machine
+from bsam.lab.config import Run
 from bsam.lab.running.executors import Executor, local_processes, ray_tasks
 from bsam.lab.running.runner import run_all
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import LOG
 
 EXECUTORS = {

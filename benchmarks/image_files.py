@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import machine
+from bsam.lab.config import FINE_TUNING, Run
 from bsam.lab.data import dataset_entry
 from bsam.lab.data.examples import Dataset
 from bsam.lab.data.images.cache import load_images
@@ -32,9 +33,7 @@ from bsam.lab.tasks import Task
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.captured_steps import side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.known_settings import FINE_TUNING, POSE
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 
@@ -108,7 +107,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = machine.pick_device(parser, args.device)
     results = []
     for model in args.models or MODELS[device.type]:
-        task, usual = ("pose", POSE) if dataset_entry(args.data).task == "pose" else ("classification", FINE_TUNING)
+        task = dataset_entry(args.data).task
+        usual = {} if task == "pose" else FINE_TUNING.values
         run = Run.of("base", task=task, model=model, data=args.data, compile=args.compile, **usual)
         precision = "bf16" if device.type == "cuda" else "fp32"
         run = replace(run, batch=args.batch, epochs=args.rounds + 1, precision=precision)

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 
 import bsam
-from bsam.lab.training.config import Run
+from bsam.lab.config import Run
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 
 CHILD = """
 import json, sys, torch
 torch.set_num_threads(1)
-from bsam.lab.training.config import Run
+from bsam.lab.config import Run
 from bsam.lab.training.loop import fit
 settings, folder, data_dir, checkpoint_every = sys.argv[1:]
 run = Run.of(**json.loads(settings))

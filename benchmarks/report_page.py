@@ -17,8 +17,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
+from bsam.lab.config import Run
 from bsam.lab.report.page.page import write_page
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
 
 METHODS = {

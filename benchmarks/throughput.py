@@ -25,12 +25,12 @@ from typing import Any
 import torch
 
 import machine
+from bsam.lab.config import BASE, Run, method_title
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.models import MODELS
 from bsam.lab.recipes import transformer_recipe
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import BASE, Run, method_title
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS

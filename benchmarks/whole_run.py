@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 import machine
+from bsam.lab.config import Run
 from bsam.lab.models import MODELS
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_writer import CHECKPOINT_EVERY, RunWriter
 from bsam.lab.training.trainer import Trainer

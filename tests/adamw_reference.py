@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from bsam.lab.config import Run
 from bsam.lab.models import build
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.train_step import build_run_step
 
 STEPS, BATCH = 30, 6

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from bsam.lab.config import Run
 from bsam.lab.data.examples import Dataset, Examples
-from bsam.lab.training.config import Run
 from bsam.methods import METHODS
 
 SAME = {"lr": 0.05, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "seed": 4}
@@ -19,6 +19,7 @@ ARGUMENTS = {
     "saf": {"start_epoch": 0, "epochs_back": 1},
     "mesa": {"start_epoch": 0},
 }
+ADAMW = {**SAME, "base": "adamw", "lr": 3e-3, "weight_decay": 1e-3, "decay": "all"}
 FLOOR = {"rho_max": 0.2, "rho_min": 0.2, "rho_min_floor": 0.0}
 RUNS = {
     "sgd": Run.of("sgd", **SAME),
@@ -39,8 +40,8 @@ RUNS = {
     "saner, ramp": Run.of("saner", {"rho": 0.3, "ramp": 8}, **SAME),
     "rst, late": Run.of("rst", {"rho": 0.3}, rho_start=0.7, rho_warmup=0.8, **SAME),
     "augmented": Run.of("sam", augment="crop-flip", **SAME),
-    "adamw": Run.of("base", base="adamw", **{**SAME, "lr": 3e-3}),
-    "bsam on adamw": Run.of("bsam", FLOOR, base="adamw", **{**SAME, "lr": 3e-3}),
+    "adamw": Run.of("base", **ADAMW),
+    "bsam on adamw": Run.of("bsam", FLOOR, **ADAMW),
 }
 
 

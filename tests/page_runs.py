@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from bsam.lab.analysis.runs_table import COLUMNS
-from bsam.lab.training.config import Run
+from bsam.lab.config import Run
 
 UNIT = "test accuracy in %"
 EVIL = "</script><script>document.title = 'broken'</script>"  # a name that is text on the page

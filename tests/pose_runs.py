@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bsam.lab.config import Run
 from bsam.lab.data.pose.joints import LSP
 from bsam.lab.tasks.pose_inputs import PoseInputs
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 
 SIDE = 32  # of the network's inputs; crops of 44 pixels, 1.375 times as many, are stored

@@ -19,11 +19,11 @@ from torch import nn
 import docs_tables
 from bsam.lab.cli import _parser
 from bsam.lab.cli.run_flags import run_of, settings_of
+from bsam.lab.config import Run
 from bsam.lab.data import DATASETS
-from bsam.lab.recipes import recipe_of, run_settings
+from bsam.lab.recipes import recipe_of, start
 from bsam.lab.recipes.comparison import compared_runs
-from bsam.lab.recipes.run_settings import select
-from bsam.lab.training.config import Run
+from bsam.lab.recipes.planning import select
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -168,9 +168,9 @@ def check_command(line: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_parse(page, monkeypatch):
-    monkeypatch.setattr(run_settings, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
-    monkeypatch.setattr(run_settings, "model_of_file", lambda path: path.stem)
-    monkeypatch.setattr(run_settings.RunDir, "finished_run", lambda self: Run("sgd"))
+    monkeypatch.setattr(start, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
+    monkeypatch.setattr(start, "model_of_file", lambda path: path.stem)
+    monkeypatch.setattr(start.RunDir, "finished_run", lambda self: Run("sgd"))
     monkeypatch.setattr("bsam.lab.data.functions._call", lambda name, folder: DATASETS["digits"])  # and the function
     for line in commands(page):
         try:

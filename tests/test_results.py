@@ -19,10 +19,10 @@ import torch
 from bsam.lab.analysis.claims import paper_claims
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.analysis.significance import holm, paired_difference
+from bsam.lab.config import Run
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.config import Run
-from bsam.lab.training.known_settings import stored_run
+from bsam.lab.training.run_dir import stored_run
 from bsam.methods import METHODS
 from fake_fit import FakeFit
 

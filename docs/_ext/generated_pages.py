@@ -16,8 +16,8 @@ import bsam
 from bsam.common.method_info import MethodInfo
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
 from bsam.lab.cli import _parser
+from bsam.lab.config import settings_by_heading
 from bsam.lab.report.page.page import write_page
-from bsam.lab.training.known_settings import grouped_settings
 from bsam.methods import METHODS
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def method_page(name: str, method: type[MethodInfo]) -> str:
 
 def setting_groups() -> list[str]:
     """Return a section for each group of settings."""
-    groups = grouped_settings()
+    groups = settings_by_heading()
     return [SETTING_GROUP.format(title=title, rows="\n".join(map(setting_row, groups[title]))) for title in groups]
 
 

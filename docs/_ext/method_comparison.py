@@ -9,8 +9,8 @@ import pandas as pd
 
 from bsam.lab import read_runs
 from bsam.lab.analysis.sentences import numbers_text
+from bsam.lab.config import BASE
 from bsam.lab.report.figures.style import style_of
-from bsam.lab.training.config import BASE
 from bsam.methods import METHODS
 
 ROOT = Path(__file__).parents[2]

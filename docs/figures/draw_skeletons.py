@@ -23,11 +23,11 @@ from bsam.lab.inference.prediction_pictures import (
 from bsam.lab.recipes.planning import titles_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.pose_inputs import PoseInputs
-from bsam.lab.training import POSE, Run, fit
+from bsam.lab.training import Run, fit
 from bsam.lab.training.run_dir import RunDir
 
 HERE = Path(__file__).parent
-SETTINGS = {**POSE, "image_size": 32, "simcc_sigma": 3.0, "limit_train": 400, "batch": 16, "lr": 0.006, "epochs": 12}
+SETTINGS = {"image_size": 32, "simcc_sigma": 3.0, "limit_train": 400, "batch": 16, "lr": 0.006, "epochs": 12}
 PERSON, PERSONS = 180, 8  # pixels, the side of a person; the number of columns
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from bsam.lab.analysis.runs_table import COLUMNS
-from bsam.lab.training.config import Run
+from bsam.lab.config import Run
 from fake_fit import FakeFit
 
 TEXT = (Path(__file__).parents[2] / "docs/guides/own-analysis.md").read_text(encoding="utf-8")

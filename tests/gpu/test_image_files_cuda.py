@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from bsam.lab.config import Run
 from bsam.lab.data.augment import ResizedCrop
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.trainer import Trainer
 

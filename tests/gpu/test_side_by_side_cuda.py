@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.train_step import TrainStep
 from bsam.lab.training.trainer import Trainer

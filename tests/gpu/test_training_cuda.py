@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from bsam.core.optimizer import SharpnessAware
+from bsam.lab.config import Run
+from bsam.lab.config.bases import BASES, CAPTURABLE
 from bsam.lab.tasks import image_inputs
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.bases import BASES, CAPTURABLE
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir

@@ -13,9 +13,9 @@ import bsam
 import test_contract as contract
 from bsam.lab import cli
 from bsam.lab.cli.run_console import EtaEstimator
+from bsam.lab.config import Run
 from bsam.lab.recipes.demo_recipe import candidates
 from bsam.lab.recipes.variants import passes_of, variant_of, variants
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState
 from bsam.methods import METHODS
 from helpers import distance

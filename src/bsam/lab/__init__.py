@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from .analysis.runs_table import read_epochs as read_epochs
     from .analysis.runs_table import read_runs as read_runs
     from .analysis.significance import compare_rows as compare_rows
+    from .config import ClassificationSettings as ClassificationSettings
+    from .config import PoseSettings as PoseSettings
     from .python_api import compare as compare
     from .python_api import write_report as write_report
     from .quantization import quantize as quantize
-    from .tasks.classification_settings import ClassificationSettings as ClassificationSettings
-    from .tasks.pose import PoseSettings as PoseSettings
     from .training import Run as Run
     from .training import fit as fit
 
 # Imported on first use: `import bsam.lab.models` needs none of the rest.
 _MODULES = {"Run": "training", "fit": "training", "quantize": "quantization"}
-_MODULES |= {"ClassificationSettings": "tasks.classification_settings", "PoseSettings": "tasks.pose"}
+_MODULES |= dict.fromkeys(("ClassificationSettings", "PoseSettings"), "config")
 _MODULES |= dict.fromkeys(("compare", "write_report"), "python_api")
 _MODULES |= dict.fromkeys(("read_runs", "read_epochs"), "analysis.runs_table") | {
     "compare_rows": "analysis.significance"

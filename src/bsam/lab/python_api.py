@@ -11,6 +11,7 @@ from ..common.extras import require_packages
 from .analysis.sentences import ComparisonResult
 from .cli.run import show_experiment
 from .common.names import find_name
+from .config import settings_by_heading
 from .experiment_run import NEEDS, ExperimentOptions, refuse_torchrun
 from .recipes.comparison import (
     COMPARE,
@@ -20,8 +21,7 @@ from .recipes.comparison import (
     comparison_folder,
     plan_comparison,
 )
-from .recipes.run_settings import check_start, complete_settings
-from .training.known_settings import SETTINGS
+from .recipes.start import check_start, complete_settings
 from .training.run_writer import CHECKPOINT_EVERY
 
 
@@ -68,7 +68,7 @@ def compare(
         data_dir: the folder with the files of the data set and of the weights.
         cache_dir: the folder for decoded images; None is next to the image files.
         checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
-        settings: further settings of :class:`bsam.lab.training.config.Run` for all runs.
+        settings: further settings of :class:`bsam.lab.config.Run` for all runs.
 
     Raises:
         bsam.BsamError: at the end, if any run failed. Runs that diverged are counted in the result instead.
@@ -89,7 +89,8 @@ def compare(
         [['SGD', 2, 1], ['SAM', 2, 2]]
     """
     require_packages(NEEDS)
-    known = [name for name in SETTINGS if name not in LEFT_OUT]
+    names = [item.name for listed in settings_by_heading().values() for item in listed]
+    known = [name for name in names if name not in LEFT_OUT]
     for name in settings:
         find_name("setting", name, known)
     refuse_torchrun(COMPARE)

@@ -10,9 +10,9 @@ from bsam.lab.analysis.claims import MATCHED_RADII, PAPER_RADII, TUNED_RADII, pa
 from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.analysis.sentences import comparison, evidence, seeds_sentence, sentence
 from bsam.lab.analysis.significance import compare_rows
+from bsam.lab.config import Run
 from bsam.lab.recipes.planning import describe
 from bsam.lab.recipes.variants import arguments, variants
-from bsam.lab.training.config import Run
 
 NOISE = np.array([0.0, 0.1, -0.1, 0.05])
 

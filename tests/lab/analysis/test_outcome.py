@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bsam.lab.analysis.outcome import failure, radius_warning
-from bsam.lab.training.config import Run
+from bsam.lab.config import Run
 from bsam.lab.training.run_dir import RunDir
 
 POSE = {"task": "pose", "data": "stick_figures", "model": "simcc_resnet8"}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bsam.lab import cli
+from bsam.lab.config import Run
 from bsam.lab.recipes import demo_recipe, experiments
 from bsam.lab.running import job
 from bsam.lab.training import loop
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 
 

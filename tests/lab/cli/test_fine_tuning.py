@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bsam.lab import cli
+from bsam.lab.config import Run
 from bsam.lab.data.images.decoding import Resize, decode
 from bsam.lab.models import build
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 ON_FOLDER = ("train", "--method", "sgd", "--device", "cpu", "--batch", "6", "--epochs", "1", "--image-size", "32")

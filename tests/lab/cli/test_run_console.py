@@ -2,9 +2,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bsam.lab.cli.run_console import EtaEstimator, name_of, plan_table, show_runs, totals
+from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
 from bsam.lab.running.runner import Progress
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState
 
 CURVES = RECIPES["training-curves"].experiment("smoke")

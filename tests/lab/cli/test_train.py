@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from bsam.lab import cli
+from bsam.lab.config import Run
 from bsam.lab.data.entries import ArrayData
 from bsam.lab.recipes import describe
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from processes import Command
 
@@ -31,10 +31,17 @@ def contents(folder):
 def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, error_of):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bsam.lab.report.figures.class_report.find_spec", find_spec)  # with pictures
-    settings = {"seed": 5, "label_noise": 0.25, "radius": 0.05, "curvature": True, "limit_train": 64, "limit_test": 50}
+    settings = {
+        "seed": 5,
+        "label_noise": 0.25,
+        "sharpness_rho": 0.05,
+        "curvature": True,
+        "limit_train": 64,
+        "limit_test": 50,
+    }
     run = Run.of("bsam", {"rho_max": 0.02}, epochs=3, batch=32, **settings)
     folder = Path("runs") / run_dir_name(run)
-    command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--radius", "0.05", "--curvature"]
+    command = [*SHORT, "--seed", "5", "--label-noise", "0.25", "--sharpness-rho", "0.05", "--curvature"]
     command += ["--limit-train", "64", "--limit-test", "50", "--batch", "32"]
     assert cli.main(command) == 0
     out, error = capsys.readouterr()

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from bsam.common.timm_import import import_timm
+from bsam.lab.config import Run
 from bsam.lab.data import Dataset
 from bsam.lab.data.augment import Augment, normalise
 from bsam.lab.data.timm_augment import EXAMPLE, TimmAugment
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)

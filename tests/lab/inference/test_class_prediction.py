@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.inference import class_prediction
 from bsam.lab.inference.class_prediction import image_paths, predict
 from bsam.lab.models import build
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from helpers import draw_images
 

@@ -9,10 +9,10 @@ from torch import nn
 
 import bsam
 from bsam.lab.common.names import find_function
+from bsam.lab.config import Run
 from bsam.lab.inference.measure import FlatnessSettings, loss_of
 from bsam.lab.inference.subjects import load, runs_in_folders
 from bsam.lab.recipes.planning import describe
-from bsam.lab.training.config import Run
 from fake_fit import FakeFit
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from bsam.common.errors import BsamValueError
+from bsam.lab.config import Run
 from bsam.lab.recipes.comparison import compared_runs, comparison_folder, plan_comparison, tuning_split
 from bsam.lab.recipes.published_numbers import paper_table
 from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import variant_of, variants
-from bsam.lab.training.config import Run
 
 SETTINGS = {"data": "cifar100", "model": "resnet8", "epochs": 3, "lr": 0.1}
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates, demo_recipe
 from bsam.lab.recipes.tuning import tune
@@ -11,7 +12,6 @@ from bsam.lab.recipes.variants import arguments, variant_of, variants
 from bsam.lab.report.recipe_results import write_results
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
-from bsam.lab.training.config import Run
 from fake_fit import FakeFit
 
 SHARED = {

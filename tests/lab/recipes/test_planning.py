@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bsam.common.errors import BsamValueError
+from bsam.lab.config import Run
 from bsam.lab.recipes import Planned, describe
 from bsam.lab.recipes.planning import with_seed
-from bsam.lab.training.config import Run
-from bsam.lab.training.known_settings import ADAMW, FINE_TUNING, POSE, QUANTIZED
 from bsam.lab.training.run_dir import run_dir_name
 
 KEYS = {"experiment", "row", "place", "section", "column", "variant", "radius", "passes", "chosen", "tuned"} | {
@@ -38,15 +37,18 @@ def test_a_description_has_these_keys_and_no_others():
         (replace(CIFAR, limit_train=1000, eval_split="holdout"), "1,000 training samples, scored on holdout"),
         (CIFAR.changed(label_noise=0.4), "40 % of labels drawn from all classes: 36.0 % wrong"),
         (
-            Run.of("sam", model="resnet18", weight_bits=4, init="a", **QUANTIZED),
+            Run.of("sam", model="resnet18", weight_bits=4, init="a"),
             "4 bits, from a trained network, 60 epochs",
         ),
-        (Run.of("sam", model="timm:resnet50", weights="pretrained", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
-        (Run.of("sam", model="resnet50", weights="/a/resnet50.pt", **FINE_TUNING), "Digits, pretrained, 30 epochs"),
-        (Run.of("sam", model="resnet50", weights="/a/mine.pt", **FINE_TUNING), "pretrained mine.pt"),
-        (Run.of("sam", task="pose", model="simcc_resnet50", data="mpii", **POSE), "MPII Human Pose, 140 epochs"),
+        (Run.of("sam", model="timm:resnet50", weights="pretrained"), "Digits, pretrained, 30 epochs"),
+        (Run.of("sam", model="resnet50", weights="/a/resnet50.pt"), "Digits, pretrained, 30 epochs"),
+        (Run.of("sam", model="resnet50", weights="/a/mine.pt"), "pretrained mine.pt"),
+        (Run.of("sam", task="pose", model="simcc_resnet50", data="mpii"), "MPII Human Pose, 140 epochs"),
         (replace(CIFAR, base="adamw"), "base adamw"),
-        (replace(CIFAR, base="adamw", **ADAMW), "base adamw, lr 0.001, weight decay 0.05, decay weights"),
+        (Run("sam", base="adamw"), "base adamw, lr 0.001, weight decay 0.05, decay weights"),
+        (Run.of("sam", task="pose", base="sgd"), "base sgd, lr 0.05, weight decay 0.001"),
+        (replace(CIFAR, head_lr=0.1, momentum=0.8, augment="none"), "head lr 0.1, augment none, momentum 0.8"),
+        (CIFAR.changed(label_smoothing=0.0, augment="none", lr=0.1), "augment none, label smoothing 0, lr 0.1"),
     ],
 )
 def test_titles_name_what_differs_from_the_defaults(run, title):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, describe, place, recipe
 from bsam.lab.recipes.published_numbers import published_number, published_tables
 from bsam.lab.report.recipe_results import runs_of
 from bsam.lab.report.recipe_table import cells_of
-from bsam.lab.training.config import Run
 from finished_runs import write_run
 
 COUNTS = {"classification": 54, "rho-min": 10, "label-noise": 24, "transfer": 2 * 5 * 3, "pose": 24, "quantization": 8}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.models import MODELS
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.run_settings import select
+from bsam.lab.recipes.planning import select
 from bsam.lab.recipes.variants import BSAMS, MATCHED, arguments, passes_of, variant_of, variants
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import run_dir_name
 from bsam.methods import METHODS
 

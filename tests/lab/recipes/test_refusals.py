@@ -9,12 +9,13 @@ from torch import nn
 
 import bsam
 from bsam.lab.common.names import find_function
+from bsam.lab.config import Run
 from bsam.lab.inference.measure import FlatnessSettings
 from bsam.lab.inference.subjects import load
 from bsam.lab.recipes import RECIPES, Scale, place, recipe, recipe_of
 from bsam.lab.recipes.demo_recipe import demo_recipe
-from bsam.lab.recipes.run_settings import check_weights_given, select
-from bsam.lab.training.config import Run
+from bsam.lab.recipes.planning import select
+from bsam.lab.recipes.start import check_weights_given
 
 SMALL = Scale("small", "few epochs", settings={"epochs": 2, "batch": 64})
 MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]

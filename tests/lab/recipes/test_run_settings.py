@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import bsam
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.run_settings import check_weights_given, weights_by_network
+from bsam.lab.recipes.start import check_weights_given, weights_by_network
 
 LITE = [f"timm:tf_efficientnet_lite{i}" for i in range(2)]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bsam.lab import cli
+from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Planned, describe
-from bsam.lab.recipes.run_settings import select
+from bsam.lab.recipes.planning import select
 from bsam.lab.recipes.tuning import Choice, Tuning, base_candidates, radius_candidates, tune
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.tuning_section import tuning_tables
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from fake_fit import FakeFit
 

@@ -7,11 +7,11 @@ import pytest
 
 import bsam
 from bsam.lab.analysis.runs_table import read_runs
+from bsam.lab.config import Run
 from bsam.lab.models import model_entry
 from bsam.lab.recipes import RECIPES, Scale, recipe
 from bsam.lab.recipes.comparison import plan_comparison
 from bsam.lab.report.recipe_results import _entry, check_folder, claim_folder, origin_info, runs_of, write_results
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir
 from finished_runs import write_run
 

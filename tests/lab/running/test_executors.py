@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.recipes.planning import state_of
 from bsam.lab.running import executors, job, runner
 from bsam.lab.running.executors import default_slots, local_processes
 from bsam.lab.running.job import Outcome, train_in_worker, train_run
 from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
-from bsam.lab.training.config import Run
 from bsam.lab.training.environment import devices_of
 from bsam.lab.training.run_dir import run_dir_name
 from processes import Process
@@ -27,7 +27,7 @@ RUN = Run.of("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoo
 
 def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_path, monkeypatch):
     """One run fails, one diverges, one starts from another one, and a process is killed after an epoch."""
-    good = [replace(RUN, seed=1, radius=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
+    good = [replace(RUN, seed=1, sharpness_rho=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
     next_run = replace(RUN, seed=4, init=run_dir_name(good[0]))
     diverging, failing = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
     runs, killed, running, messages = [next_run, failing, diverging, *good], [], [], []

@@ -12,11 +12,11 @@ import pytest
 
 import bsam
 from bsam.lab import cli
+from bsam.lab.config import Run
 from bsam.lab.recipes.planning import state_of
 from bsam.lab.running import executors, runner
 from bsam.lab.running.executors import ray_tasks
 from bsam.lab.running.runner import Callbacks, run_all
-from bsam.lab.training.config import Run
 from helpers import draw_images
 
 # Image files, since for the digits each worker would import scikit-learn, which takes more than a second.

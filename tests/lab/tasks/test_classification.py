@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bsam.lab.config import Run
 from bsam.lab.data import DATASETS
 from bsam.lab.data.augment import Augment
 from bsam.lab.data.digits import digits
@@ -14,7 +15,6 @@ from bsam.lab.data.label_noise import flip_labels
 from bsam.lab.models import build
 from bsam.lab.tasks import classification
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.train_step import build_run_step

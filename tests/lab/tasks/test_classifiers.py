@@ -4,9 +4,9 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
+from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.classifiers import MISTAKES, class_predictions, confusion_matrix
-from bsam.lab.training.config import Run
 
 CPU = torch.device("cpu")
 

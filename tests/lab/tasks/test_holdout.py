@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from bsam.lab.config import Run
 from bsam.lab.data import DATASETS
 from bsam.lab.data.examples import Examples
 from bsam.lab.data.label_noise import flip_labels
@@ -14,7 +15,6 @@ from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.task import holdout_mask
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 
 CPU = torch.device("cpu")

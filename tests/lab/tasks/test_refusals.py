@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from bsam.common.errors import BsamError
+from bsam.lab.config import Run
 from bsam.lab.data.pose.joints import LSP, MPII
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 
 CPU = torch.device("cpu")
@@ -43,6 +43,7 @@ SETTINGS = [
     (CLASSES, {"data": "cifar10", "model": "resnet8"}, "--data-dir"),
     (CLASSES, {"augment": "scale-rotate"}, "augment"),
     (POSE, {"augment": "timm:mixup=1"}, "augment"),
+    (Run("sgd", batch=63), {"augment": "timm:mixup=1"}, "even batch"),
     (CLASSES, {"augment": "timm:aa=rand-m9"}, "bytes"),
     *((CLASSES, {"augment": f"timm:{names}"}, "augment") for names in ("", "cutmix", "mixup=0", "reprob=0.1")),
     *(

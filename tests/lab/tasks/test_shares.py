@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from bsam.lab.config import Run
 from bsam.lab.tasks import classification, pose
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.shares import Shares
-from bsam.lab.training.config import Run
 
 CPU = torch.device("cpu")
 

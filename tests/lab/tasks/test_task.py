@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.lab.tasks.settings import TaskSettings
+from bsam.lab.config import Run, TaskSettings
 from bsam.lab.tasks.task import Measure, Task
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
@@ -138,7 +137,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
 
 
 def test_sharpness_and_the_probe_know_its_loss():
-    run = replace(RUN, epochs=1, radius=0.05, probe=1, curvature=True)
+    run = replace(RUN, epochs=1, sharpness_rho=0.05, probe=1, curvature=True)
     result = fit(run, device="cpu", task=Regression)
     assert 0 < result.last.sharpness.loss < 3
     assert result.top_eigenvalue > 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bsam.lab.training.config import Run
+from bsam.lab.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 

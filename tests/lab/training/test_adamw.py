@@ -8,11 +8,11 @@ from torch import nn
 
 from adamw_reference import RUNS, STEPS, apart, by_hand, by_the_laboratory
 from bsam.common.timm_import import import_timm
+from bsam.lab.config import Run
 from bsam.lab.models import build
 from bsam.lab.models.parts import undecayed
 from bsam.lab.quantization import quantize
 from bsam.lab.training.base_optimizer import trained_groups
-from bsam.lab.training.config import Run
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)

@@ -12,10 +12,10 @@ from bsam.core import optimizer as optimizer_file
 from bsam.core import schedule
 from bsam.core.optimizer import SharpnessAware
 from bsam.flatness import Probe
+from bsam.lab.config import Run
 from bsam.lab.tasks import image_inputs
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.train_step import build_run_step
 from bsam.lab.training.trainer import Trainer

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import run_writer
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import Diverged, fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer

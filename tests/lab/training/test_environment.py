@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.config import Run
 from bsam.lab.training.environment import is_bf16_emulated, pick_device, why_compile_fails
 from bsam.lab.training.loop import fit
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.models import build
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.base_optimizer import build_base
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.trainer import Trainer
 from helpers import draw_images

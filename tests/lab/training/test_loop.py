@@ -8,12 +8,12 @@ from torch import nn
 
 import bsam
 from bsam.flatness.sharpness import sharpness
+from bsam.lab.config import Run
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import loop
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.train_step import build_run_step
 from bsam.methods import METHODS
@@ -44,7 +44,7 @@ def data():
 
 @pytest.mark.parametrize(("method", "arguments"), [("sgd", {}), ("bsam", BSAM)])
 def test_equal_settings_give_equal_numbers_and_the_callers_generator_is_untouched(method, arguments):
-    run = Run.of(method, arguments, epochs=2, label_noise=0.4, seed=5, radius=0.05, **SMALL)
+    run = Run.of(method, arguments, epochs=2, label_noise=0.4, seed=5, sharpness_rho=0.05, **SMALL)
     torch.manual_seed(1)
     first, state = fit(run, device="cpu"), torch.random.get_rng_state()
     torch.manual_seed(1)
@@ -63,7 +63,13 @@ def test_every_setting_matters():
     optimization |= {"rho_warmup": 0.7, "rho_start": 0.4, "decay": "weights"}
     task = {"label_smoothing": 0.1, "label_noise": 0.1, "limit_train": 32, "limit_test": 19, "augment": "crop-flip"}
     task |= {"seed": 1, "eval_split": "validation", "model": "resnet8", "image_size": 7}
-    others = {"arguments": {"rho_max": 0.1, "rho_min": 0.06}, "method": "asam", "radius": 0.1, **optimization, **task}
+    others = {
+        "arguments": {"rho_max": 0.1, "rho_min": 0.06},
+        "method": "asam",
+        "sharpness_rho": 0.1,
+        **optimization,
+        **task,
+    }
     bits = {"activation_bits": 3, "first_last_bits": 4, "quantizer": "minmax", "fold_batch_norm": True}
     bits |= {"perturb_scales": True}
     changes = [{}, *({name: value} for name, value in others.items()), {"weight_bits": 4}]
@@ -79,7 +85,7 @@ def test_every_setting_matters():
 
 
 def test_sharpness_is_measured_after_each_epoch_on_the_labels_used_in_training(data):
-    result, trainer = trained(Run.of("sgd", epochs=2, label_noise=0.4, seed=7, radius=0.1, **SAME))
+    result, trainer = trained(Run.of("sgd", epochs=2, label_noise=0.4, seed=7, sharpness_rho=0.1, **SAME))
     noisy, _ = flip_labels(data.train.y, 0.4, 10, 7)
     model = trainer.network.eval()
     assert result.last.sharpness.loss == pytest.approx(F.cross_entropy(model(data.train.x), noisy).item(), rel=1e-5)
@@ -190,10 +196,10 @@ def test_methods_get_the_settings_of_the_run():
     _, aesam = trained(Run.of("aesam", epochs=2, **SMALL))
     assert aesam.optimizer.total_steps == aesam.optimizer.t == 6
     back = {"start_epoch": 0, "epochs_back": 1, "lam": 3.0}
-    result, saf = trained(Run.of("saf", back, epochs=3, radius=0.05, **SMALL))
+    result, saf = trained(Run.of("saf", back, epochs=3, sharpness_rho=0.05, **SMALL))
     assert saf.train_step.loss.stamp.shape == (2, 192)
     assert sorted(set(saf.train_step.loss.stamp.flatten().tolist())) == [1, 2]  # every sample, in the last two epochs
-    plain = numbers(fit(Run.of("sgd", epochs=3, radius=0.05, **SMALL), device="cpu"))
+    plain = numbers(fit(Run.of("sgd", epochs=3, sharpness_rho=0.05, **SMALL), device="cpu"))
     assert numbers(result)[0] == plain[0]  # the second term starts after epoch 0
     assert numbers(result)[1] != plain[1]
 

@@ -14,13 +14,12 @@ from torch import nn
 
 import bsam
 from bsam.flatness import HessianOperator, top_eigenvalues
+from bsam.lab.config import Run
 from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.inference.measure import FlatnessSettings, measure
 from bsam.lab.inference.subjects import find_models, load_run
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.config import Run
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.known_settings import POSE
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import Trainer
@@ -28,7 +27,7 @@ from helpers import draw_persons
 
 CPU = torch.device("cpu")
 RADII = {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}
-SMALL = {**POSE, "task": "pose", "model": "simcc_resnet8", "image_size": 32, "simcc_sigma": 3.0}
+SMALL = {"task": "pose", "model": "simcc_resnet8", "image_size": 32, "simcc_sigma": 3.0}
 CHEAP = {"density_steps": 2, "density_probes": 1}
 RUN = Run.of("bsam", RADII, data="stick_figures", **{**SMALL, "batch": 8, "epochs": 2})
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from bsam.lab.training.termination import SIGNALS, Terminated, terminable
@@ -38,7 +38,7 @@ class Dropping(Classification):
 
 RUNS = {  # methods with different kinds of state, and settings that a checkpoint could forget
     "base": Run.of("base", **SAME),
-    "bsam": Run.of("bsam", BSAM, **SAME, probe=2, radius=0.05, label_noise=0.2),
+    "bsam": Run.of("bsam", BSAM, **SAME, probe=2, sharpness_rho=0.05, label_noise=0.2),
     "looksam": Run.of("looksam", {"k": 2}, **SAME, probe=2),
     "rst": Run.of("rst", **SAME),
     "saf": Run.of("saf", {"start_epoch": 0, "epochs_back": 1}, **SAME),

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import bsam
+from bsam.lab.config import Run
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.training import loop, trainer
-from bsam.lab.training.config import Run
-from bsam.lab.training.known_settings import POSE
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 RUN = Run("sam", epochs=2, batch=32, limit_train=64, limit_test=50, probe=1, curvature=True, surface=3)
@@ -99,7 +98,7 @@ OLDER = """{"model": "simcc_resnet8", "weights": null, "init": null, "freeze_bac
 
 def test_a_run_of_a_version_that_stored_the_settings_of_all_tasks(tmp_path, runs):
     persons = {"data": "stick_figures", "model": "simcc_resnet8", "flip_test": True}
-    pose = Run.of("sam", {"rho": 0.1}, task="pose", **POSE, **persons)
+    pose = Run.of("sam", {"rho": 0.1}, task="pose", **persons)
     (tmp_path / "config.json").write_text(OLDER)
     assert RunDir(tmp_path).run() == pose
     assert run_dir_name(pose) == "simcc_resnet8-stick_figures-sam-rho0.1-seed0-7d4d13b7"

@@ -18,10 +18,10 @@ import torch
 import bsam
 from bsam.lab import cli
 from bsam.lab.common.stored_files import DamagedFile, ReadFailed
+from bsam.lab.config import Run
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import run_writer, trainer
-from bsam.lab.training.config import Run
 from bsam.lab.training.files import LOCK, RunLocked, locked
 from bsam.lab.training.loop import Diverged, fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
@@ -390,5 +390,5 @@ def test_tensorboard_shows_each_epoch_once_after_an_interruption(tmp_path, runs)
 def test_without_tensorboard_no_events_are_written(tmp_path, monkeypatch, runs):
     ordinary = importlib.util.find_spec
     monkeypatch.setattr(run_writer, "find_spec", lambda name: None if name == "tensorboard" else ordinary(name))
-    runs.train(replace(RUN, epochs=1, radius=0.05), tmp_path)
+    runs.train(replace(RUN, epochs=1, sharpness_rho=0.05), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES - {"tensorboard"}

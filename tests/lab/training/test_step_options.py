@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bsam.lab.config import Run
+from bsam.lab.config.bases import BASES
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.bases import BASES
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import WeightAverage
@@ -194,7 +194,7 @@ def test_fp16_scales_the_loss_and_skips_steps_that_overflow(method, factor, opti
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_average_of_the_weights_is_evaluated_measured_and_saved(method, tmp_path):
-    run = Run.of(method, METHODS[method], **SAME, ema=0.8, radius=0.05)
+    run = Run.of(method, METHODS[method], **SAME, ema=0.8, sharpness_rho=0.05)
     trainer, result = trained(run, tmp_path)
     _, steps, _ = hand_written(run)
     weights = [0.8 ** (len(steps) - i) for i in range(1, len(steps) + 1)]

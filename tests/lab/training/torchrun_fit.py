@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from bsam import BsamError
+from bsam.lab.config import Run
 from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
 from bsam.lab.tasks.task import TaskBatch
 from bsam.lab.training import loop, trainer
-from bsam.lab.training.config import Run
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
 
@@ -31,7 +31,9 @@ RUNS = {
     ),
     "mesa": Run.of("mesa", {"start_epoch": 0, "decay": 0.9}, accumulate=4, clip_norm=0.5, **SAME),
 }
-MEASURED = Run.of("sam", ema=0.9, curvature=True, surface=3, radius=0.05, **{**SAME, "epochs": 1, "limit_train": 128})
+MEASURED = Run.of(
+    "sam", ema=0.9, curvature=True, surface=3, sharpness_rho=0.05, **{**SAME, "epochs": 1, "limit_train": 128}
+)
 SMALL_BATCH = 20  # for evaluation
 SHORT = {**SAME, "epochs": 1, "limit_train": 128}
 SIZED = {

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...methods import METHODS
+from ..config import BASE, Run
 from ..data import dataset_entry
 from ..tasks import TASKS
-from ..training.config import BASE, Run
 from ..training.run_dir import RunDir
 
 # To first order |g_max - g| = rho |H g| / |g|. Above a ratio |g_max| / |g| of 2 the change of the gradient is longer

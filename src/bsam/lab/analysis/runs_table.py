@@ -17,12 +17,11 @@ import pandas as pd
 from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.stored_files import inside, reading
+from ..config import Run
 from ..recipes.planning import TUNING_SEED, describe
 from ..tasks import task_class
-from ..training.config import Run
 from ..training.files import read_json, read_json_lines
-from ..training.known_settings import stored_run
-from ..training.run_dir import ABOUT, CONFIG, CURVATURE, METRICS, RunDir
+from ..training.run_dir import ABOUT, CONFIG, CURVATURE, METRICS, RunDir, stored_run
 from .outcome import failure, score_title
 from .trained_on import separate_experiments
 

@@ -14,7 +14,7 @@ from ..recipes.comparison import (
     plan_comparison,
 )
 from ..recipes.experiments import MAX_SEEDS
-from ..recipes.run_settings import check_start
+from ..recipes.start import check_start
 from ..recipes.variants import variants
 from .run import TUNE_FULL_HELP, add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..common.names import find_name
-from ..training.config import arguments_of
+from ..config import arguments_of
 
 OF_TIMM = {  # flags of timm's train.py that are values of another flag here
     "opt_eps": "--base-set eps=",
@@ -59,6 +59,11 @@ class Parser(argparse.ArgumentParser):
         flags = {_argument(known): known for known in self._option_string_actions if known.startswith("--")}
         name = _argument(flag)
         if name not in arguments:
+            if name == "radius" and "sharpness_rho" in flags:
+                return (
+                    f". To measure the sharpness at this radius, write --sharpness-rho {value}; to set the radius of a "
+                    f"method such as SAM, --set rho={value}"
+                )
             if flag == "--list":
                 return ". `bsam list` lists methods, networks, data sets and recipes"
             if name in OF_TIMM and OF_TIMM[name].split()[0] in flags.values():

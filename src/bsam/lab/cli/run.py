@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Experiment
-from ..recipes.run_settings import check_weights_given, select, weights_by_network
+from ..recipes.planning import select
 from ..recipes.scales import SCALES
+from ..recipes.start import check_weights_given, weights_by_network
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
 from .run_console import new_console, plan_table, rich_tables, show_runs, totals

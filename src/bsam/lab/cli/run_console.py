@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ..common.grouping import count_text
 from ..common.printing import visible
 from ..common.progress import ProgressLine, duration
+from ..config import BASE, RADIUS_SCHEDULE, Run
 from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
 from ..recipes.variants import passes_of, variant_of
 from ..running.runner import Callbacks, Progress
-from ..training.config import BASE, RADIUS_SCHEDULE, Run
+from ..tasks.noise_words import wrong_labels
 from ..training.run_dir import LOG, RunState
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def name_of(run: Run) -> str:
     settings += [f"{name} {value:g}" for name in RADIUS_SCHEDULE if (value := getattr(run, name))]
     settings += [] if run.task.weight_bits is None else [f"{run.task.weight_bits} bits"]
     if run.task.label_noise:
-        wrong = run.task.wrong_labels(run.data)
+        wrong = wrong_labels(run)
         settings.append(f"{run.task.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
     return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
 

@@ -12,13 +12,12 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
 from ..common.names import find_name
+from ..config import BASE, TASK_SETTINGS, Run, settings_by_heading
+from ..config.presets import SHARED
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
-from ..recipes.run_settings import LARGE_IMAGE, complete_settings
+from ..recipes.start import LARGE_IMAGE, complete_settings
 from ..recipes.variants import variants
-from ..tasks import TASKS
-from ..training.config import BASE, Run
-from ..training.known_settings import ADAMW, FINE_TUNING, POSE, QUANTIZED, SETTINGS, grouped_settings
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
@@ -38,7 +37,7 @@ def flag_groups(command: argparse.ArgumentParser) -> FlagGroups:
 def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> FlagGroups:
     """Add one flag per setting. Except for ``--set``, flags that are not given are missing from the namespace.
 
-    The help shows the defaults, which come from ``Run`` and :func:`~bsam.lab.recipes.run_settings.complete_settings`.
+    The help shows the defaults, which come from ``Run`` and :func:`~bsam.lab.recipes.start.complete_settings`.
 
     Args:
         command: the command.
@@ -47,7 +46,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     Returns:
         the headings, for further flags.
     """
-    classes, groups = (Run, *(task.settings_type for task in TASKS.values())), flag_groups(command)
+    classes = (Run, *TASK_SETTINGS.values())
+    groups = flag_groups(command)
     hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()} | {"task": str}
     of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
     defaults = {
@@ -57,13 +57,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         "augment": f"that of the data set; {RESIZED_CROP} with pretrained weights, for image files of at least "
         f"{LARGE_IMAGE} pixels",
     }
-    conditional = (
-        (FINE_TUNING, "with pretrained weights"),
-        (QUANTIZED, "with quantization"),
-        (POSE, "for pose"),
-        (ADAMW, "with adamw"),
-    )
-    for title, field in ((title, field) for title, listed in grouped_settings().items() for field in listed):
+    presets = _presets_in_words()
+    for title, field in ((title, field) for title, listed in settings_by_heading().items() for field in listed):
         if field.name in without:
             continue
         group = groups(title)
@@ -78,9 +73,9 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
                 group.add_argument("--betas", "--opt-betas", default=argparse.SUPPRESS, help=about, **betas)
             continue
         default = defaults.get(field.name, field.default)
-        for settings, when in conditional:
-            if field.name in settings:
-                default = f"{default}; {settings[field.name]} {when}"
+        for values, when in presets:
+            if field.name in values:
+                default = f"{default}; {values[field.name]} {when}"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -92,6 +87,16 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
             **_kind(hints[field.name]),
         )
     return groups
+
+
+def _presets_in_words() -> list[tuple[Mapping[str, Any], str]]:
+    """Return the values of all presets, and when they apply."""
+    words: list[tuple[Mapping[str, Any], str]] = []
+    for kind in TASK_SETTINGS.values():
+        # what the default task needs no words for
+        task = [] if kind is type(Run.task) else [f"for {kind.name}"]
+        words += [(preset.values, " ".join([*task, preset.words]).strip()) for preset in kind.presets]
+    return [*words, *((preset.values, preset.words) for preset in SHARED)]
 
 
 def add_checkpoint_flag(group: argparse._ArgumentGroup) -> None:
@@ -114,10 +119,11 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
-    names = [name for name in SETTINGS if name not in ("method", "arguments")]
+    fields = [field for listed in settings_by_heading().values() for field in listed]
+    names = [field.name for field in fields if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
     if "task" in given:
-        given["task"] = find_name("task", given["task"], TASKS)
+        given["task"] = find_name("task", given["task"], TASK_SETTINGS)
     if "base_arguments" in given:
         given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
     if "betas" in arguments:

@@ -19,13 +19,14 @@ from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
 from ..common.printing import say as _say
+from ..config import BASE, Run, method_title
+from ..config.bases import BASES
 from ..data import download
 from ..recipes.planning import describe, measured_on, titles_of
-from ..recipes.run_settings import check_start
+from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import TASKS
-from ..training.bases import BASES
-from ..training.config import BASE, Run, method_title
+from ..tasks.noise_words import noise_text
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.files import LOCK
 from ..training.loop import fit
@@ -164,7 +165,7 @@ def plan_text(trainer: Trainer) -> str:
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
-    noise = run.task.noise_text(run.data, task.notes().get("labels", {}).get("wrong"))
+    noise = noise_text(run, task.notes().get("labels", {}).get("wrong"))
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
     bits = ""
     if run.task.weight_bits is not None:

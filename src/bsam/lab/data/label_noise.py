@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-NoiseLabels = Literal["all", "other"]
+from ..config import NoiseLabels
 
 
 def wrong_share(share: float, noise_labels: NoiseLabels, classes: int) -> float:

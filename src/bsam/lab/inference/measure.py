@@ -27,10 +27,10 @@ from ...flatness.spectrum import Eigenvalues, check_which, top_eigenvalues
 from ...flatness.trace import LEAST_SAMPLES, Trace, trace
 from ..common.progress import ProgressLine
 from ..common.stored_files import MAX_TEXT, read_bytes, reading
-from ..training.config import MAX_SEED
+from ..config import MAX_SEED
 from ..training.environment import environment_info
 from ..training.files import check_keys, write_json
-from ..training.known_settings import check_settings
+from ..training.run_dir import check_settings
 from .flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from .subjects import MeasuredModels
 

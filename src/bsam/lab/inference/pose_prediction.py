@@ -14,11 +14,12 @@ from torch import Tensor
 from ...common.errors import BsamValueError
 from ..common.printing import say
 from ..common.stored_files import reading
+from ..config import PoseSettings
 from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.pose.affine import apply, inverse
 from ..data.pose.joints import Skeleton
 from ..data.pose.persons import person_crops
-from ..tasks.pose import EVALUATION_BATCH, PoseSettings
+from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device
 from ..training.run_dir import REPAIR, RunDir

@@ -15,9 +15,9 @@ from ...common.checks import check_count
 from ...common.errors import BsamError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches, LossFunction
 from ..common.names import find_function
+from ..config import Run, method_title
 from ..quantization import freeze_scales
 from ..tasks import TASKS
-from ..training.config import Run, method_title
 from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_function, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]

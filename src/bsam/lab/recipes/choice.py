@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import count_text
+from ..config import Run, Split
 from ..tasks import TASKS
-from ..tasks.settings import Split
-from ..training.config import Run
 from ..training.run_dir import RunDir, RunState
 from .planning import TUNING_SEED, Planned
 from .published_numbers import all_arguments
@@ -48,7 +47,8 @@ class Tuning:
 
     def trial(self, run: Run, number: int = 0, **candidate: Any) -> Run:
         """Return a tuning run, which measures nothing but its score, with the tuning seed of this number."""
-        unset: dict[str, Any] = {"radius": None, "curvature": False, "surface": None, "probe": None, "limit_test": None}
+        unset: dict[str, Any] = dict.fromkeys(("sharpness_rho", "surface", "probe", "limit_test"))
+        unset["curvature"] = False
         return run.changed(seed=run.seed + TUNING_SEED + number, eval_split=self.split, **unset, **candidate)
 
 

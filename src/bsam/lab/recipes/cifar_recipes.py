@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..training.config import Run
+from ..config import Run
 from .experiments import recipe
 from .planning import Planned, place, titles_of
 from .scales import Scale

@@ -10,9 +10,8 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..common.names import find_name
+from ..config import BASE, RADIUS_SCHEDULE, Run, Split
 from ..data import dataset_entry
-from ..tasks.settings import Split
-from ..training.config import BASE, RADIUS_SCHEDULE, Run
 from ..training.run_dir import subject_name
 from .experiments import MAX_SEEDS, Experiment, Recipe
 from .planning import place, titles_of
@@ -32,7 +31,7 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
 
     Args:
         methods: names of :func:`~bsam.lab.recipes.variants.variants`, or ``"base"``; at least two different ones.
-        settings: settings of :class:`~bsam.lab.training.config.Run` that all methods share; methods without a radius
+        settings: settings of :class:`~bsam.lab.config.Run` that all methods share; methods without a radius
             leave out its warm-up and its start.
 
     Example:
@@ -42,10 +41,12 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
     """
     if isinstance(methods, str):
         raise BsamValueError(f"methods must be a list of names, got {methods!r}: pass [{methods!r}, ...]")
+    names = [find_name("method", method, (BASE, *variants())) for method in methods]
+    if "sgd" in names:  # all methods share its base optimizer, and the settings that follow from it
+        settings = {"base": "sgd", **settings}
     runs: dict[str, Run] = {}
     without_radius = {name: value for name, value in settings.items() if name not in RADIUS_SCHEDULE}
-    for method in methods:
-        name = find_name("method", method, (BASE, *variants()))
+    for name in names:
         if name in (BASE, "sgd"):
             run = Run.of(name, **without_radius)  # raises if sgd is combined with another base
         else:

@@ -15,8 +15,9 @@ from typing import Any
 from ...common.errors import BsamValueError
 from ..common.grouping import count_text
 from ..common.names import find_name
+from ..config import BASE, Run, arguments_of
 from ..data.digits import TEST, TRAIN, VALIDATION
-from ..training.config import BASE, Run, arguments_of
+from ..tasks.noise_words import noise_text
 from .cifar_recipes import grid
 from .experiments import RECIPES, Recipe, recipe
 from .planning import Planned, describe, titles_of
@@ -86,7 +87,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         if "sgd" in names:
             sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])
             rows.append((sgd, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
-        noise = runs[0].task.noise_text(runs[0].data)
+        noise = noise_text(runs[0])
         title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
         known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
         return [Planned(run, describe(run, row=row, **known), tried) for run, row, tried in rows]

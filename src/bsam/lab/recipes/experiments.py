@@ -10,7 +10,7 @@ from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
 from ..common.grouping import group_by
 from ..common.names import find_name, find_object
-from ..training.config import Run
+from ..config import Run
 from .planning import Planned, place, with_seed
 from .published_numbers import describe_paper, published_number, published_tables
 from .scales import SCALES, Scale

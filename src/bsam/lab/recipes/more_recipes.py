@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..config import FINE_TUNING, QUANTIZED, Run
 from ..data import dataset_entry
 from ..models.weight_loading import PRETRAINED
+from ..tasks.noise_words import noise_text
 from ..tasks.pose_metrics import SCORES
-from ..training.config import Run
-from ..training.known_settings import FINE_TUNING, POSE, QUANTIZED
 from ..training.run_dir import run_dir_name
 from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe
 from .planning import Planned, place, titles_of
-from .run_settings import augmentation_of, with_weights
 from .scales import SCALES, Scale
+from .start import augmentation_of, with_weights
 from .variants import arguments, variant_of, variants
 
 FINE_TUNED = ("timm:efficientnet_b0", "timm:resnet50")  # the paper's
@@ -32,7 +32,7 @@ FULL_PRECISION = "Full precision"  # the row of the float network
 # SimCC's authors evaluate with the flip test
 _LARGE = {"model": "simcc_resnet50", "weights": PRETRAINED, "precision": "bf16", "compile": True, "flip_test": True}
 _SMALL = {"model": "simcc_resnet8", "image_size": 24, "simcc_sigma": 2.0, "lr": 0.015, "batch": 8}
-POSE_SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale, added to POSE
+POSE_SETTINGS: Mapping[str, Mapping[str, Any]] = {  # by scale
     "paper": {**_LARGE, "data": "mpii", "epochs": 210},
     "short": {**_LARGE, "data": "lspet", "epochs": 30},
     "smoke": {**_SMALL, "data": "stick_figures", "epochs": 4, "limit_train": 240, "limit_test": 100},
@@ -66,7 +66,7 @@ def transfer(scale: Scale) -> list[Run]:
     data: Sequence[str] = SMALLEST_DATA if scale.name == "short" else TRANSFER_DATA
     if scale.stand_ins:
         settings, data = {**scale.settings, "image_size": 32}, scale.data
-    scale = replace(scale, settings={**FINE_TUNING, **settings})
+    scale = replace(scale, settings={**FINE_TUNING.values, **settings})
     # the paper uses the radius of CIFAR-10 on all of them
     runs = grid(scale, COMPARED, FINE_TUNED, data, axis=[{"radii": "cifar10"}])
     runs = [replace(run, augment=augmentation_of(dataset_entry(run.data), run.model, run.image_size)) for run in runs]
@@ -91,7 +91,7 @@ def pose(scale: Scale) -> list[Planned]:
     The data is MPII; at the scale ``short`` it is LSP Extended, at ``smoke`` stick figures. The runs on photographs
     begin with pretrained weights from a file.
     """
-    settings = {**POSE, **POSE_SETTINGS[scale.name], "task": "pose"}
+    settings = {**POSE_SETTINGS[scale.name], "task": "pose"}
     # the paper does not state its radii for poses; we use those of CIFAR-10
     runs = [Run.of(variants()[name].method, arguments(variants()[name], "cifar10"), **settings) for name in COMPARED]
     section = f"{' on '.join(titles_of(runs[0]))}, {_score_title(runs[0].data)} in %"
@@ -112,7 +112,7 @@ def quantization(scale: Scale) -> list[Planned]:
     """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
     data, planned = scale.data[0], []
     common: dict[str, Any] = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
-    quantized = {**QUANTIZED, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
+    quantized = {**QUANTIZED.values, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
     for network in QUANTIZED_NETWORKS:
         base = scale.run(variants()["sgd"], network, data, **common)
         init = run_dir_name(base)
@@ -141,7 +141,7 @@ def radius(scale: Scale) -> list[Planned]:
     data, network = scale.data[0], MAIN if MAIN in scale.networks else scale.networks[0]
     settings: dict[str, Any] = {"label_noise": NOISE, "noise_labels": "other", "curvature": True}
     sgd = scale.run(variants()["sgd"], network, data, **settings)
-    section = f"{', '.join(titles_of(sgd))}, {sgd.task.noise_text(sgd.data)}"
+    section = f"{', '.join(titles_of(sgd))}, {noise_text(sgd)}"
     planned = [place(sgd, section=section)]
     for total in TOTALS.get(data, DEFAULT_TOTALS):
         equal = {"rho_max": total / 2, "rho_min": total / 2}

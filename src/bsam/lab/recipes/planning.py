@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 from ...common.checks import check_count, check_flag, check_number
 from ...common.errors import BsamError, BsamValueError
 from ..common.grouping import count_text
+from ..common.names import find_name
+from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, preset_values
 from ..data import dataset_entry
 from ..models import model_entry
 from ..models.weight_loading import PRETRAINED
 from ..tasks import TASKS
-from ..tasks.settings import Check
-from ..training.config import BASE, RADIUS_SCHEDULE, Run
-from ..training.known_settings import default_settings, usual_settings
+from ..tasks.noise_words import noise_text
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
@@ -26,8 +26,10 @@ from .variants import passes_of, variant_of, variants
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
 # settings that do not make another experiment: those of the row, of the seed, of speed and of measurements
 NOT_COMPARED = frozenset(
-    ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "radius", "curvature", "surface")
-) | {*RADIUS_SCHEDULE}
+    ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "curvature", "surface")
+) | {*RADIUS_SCHEDULE, "sharpness_rho"}
+# settings that come first in titles, before those of the task
+FIRST = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
 # settings that the title words specially
 TITLED = frozenset(
     ("task", "model", "data", "label_noise", "noise_labels", "weight_bits", "weights", "limit_train", "eval_split")
@@ -133,7 +135,7 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
 
 def experiment_title(run: Run, wrong: float | None = None) -> str:
     """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
-    parts = [*titles_of(run), run.task.noise_text(run.data, wrong)]
+    parts = [*titles_of(run), noise_text(run, wrong)]
     if run.task.weight_bits is not None:
         parts.append(f"{run.task.weight_bits} bits")
     if run.weights is not None:
@@ -146,9 +148,13 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
     if run.eval_split != "test":
         parts.append(f"scored on {run.eval_split}")
     settings = run.settings()
-    usual = {**default_settings(run.task), **usual_settings({**settings, "base": None})}  # that of AdamW is shown
-    changed = {name: value for name, value in settings.items() if value != usual[name]}
-    further = [setting_text(changed[name], name) for name in changed if name not in NOT_COMPARED | TITLED]
+    given = {name: value for name, value in settings.items() if name != "base"}  # the rates of AdamW are shown
+    usual = {**default_settings(type(run.task)), **preset_values(type(run.task), given)}
+    further = [
+        setting_text(settings[name], name)
+        for name in dict.fromkeys((*FIRST, *(item.name for item in fields(run.task)), *settings))
+        if settings[name] != usual[name] and name not in NOT_COMPARED | TITLED
+    ]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
 
 
@@ -234,3 +240,29 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
     task = TASKS.get(settings.get("task", Run.task.name))
     count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
     return f"{'loss' if task is None else task.loss_title}, {count} training samples"
+
+
+def select(
+    planned: Sequence[Planned], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
+) -> list[Planned]:
+    """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all.
+
+    The runs that they start from come first.
+    """
+    names_of: dict[str, tuple[Sequence[str], Callable[[Planned], str]]] = {
+        "method": (methods, lambda plan: plan.about["variant"]),
+        "model": (models, lambda plan: plan.run.model),
+        "data set": (data, lambda plan: plan.run.data),
+    }
+    chosen = list(planned)
+    for kind, (given, name_of) in names_of.items():
+        known = dict.fromkeys(map(name_of, planned))
+        selected = [find_name(f"{kind} of the recipe", name, known) for name in given] or known
+        chosen = [plan for plan in chosen if name_of(plan) in selected]
+    if not chosen:
+        raise BsamValueError(
+            "no run of the recipe has the chosen methods, models and data sets together: leave out --only, --models or "
+            "--data"
+        )
+    initial = {plan.run.init for plan in chosen} - {plan.name for plan in chosen}
+    return [*(plan for plan in planned if plan.name in initial), *chosen]

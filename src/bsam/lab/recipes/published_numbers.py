@@ -12,7 +12,7 @@ from typing import Any
 
 from ...common.checks import is_number
 from ...methods import METHODS
-from ..training.config import BASE, RADIUS_SCHEDULE, Run, arguments_of
+from ..config import BASE, RADIUS_SCHEDULE, Run, arguments_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
 EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..training.config import Run
+from ..config import Run
 from .variants import MethodVariant, arguments
 
 NETWORKS = ("resnet18", "wide_resnet28_10", "pyramidnet110")  # the paper's

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..training.config import Run
-from ..training.known_settings import ADAMW
+from ..config import Run
 from .experiments import recipe
 from .planning import Planned, describe, place, setting_text
 from .scales import CIFAR, FAST, SCALES, Scale
@@ -16,7 +15,7 @@ RADII = (0.05, 0.1, 0.2, 0.4)  # of SAM
 UNITS = {"asam": 10, "msam": 15}  # their radii relative to SAM's: docs/guides/methods-and-radii.md
 COMPARED = ("sam", "bsam-2", "bsam", "asam", "msam", "looksam")
 WARM_UP = 0.25  # share of the epochs in which the radius rises
-OPTIMIZER = {"base": "adamw", **ADAMW, "clip_norm": 1.0}
+OPTIMIZER = {"base": "adamw", "clip_norm": 1.0}
 TRAINING = {**OPTIMIZER, "epochs": 100, "batch": 512, "warmup": 5, "augment": "crop-flip"}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..training.config import BASE, Run
+from ..config import BASE, Run
 from ..training.run_dir import run_dir_name
 from .choice import Choice as Choice
 from .choice import Tuning as Tuning

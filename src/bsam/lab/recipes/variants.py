@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...methods import METHODS
-from ..training.config import BASE, Run, method_title
+from ..config import BASE, Run, method_title
 
 Arguments: TypeAlias = Mapping[str, Any]
 

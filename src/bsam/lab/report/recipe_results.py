@@ -15,15 +15,14 @@ from ..analysis.outcome import score_title
 from ..analysis.runs_table import COLUMNS, DAMAGED, RESULTS, read_epochs, read_runs
 from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
+from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..recipes.experiments import Experiment
 from ..recipes.planning import Planned, states_of
 from ..recipes.tuning import base_sentence, tune
-from ..tasks.settings import to_json_value
-from ..training.config import Run
+from ..tasks.noise_words import noise_text, wrong_labels
 from ..training.files import locked, read_json, write, write_json
-from ..training.known_settings import default_settings
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
 from .recipe_table import ENDED, TableSection, caption, cells_of, markdown, sections_of
@@ -83,7 +82,7 @@ def check_folder(out: Path, experiment: Experiment) -> None:
 
 def _different_settings(stored: Mapping[str, Any], experiment: Experiment) -> list[str]:
     """Return the settings that all runs share and that differ, in words; older versions did not store them."""
-    ours, usual = _kind(experiment), default_settings(experiment.planned[0].run.task)
+    ours, usual = _kind(experiment), default_settings(type(experiment.planned[0].run.task))
     before, now = stored.get("settings", ours["settings"]), ours["settings"]
     values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
     texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
@@ -220,7 +219,7 @@ def _noise_texts(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     texts: dict[tuple[str, float], str] = {}
     for entry in entries:
         run = Run.of(**entry["settings"])
-        text = run.task.noise_text(run.data, entry["wrong_labels"])
+        text = noise_text(run, entry["wrong_labels"])
         texts[run.data, run.task.label_noise] = max(texts.get((run.data, run.task.label_noise), ""), text, key=len)
     return [text for text in dict.fromkeys(texts.values()) if text]
 
@@ -259,7 +258,7 @@ def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
         "last": dict(state.epochs[-1]) if state.finished else None,
         "top_eigenvalue": files.top_eigenvalue() if state.finished else None,
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
-        "wrong_labels": files.note("labels").get("wrong", plan.run.task.wrong_labels(plan.run.data)) if noise else None,
+        "wrong_labels": files.note("labels").get("wrong", wrong_labels(plan.run)) if noise else None,
         "machines": files.machines(),
         **{name: note for name, note in notes.items() if note},
     }

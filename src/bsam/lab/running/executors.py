@@ -22,7 +22,7 @@ from ...common.checks import check_count, check_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 from ..common.grouping import count_text
-from ..training.config import Run
+from ..config import Run
 from ..training.environment import devices_of
 from ..training.mps import is_mps_installed, nvidia_mps
 from ..training.termination import SIGNALS, Terminated, deferred_signals, terminable

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import torch
 
 from ...common.errors import BsamError
-from ..training.config import Run
+from ..config import Run
 from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
 from ..training.run_dir import LOG, RunDir, run_dir_name

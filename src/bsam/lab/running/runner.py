@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
+from ..config import Run
 from ..recipes.planning import state_of
-from ..training.config import Run
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from ..training.termination import Terminated

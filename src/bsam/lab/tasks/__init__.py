@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...common.errors import BsamValueError
+from ..config import settings_of_task
 from .classification import Classification
 from .pose import Pose
 from .task import Task as Task
@@ -17,9 +17,4 @@ def task_class(name: str) -> type[Task]:
         >>> task_class("classification").measure.name
         'accuracy'
     """
-    if not isinstance(name, str) or name not in TASKS:
-        raise BsamValueError(
-            f"task must be one of {', '.join(TASKS)}; got {name!r}. For a task of your own, pass its settings to Run "
-            "as task=..., and its class to fit"
-        )
-    return TASKS[name]
+    return TASKS[settings_of_task(name).name]

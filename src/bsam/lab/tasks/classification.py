@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ..common.stored_files import MAX_TEXT, read_bytes, reading
+from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
 from ..data.augment import Augment, ResizedCrop, augmentation
 from ..data.examples import Dataset, Examples
@@ -26,11 +27,9 @@ from ..data.label_noise import flip_labels
 from ..data.timm_augment import TimmAugment, is_timm
 from ..models import model_entry
 from ..quantization import calibrate
-from .classification_settings import ClassificationSettings
 from .classifiers import build_float_network, build_network, class_predictions, quantize_network
 from .image_inputs import Inputs, inputs_of, load_data
 from .image_task import ImageTask, limit_samples
-from .settings import SubjectSettings
 from .shares import WHOLE, Shares
 from .task import Measure, TaskBatch, holdout_mask
 
@@ -53,9 +52,7 @@ class Classification(ImageTask):
 
     Example:
         >>> task = Classification(
-        ...     SubjectSettings(
-        ...         task=ClassificationSettings(label_noise=0.25), eval_split="validation"
-        ...     ),
+        ...     Run.of("sgd", label_noise=0.25, eval_split="validation"),
         ...     torch.device("cpu"),
         ... )
         >>> task.samples, task.classes, len(task.notes()["flipped"])
@@ -70,7 +67,7 @@ class Classification(ImageTask):
 
     def __init__(
         self,
-        run: SubjectSettings,
+        run: Run,
         device: torch.device,
         data_dir: Path | None = None,
         data: Dataset | None = None,
@@ -82,6 +79,8 @@ class Classification(ImageTask):
         if (backbone := model_entry(run.model).backbone) is not None:
             raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
         self.settings = run.task_settings(ClassificationSettings)
+        if is_timm(run.augment) and TimmAugment.named(str(run.augment)).mixes and run.batch % 2:
+            raise BsamValueError(f"mixup and cutmix need an even batch, got {run.batch}")
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels

@@ -8,24 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
+from ..config import ClassificationSettings, Run
 from ..models import build, model_entry
 from ..quantization import quantize
-from .classification_settings import ClassificationSettings
 from .image_inputs import Inputs
 from .image_task import freeze_backbone
-from .settings import SubjectSettings
 
 MISTAKES = 16  # mistakes that are kept
 
 
-def build_network(run: SubjectSettings, inputs: Inputs, classes: int) -> nn.Module:
+def build_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
     """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
     network = build_float_network(run, inputs, classes)
     settings = run.task_settings(ClassificationSettings)
     return network if settings.weight_bits is None else quantize_network(network, settings)
 
 
-def build_float_network(run: SubjectSettings, inputs: Inputs, classes: int) -> nn.Module:
+def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
     """Return the network of :func:`build_network` before quantization.
 
     Some networks take images of a single size, and are built for another one if the images have it.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
+from ..config import Run
 from ..data import dataset_entry
 from ..data.augment import RESIZED_CROP, normalise
 from ..data.entries import ArrayData, ImageData
@@ -24,7 +25,6 @@ from ..data.images.decoding import Resize
 from ..models import model_entry
 from ..models.input_config import InputConfig, input_config
 from ..models.weight_loading import PRETRAINED, check_download, check_model
-from .settings import SubjectSettings
 
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
 
@@ -135,9 +135,7 @@ def resized(x: Tensor, size: int, mode: str) -> Tensor:
     return F.interpolate(x, size=(size, size), mode=mode, align_corners=False, antialias=size < x.shape[-1])
 
 
-def load_data(
-    run: SubjectSettings, data_dir: Path | None = None, cache_dir: Path | None = None
-) -> tuple[Dataset, list[str]]:
+def load_data(run: Run, data_dir: Path | None = None, cache_dir: Path | None = None) -> tuple[Dataset, list[str]]:
     """Return the data of a run, and a sentence for each corrupt file that was left out.
 
     Image files are decoded once, at the network's input size, and kept in a cache; training images for random crops are
@@ -168,7 +166,7 @@ def load_data(
 _load_arrays = functools.lru_cache(maxsize=1)(ArrayData.load)  # consecutive runs share a data set
 
 
-def inputs_of(run: SubjectSettings, data: Dataset) -> Inputs:
+def inputs_of(run: Run, data: Dataset) -> Inputs:
     """Return how the images of a data set become inputs of the run's network.
 
     Mean and standard deviation are those of the network's pretraining if it has one and the pixels are bytes; otherwise
@@ -185,7 +183,7 @@ def inputs_of(run: SubjectSettings, data: Dataset) -> Inputs:
     return Inputs(side, size, channels, config.mean, config.std, config.interpolation, crop, names, in_bytes)
 
 
-def check_weights(run: SubjectSettings, data_dir: Path | None) -> None:
+def check_weights(run: Run, data_dir: Path | None) -> None:
     """Raise if a run's initial weights are missing or belong to another network. Call it before decoding images."""
     if run.weights == PRETRAINED:
         check_download(run.model)

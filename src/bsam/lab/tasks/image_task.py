@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
+from ..config import Run
 from ..data.examples import Examples
 from ..data.pose.persons import Persons
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
 from .image_inputs import find_weights
-from .settings import SubjectSettings
 from .task import Task, TaskBatch
 
 SamplesT = TypeVar("SamplesT", Examples, Persons)
@@ -42,7 +42,7 @@ class ImageTask(Task):
     @abstractmethod
     def __init__(
         self,
-        run: SubjectSettings,
+        run: Run,
         device: torch.device,
         data_dir: Path | None = None,
         left_out: Sequence[str] = (),

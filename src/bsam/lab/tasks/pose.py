@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ..common.progress import ProgressLine
+from ..config import PoseSettings, Run
 from ..data import DATASETS, dataset_entry
 from ..data.entries import DrawnPersonData, KnownData, PersonData
 from ..data.pose.affine import apply
@@ -25,37 +26,13 @@ from . import pose_metrics
 from .image_inputs import IMAGENET
 from .image_task import ImageTask, limit_samples
 from .pose_inputs import PoseInputs
-from .settings import SubjectSettings, TaskSettings, check_positive, setting
 from .shares import WHOLE, Shares
 from .simcc_loss import simcc_losses
 from .task import Measure, TaskBatch, holdout_size
 
 GROUPS = tuple(pose_metrics.LSP.groups)
 EVALUATION_BATCH = 64
-POSE = {  # as SimCC's authors use for MPII, except for the schedule and the epochs: they train for 210
-    "base": "adam",
-    "lr": 1e-3,
-    "weight_decay": 0.0,
-    "batch": 64,
-    "epochs": 140,
-}
-MAX_BINS = 16  # per pixel; the last layers grow with this number
 SHOWN = 8  # persons of the evaluation set in the report
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoseSettings(TaskSettings):
-    """The settings of pose estimation."""
-
-    name = "pose"
-
-    simcc_k: float = setting(
-        2.0, f"number of SimCC bins per pixel, at most {MAX_BINS}", "Pose", partial(check_positive, high=MAX_BINS)
-    )
-    simcc_sigma: float = setting(6.0, "standard deviation of SimCC's labels, in bins", "Pose", check_positive)
-    flip_test: bool = setting(
-        False, "average the probabilities of each image and its mirror image in evaluation", "Pose"
-    )
 
 
 class Pose(ImageTask):
@@ -73,7 +50,7 @@ class Pose(ImageTask):
 
     def __init__(
         self,
-        run: SubjectSettings,
+        run: Run,
         device: torch.device,
         data_dir: Path | None = None,
         data: PoseData | None = None,
@@ -214,7 +191,7 @@ class Pose(ImageTask):
             yield self._augment(images, persons.y[where], persons.to_image[where])
 
 
-def _check_settings(run: SubjectSettings) -> None:
+def _check_settings(run: Run) -> None:
     """Raise if the network is not a pose network, or a setting has a value that pose does not take."""
     if model_entry(run.model).backbone is None:
         names = ", ".join(f"{entry.name} (on {entry.backbone})" for entry in MODELS.values() if entry.backbone)
@@ -240,7 +217,7 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
 
 
 def _load(
-    run: SubjectSettings, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
+    run: Run, entry: KnownData, side: int, data_dir: Path | None, cache_dir: Path | None
 ) -> tuple[PoseData, list[str]]:
     if isinstance(entry, DrawnPersonData):
         return entry.draw(side), []

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..config import Run
 from ..data.pose.joints import Skeleton
 from ..data.pose.pose_augment import PoseAugment
 from ..models import build
 from .image_task import freeze_backbone
-from .settings import SubjectSettings
 from .simcc_loss import decode, flip_merge
 
 
@@ -50,7 +50,7 @@ class PoseInputs:
         """Return the function that cuts inputs out of stored crops, with these settings of the augmentation."""
         return PoseAugment(self.side, self.skeleton.mirrored, mean=self.mean, std=self.std, **settings)
 
-    def network(self, run: SubjectSettings) -> nn.Module:
+    def network(self, run: Run) -> nn.Module:
         """Return a run's network with random weights, drawn with its seed."""
         joints = len(self.skeleton.joints)
         network = build(run.model, joints, len(self.mean), run.seed, side=self.side, k=self.k)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...flatness.dataset_loss import Batches
-from .settings import SubjectSettings, TaskSettings
+from ..config import Run, TaskSettings
 from .shares import WHOLE, Shares
 
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
@@ -97,7 +97,7 @@ class Task(ABC):
     shares: Shares = WHOLE  #: how the processes of torchrun may divide the batches of :meth:`evaluate`
 
     @abstractmethod
-    def __init__(self, run: SubjectSettings, device: torch.device, data_dir: Path | None = None) -> None: ...
+    def __init__(self, run: Run, device: torch.device, data_dir: Path | None = None) -> None: ...
 
     @abstractmethod
     def network(self) -> nn.Module:

@@ -9,10 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import quantization
+from ..config import ClassificationSettings, Run
+from ..config.bases import BASES, as_tuples, parameters_of
 from ..models.parts import head_name, layer_ids, undecayed
-from ..tasks.classification_settings import ClassificationSettings
-from .bases import BASES, as_tuples, parameters_of
-from .config import Run
 
 
 def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:

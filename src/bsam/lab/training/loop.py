@@ -18,9 +18,9 @@ from ...flatness.landscape import landscape
 from ...flatness.sharpness import Sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
+from ..config import Run
 from ..tasks import Task, task_class
 from .captured_steps import side_stream
-from .config import Run
 from .distributed import distributed_context
 from .run_dir import LossSurface, RunDir, initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
@@ -160,8 +160,8 @@ def fit(
                     reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint, folder))
                     out.record_divergence(reason)
                     raise Diverged(reason)
-                if run.radius is not None and context.is_main:
-                    metrics["sharpness"] = asdict(trainer.sharpness(run.radius))
+                if run.sharpness_rho is not None and context.is_main:
+                    metrics["sharpness"] = asdict(trainer.sharpness(run.sharpness_rho))
                 epochs.append(metrics)
                 readings += trainer.take_readings()
                 out.save(trainer, epochs, readings, is_last=number + 1 == end)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_tensors, read_bytes, reading
+from ..config import BASE, TASK_SETTINGS, Run, TaskSettings, default_settings, settings_of_task
+from ..config.digest import FORMER_NAMES, digest
 from ..data import FOLDER, FunctionData, dataset_entry
-from ..tasks.settings import TaskSettings
-from .config import BASE, Run
 from .files import read_json, read_json_lines
-from .known_settings import check_settings, default_settings, stored_run
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -48,17 +47,13 @@ def run_dir_name(run: Run) -> str:
         ... )
         'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
     """
-    # Defaults are left out, so that a new setting does not rename runs; "other" is older than noise_labels, and runs of
-    # pose used to have a label smoothing.
+    settings = run.settings()
     noise = run.task.label_noise
-    default = {**default_settings(run.task), **({"noise_labels": "other"} if noise else {})}
-    settings = {**run.settings(), **({"label_smoothing": 0.0} if run.task.name == "pose" else {})}
-    chosen = {name: value for name, value in settings.items() if name == "method" or value != default[name]}
-    digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
     method = run.base if run.method == BASE else run.method
-    return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", digest])
+    end = digest(settings, {item.name: item.default for item in fields(run.task)})
+    return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", end])
 
 
 def subject_name(run: Run) -> str:
@@ -269,6 +264,41 @@ class RunDir:
         return network
 
 
+def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:
+    """Return the run with stored settings, without presets for those that an older version did not have.
+
+    Runs stored without ``noise_labels`` drew labels from the other classes; older versions stored the settings of all
+    tasks with each run.
+
+    Args:
+        settings: from :meth:`Run.settings`.
+        kind: the settings of a task of the user; other tasks are known by name.
+    """
+    if "method" not in settings:
+        raise BsamValueError("the method is missing")
+    name = settings.get("task", Run.task.name)
+    if kind is None or kind.name != name:
+        kind = settings_of_task(name)
+    now = {former: name for name, former in FORMER_NAMES.items()}
+    stored = {now.get(name, name): value for name, value in settings.items()}
+    before = {"noise_labels": "other"} if settings.get("label_noise") else {}
+    defaults = default_settings(kind)
+    of_others = {item.name for other in TASK_SETTINGS.values() for item in fields(other)} - defaults.keys()
+    merged = {**defaults, **before, **stored, "task": kind}
+    return Run.of(**{name: value for name, value in merged.items() if name not in of_others})
+
+
+def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise if a folder holds results with other settings."""
+    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    if differing:
+        differences = "; ".join(f"{name} {theirs.get(name)} there, {ours.get(name)} here" for name in differing)
+        raise BsamValueError(
+            f"{folder} holds results with other settings ({differences}): use the same settings, choose another "
+            "folder, or remove that one"
+        )
+
+
 def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
     """Raise if the data of a stored run is a function that the user does not name, too.
 
@@ -294,7 +324,8 @@ def network_identity(network: Path) -> dict[str, str]:
     """
     run_dir = RunDir(network.parent)
     settings, identity = run_dir.note("config"), run_dir.note("identity")
-    training = {name: value for name, value in settings.items() if name not in ("seed", "init", "surface")}
+    names = {name: FORMER_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
+    training = {names[name]: settings[name] for name in names}
     if str(settings.get("data")).startswith(FOLDER):
         training["data"] = identity.get("data", settings["data"])
     training["init"] = identity.get("init", {}).get("training", settings.get("init"))

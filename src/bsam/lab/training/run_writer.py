@@ -21,9 +21,9 @@ from ...common.checks import check_number
 from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
 from ..common.stored_files import load_torch, read_bytes, reading, save_tensors
+from ..config import Run
 from ..tasks import TASKS
 from . import run_dir
-from .config import Run
 from .distributed import DistributedContext
 from .environment import environment_info
 from .files import (
@@ -36,8 +36,7 @@ from .files import (
     write_json,
     write_json_lines,
 )
-from .known_settings import check_settings
-from .run_dir import RunDir, network_identity
+from .run_dir import RunDir, check_settings, network_identity
 from .trainer import Trainer
 
 IDENTITY = "identity.json"

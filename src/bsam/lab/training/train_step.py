@@ -19,9 +19,9 @@ from ...common.method_info import Need
 from ...core.optimizer import SharpnessAware
 from ...methods import METHODS
 from ...methods.distillation import Distillation
+from ..config import BASE, Run
 from ..tasks.task import Task, TaskBatch
 from .base_optimizer import build_base
-from .config import BASE, Run
 from .environment import emulated_bf16, is_bf16_emulated
 
 Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
@@ -135,7 +135,7 @@ def build_train_step(
     """Return the training step of a method.
 
     Args:
-        method: a name in METHODS, or :data:`~bsam.lab.training.config.BASE` for the base optimizer alone.
+        method: a name in METHODS, or :data:`~bsam.lab.config.BASE` for the base optimizer alone.
         arguments: the method's arguments, by name.
         base: the base optimizer.
         model: the network, or its DDP or compiled wrapper.

@@ -21,12 +21,12 @@ from ...core.optimizer import SharpnessAware
 from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ...methods import METHODS
+from ..config import BASE, Run
+from ..config.bases import CAPTURABLE
 from ..quantization import freeze_scales
 from ..tasks.shares import Shares
 from ..tasks.task import Task
-from .bases import CAPTURABLE
 from .captured_steps import CapturedSteps
-from .config import BASE, Run
 from .distributed import DistributedContext, Vote
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
 from .termination import Terminated

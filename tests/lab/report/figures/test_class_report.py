@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from bsam.lab import cli
+from bsam.lab.config import Run
 from bsam.lab.inference.prediction_pictures import SIDE
 from bsam.lab.report.figures import class_report as module
 from bsam.lab.report.figures.class_report import (
@@ -17,7 +18,6 @@ from bsam.lab.report.figures.class_report import (
     confusion_page,
     mistakes_picture,
 )
-from bsam.lab.training.config import Run
 from bsam.lab.training.run_dir import RunDir
 
 RUN = Run("sam")

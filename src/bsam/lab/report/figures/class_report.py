@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...common.printing import markdown_cell, printable
+from ...config import Run
 from ...inference.prediction_pictures import captioned, encoded, grid, stack, text_picture
 from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
-from ...training.config import Run
 from .style import COLOURS
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from ....methods import METHODS
+from ...config import BASE, RADIUS_SCHEDULE
 from ...recipes.planning import measured_on
 from ...tasks import TASKS
-from ...training.config import BASE, RADIUS_SCHEDULE
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
 from .flatness_figures import SHARPNESS, probe_figure, seeds_list, smooth, thinned, window_of
 from .style import named_styles, new_axis, new_figure, panel_layout, plot_text

@@ -17,7 +17,7 @@ import numpy as np
 
 from ....common.extras import require_package
 from ....methods import METHODS
-from ...training.config import BASE
+from ...config import BASE
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -5,35 +5,27 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
 from ..common.names import find_name
-from ..data.timm_augment import TimmAugment, is_timm
-from ..tasks import TASKS, task_class
-from ..tasks.classification_settings import ClassificationSettings
-from ..tasks.settings import MAX_SEED as MAX_SEED
-from ..tasks.settings import (
-    NOT_NEGATIVE,
-    SubjectSettings,
-    TaskSettings,
-    check_positive,
-    one_of,
-    setting,
-    to_json_value,
-)
 from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
+from .presets import SHARED, RecordsGiven, given_values
+from .settings import MAX_SEED, NOT_NEGATIVE, SHARE, Split, check_name, check_positive, check_values, one_of, setting
+from .settings import to_json_value as to_json_value
+from .task_settings import TASK_SETTINGS, ClassificationSettings, TaskSettings, settings_of_task
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Decay = Literal["all", "weights"]
+TaskSettingsT = TypeVar("TaskSettingsT", bound=TaskSettings)
 BASE = "base"  # the method name for the base optimizer alone
+SGD = "sgd"  # another one, if the base optimizer is SGD
 RADIUS_SCHEDULE = ("rho_warmup", "rho_start")  # settings of a run that only methods with a radius take
-# the task that each setting of a task belongs to
-OWNERS = {item.name: name for name, task in TASKS.items() for item in fields(task.settings_type)}
 
 
 def arguments_of(method: str) -> tuple[str, ...]:
@@ -64,13 +56,13 @@ def _check_task(name: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Run(SubjectSettings):
+class Run(RecordsGiven):
     """Settings of one training run. Those of the task are in ``task``; :meth:`of` takes all of them side by side.
 
-    The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits); ``bsam train`` and
-    ``bsam compare`` have other ones for AdamW, pose, quantization and fine-tuning. On the same CPU, equal settings give
-    equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name for it when the base is
-    SGD. ``bsam train --help`` explains each setting.
+    The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits). Presets replace
+    the defaults for AdamW, pose, quantization and pretrained weights; a value that you give always wins. On the same
+    CPU, equal settings give equal numbers. The method ``"base"`` is the base optimizer alone; ``"sgd"`` is another name
+    for it when the base is SGD. ``bsam train --help`` explains each setting.
 
     Example:
         >>> Run("sam", {"rho": 0.05}, lr=0.1, seed=3).method
@@ -89,7 +81,7 @@ class Run(SubjectSettings):
     method: str = field(
         metadata={
             "help": "a method from `bsam list methods`, case-insensitive; base or sgd for the base optimizer alone",
-            "group": "Method",
+            "heading": "Method",
         }
     )
     arguments: Mapping[str, Any] = field(
@@ -97,7 +89,7 @@ class Run(SubjectSettings):
         hash=False,
         metadata={
             "help": "arguments of the method, for example rho_max=0.1 passes=2 beta=[1,1,1]",
-            "group": "Method",
+            "heading": "Method",
             "flag": "--set",
         },
     )
@@ -114,7 +106,77 @@ class Run(SubjectSettings):
         "Method",
         NOT_NEGATIVE,
     )
-    task: TaskSettings = setting(ClassificationSettings(), f"the task, one of {', '.join(TASKS)}", "Model", _check_task)
+    task: TaskSettings = setting(
+        ClassificationSettings(), f"the task, one of {', '.join(TASK_SETTINGS)}", "Model", _check_task
+    )
+    model: str = setting("digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", "Model")
+    weights: str | None = setting(
+        None,
+        "initial weights: a file (safetensors or a state dict), which may be in the data folder, or `pretrained`, "
+        "which timm downloads. The last layers (the classification layer, or the pose head) always begin with random "
+        "weights",
+        "Model",
+        check_name,
+    )
+    init: str | None = setting(
+        None,
+        "the folder of a finished run with the same network; training begins with its weights, including the last "
+        "layers",
+        "Model",
+        check_name,
+    )
+    freeze_backbone: bool = setting(
+        False, "train only the last layers (see --weights); batch norm before them is in eval mode", "Model"
+    )
+    data: str = setting(
+        "digits",
+        "a data set from `bsam list data`; folder:PATH for your own images, with one folder per class; or "
+        "MODULE:FUNCTION for your own function that returns the data, in a module that is installed or in the current "
+        "folder",
+        "Data",
+    )
+    image_size: int | None = setting(
+        None,
+        "the side to resize images to, in pixels; default: the size that the network was pretrained with, if any",
+        "Data",
+        check_count,
+        timm=["--img-size"],
+    )
+    skip_corrupt: bool = setting(
+        False,
+        "leave out image files that cannot be decoded, and persons whose box is outside the image, and list them in "
+        "data.json, instead of raising an error",
+        "Data",
+    )
+    augment: str | None = setting(
+        None,
+        "none, crop-flip, crop-flip-cutout, resized-crop-flip; for pose none, scale-rotate, scale-rotate-flip; "
+        "timm:aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1, or some of these three, for crops and flips followed by "
+        "timm's RandAugment, Mixup and CutMix. resized-crop-flip is RandomResizedCrop and flips, for photographs; "
+        "crop-flip shifts by at most 4 pixels, for small images",
+        "Data",
+        check_name,
+    )
+    limit_train: int | None = setting(
+        None,
+        "train on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
+        "Data",
+        check_count,
+    )
+    limit_test: int | None = setting(
+        None,
+        "evaluate on this many samples, balanced over the classes, or evenly spaced for pose; default: all",
+        "Data",
+        check_count,
+    )
+    eval_split: Split = setting(
+        "test",
+        "the data to evaluate on. holdout is a fifth of the training samples, at least 200 but at most half of them, "
+        "which are then not used for training; with --label-noise, some of their labels are wrong, too. Choose "
+        "settings on validation or holdout, not on test",
+        "Data",
+        one_of(Split),
+    )
     base: str = setting(
         "sgd",
         f"the base optimizer, which takes the step, from torch.optim: {', '.join(BASES)}",
@@ -127,7 +189,7 @@ class Run(SubjectSettings):
         metadata={
             "help": "further arguments of the base optimizer, for example eps=1e-6 or betas=[0.9,0.99], which takes "
             "precedence over --momentum",
-            "group": "Optimization",
+            "heading": "Optimization",
             "flag": "--base-set",
         },
     )
@@ -186,6 +248,25 @@ class Run(SubjectSettings):
         _check_decay,
         ["--model-ema-decay"],
     )
+    head_lr: float | None = setting(
+        None,
+        "the learning rate of the last layers at the start of the schedule; default: lr",
+        "Optimization",
+        NOT_NEGATIVE,
+    )
+    layer_decay: float = setting(
+        1.0,
+        "each layer's learning rate is this factor times that of the next layer; 1 gives all layers the same rate; "
+        "timm networks only",
+        "Optimization",
+        SHARE,
+    )
+    seed: int = setting(
+        0,
+        "seed of the initial weights, the order of the samples, their augmentation and the label noise",
+        "Optimization",
+        partial(check_count, low=0, high=MAX_SEED),
+    )
     precision: Precision = setting(
         "fp32",
         "bf16 and fp16 run the network under autocast; fp16, which is for GPUs and slow on a CPU, also scales the loss "
@@ -214,11 +295,12 @@ class Run(SubjectSettings):
         "Measurement",
         check_count,
     )
-    radius: float | None = setting(
+    sharpness_rho: float | None = setting(
         None,
         "measure the sharpness on the training set at this radius after every epoch; default: never",
         "Measurement",
         check_radius,
+        digest="radius",
     )
     curvature: bool = setting(
         False, "compute the largest eigenvalue of the Hessian after the last epoch", "Measurement"
@@ -231,9 +313,12 @@ class Run(SubjectSettings):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _check_task("task", self.task)
+        self._apply_presets()
         object.__setattr__(self, "base", find_base(self.base))
+        check_values(self)
         self._check_method()
+        self._check_start()
         if self.momentum >= 1:
             raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
         if self.momentum != Run.momentum and not {"momentum", "betas"} & set(parameters_of(self.base)):
@@ -247,8 +332,6 @@ class Run(SubjectSettings):
             raise BsamValueError(f"head_lr is {self.head_lr} but lr is 0: to train only the head, set freeze_backbone")
         if self.batch % self.accumulate:
             raise BsamValueError(f"accumulate must divide the batch of {self.batch} samples, got {self.accumulate}")
-        if is_timm(self.augment) and TimmAugment.named(str(self.augment)).mixes and self.batch % 2:
-            raise BsamValueError(f"mixup and cutmix need an even batch, got {self.batch}")
         for name in ("warmup", *RADIUS_SCHEDULE):
             if getattr(self, name) > self.epochs:
                 raise BsamValueError(
@@ -264,9 +347,40 @@ class Run(SubjectSettings):
                 f"{self.rho_warmup}"
             )
 
+    def _apply_presets(self) -> None:
+        given = {**given_values(self), **given_values(self.task)}
+        if str(self.method).lower() == SGD:
+            given["base"] = self.base
+        if "base" in given:
+            given["base"] = find_base(given["base"])
+        values = {name: value for name, value in preset_values(type(self.task), given).items() if name not in given}
+        of_task = {item.name: values.pop(item.name) for item in fields(self.task) if item.name in values}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "task", replace(self.task, **of_task))  # which counts as given from now on
+
+    def _check_start(self) -> None:
+        if self.init is not None and self.weights is not None:
+            raise BsamValueError("init and weights both set the initial weights: leave one of them out")
+        only_last = "to train only the last layers, set freeze_backbone"
+        for name, advice in (("head_lr", "leave it out to use lr"), ("layer_decay", only_last)):
+            if getattr(self, name) == 0:
+                raise BsamValueError(f"{name} must be above 0, got 0: {advice}")
+        if self.freeze_backbone and self.layer_decay != 1:
+            raise BsamValueError(
+                f"freeze_backbone trains only the last layers, where layer_decay ({self.layer_decay}) has no effect: "
+                "leave one of them out"
+            )
+        if self.task.weight_bits is not None and self.freeze_backbone:
+            raise BsamValueError(
+                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
+            )
+        if self.task.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
+            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
+
     def _check_method(self) -> None:
-        object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
-        if self.method == "sgd":
+        object.__setattr__(self, "method", find_name("method", self.method, (BASE, SGD, *METHODS)))
+        if self.method == SGD:
             if self.base != "sgd":
                 raise BsamValueError(f'method "sgd" is SGD alone, but base is {self.base}: set method to "base"')
             object.__setattr__(self, "method", BASE)
@@ -306,20 +420,27 @@ class Run(SubjectSettings):
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
-        kind = task if isinstance(task, type) and issubclass(task, TaskSettings) else task_class(task).settings_type
+        kind = task if isinstance(task, type) and issubclass(task, TaskSettings) else settings_of_task(task)
         task_names = [item.name for item in fields(kind)]
         known = [*(item.name for item in fields(cls)), *task_names]
         for name in [name for name in settings if name not in known]:
-            if name in OWNERS:
-                raise BsamValueError(
-                    f"{name} is a setting of {OWNERS[name]}, but the task is {kind.name}: leave it out or change the "
-                    "task"
-                )
+            for owner in TASK_SETTINGS.values():
+                if name in [item.name for item in fields(owner)]:
+                    raise BsamValueError(
+                        f"{name} is a setting of {owner.name}, but the task is {kind.name}: leave it out or change the "
+                        "task"
+                    )
             if (valid := find_name("setting", name, known)) in settings:
                 raise BsamValueError(f"{valid} is given twice, also as {name}: give it once")
             settings[valid] = settings.pop(name)
         of_task = kind(**{name: settings.pop(name) for name in task_names if name in settings})
         return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
+
+    def task_settings(self, kind: type[TaskSettingsT]) -> TaskSettingsT:
+        """Return the settings of the task; raise if they are those of another task."""
+        if not isinstance(self.task, kind):
+            raise BsamValueError(f"the run has settings of {self.task.name}: set its task to {kind.__name__}(...)")
+        return self.task
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as JSON-serializable values, ``task`` by name; ``Run.of(**settings)`` gives an equal run,
@@ -356,3 +477,54 @@ class Run(SubjectSettings):
 def method_title(run: Run) -> str:
     """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
     return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
+
+
+def default_settings(task: type[TaskSettings]) -> dict[str, Any]:
+    """Return the defaults of a run's settings, those of its task included, without presets.
+
+    Example:
+        >>> defaults = default_settings(ClassificationSettings)
+        >>> defaults["lr"], defaults["label_smoothing"]
+        (0.05, 0.1)
+    """
+    defaults: dict[str, Any] = {}
+    for item in (*fields(Run), *fields(task)):
+        if item.default_factory is not MISSING:
+            defaults[item.name] = item.default_factory()
+        elif item.default is not MISSING:
+            defaults[item.name] = item.default
+    return {**defaults, "method": BASE, "task": task.name}
+
+
+def preset_values(task: type[TaskSettings], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults that follow from given settings: those of the task's presets, then those that all tasks
+    share. Later ones win; their conditions are compared with what is given or set so far.
+
+    Example:
+        >>> preset_values(ClassificationSettings, {"base": "adamw"})
+        {'lr': 0.001, 'weight_decay': 0.05, 'decay': 'weights'}
+    """
+    defaults = default_settings(task)
+    values: dict[str, Any] = {}
+    for preset in (*task.presets, *SHARED):
+        for name in (*preset.when, *preset.values):
+            if name not in defaults:
+                raise BsamValueError(f"a preset of {task.__name__} names {name}, which is no setting: correct it")
+        if preset.applies({**defaults, **values, **given}):
+            values |= preset.values
+    return values
+
+
+def settings_by_heading() -> dict[str, list[Field[Any]]]:
+    """Return the fields of all settings by the heading of their flags; those of the tasks come last, but measurements
+    are the last heading.
+    """
+    listed: dict[str, list[Field[Any]]] = {}
+    for item in fields(Run):
+        listed.setdefault(item.metadata["heading"], []).append(item)
+    *first, last = listed
+    for kind in TASK_SETTINGS.values():
+        for item in fields(kind):
+            listed.setdefault(item.metadata["heading"], []).append(item)
+    of_tasks = sorted(listed.keys() - {*first, last})
+    return {heading: listed[heading] for heading in (*first, *of_tasks, last)}

