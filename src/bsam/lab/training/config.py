@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
-from ..common.names import find_name
+from ..common.methods import Method, is_own, known_method, method_class, title_of_method
+from ..common.names import find_name, name_of
 from ..data.timm_augment import TimmAugment, is_timm
 from ..tasks import TASKS, task_class
 from ..tasks.classification_settings import ClassificationSettings
@@ -38,7 +39,7 @@ OWNERS = {item.name: name for name, task in TASKS.items() for item in fields(tas
 
 def arguments_of(method: str) -> tuple[str, ...]:
     """Return the arguments of a method that a run can set; training supplies the others, such as base and model."""
-    cls = METHODS[method]
+    cls = method_class(method)
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
 
@@ -231,6 +232,9 @@ class Run(SubjectSettings):
     )
 
     def __post_init__(self) -> None:
+        for name in ("method", "model"):
+            if not isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, name_of(getattr(self, name), name))
         super().__post_init__()
         object.__setattr__(self, "base", find_base(self.base))
         self._check_method()
@@ -265,7 +269,8 @@ class Run(SubjectSettings):
             )
 
     def _check_method(self) -> None:
-        object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
+        if not is_own(self.method):
+            object.__setattr__(self, "method", find_name("method", self.method, (BASE, "sgd", *METHODS)))
         if self.method == "sgd":
             if self.base != "sgd":
                 raise BsamValueError(f'method "sgd" is SGD alone, but base is {self.base}: set method to "base"')
@@ -274,13 +279,15 @@ class Run(SubjectSettings):
             raise BsamValueError(f"arguments must map names to values, such as {{'rho': 0.05}}; got {self.arguments!r}")
         if self.method == BASE and self.arguments:
             raise BsamValueError(f"the base optimizer alone takes no method arguments, got {self.arguments!r}")
+        if is_own(self.method) and known_method(self.method) is None:
+            return  # it is imported, and checked, when it trains: a stored run may be read without its module
         known = () if self.method == BASE else arguments_of(self.method)
         for name in self.arguments:
             if f"rho_{name}" in RADIUS_SCHEDULE:
                 raise BsamValueError(f"arguments must not contain {name}: set rho_{name}, which counts epochs")
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
-        has_radius = self.method != BASE and not METHODS[self.method].is_loss
+        has_radius = self.method != BASE and not method_class(self.method).is_loss
         for name in RADIUS_SCHEDULE:
             if getattr(self, name) and not has_radius:
                 raise BsamValueError(f"{name} needs a method with a radius, and {self.method} has none: leave it out")
@@ -293,7 +300,7 @@ class Run(SubjectSettings):
     @classmethod
     def of(
         cls,
-        method: str,
+        method: str | Method,
         arguments: Mapping[str, Any] | None = None,
         *,
         task: str | type[TaskSettings] = ClassificationSettings,
@@ -353,6 +360,16 @@ class Run(SubjectSettings):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
+def imported(run: Run) -> Run:
+    """Return a run that is about to train, after importing its method if it is a class of the user's, and checking the
+    settings that this class decides.
+    """
+    if run.method == BASE or not is_own(run.method):
+        return run
+    method_class(run.method)
+    return replace(run)
+
+
 def method_title(run: Run) -> str:
     """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
-    return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
+    return BASES[run.base].__name__ if run.method == BASE else title_of_method(run.method)

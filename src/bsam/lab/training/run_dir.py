@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_tensors, read_bytes, reading
 from ..data import FOLDER, FunctionData, dataset_entry
+from ..models import model_entry
 from ..tasks.settings import TaskSettings
 from .config import BASE, Run
 from .files import read_json, read_json_lines
@@ -57,7 +58,7 @@ def run_dir_name(run: Run) -> str:
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
-    method = run.base if run.method == BASE else run.method
+    method = run.base if run.method == BASE else re.sub(r"[^\w.]+", "_", run.method)
     return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", digest])
 
 
@@ -269,20 +270,26 @@ class RunDir:
         return network
 
 
-def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
-    """Raise if the data of a stored run is a function that the user does not name, too.
+def check_named(run: Run, folder: Path, data: Collection[str] | None = (), models: Collection[str] = ()) -> None:
+    """Raise if the data or the network of a stored run is a function that the user does not name, too.
 
     A run directory may come from others, and to call the function is to run any code that is installed here.
 
     Args:
         run: the settings in the run directory.
         folder: the run directory.
-        named: the data sets that the user names.
+        data: the data sets that the user names; None if the data of the run is not needed.
+        models: the networks that the user names.
     """
-    if isinstance(dataset_entry(run.data), FunctionData) and run.data not in named:
+    if data is not None and isinstance(dataset_entry(run.data), FunctionData) and run.data not in data:
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
+        )
+    if model_entry(run.model).needs_size and run.model not in models:
+        raise BsamValueError(
+            f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
+            f"too: if you trust it, add --model {run.model}"
         )
 
 
