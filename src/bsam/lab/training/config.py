@@ -326,7 +326,8 @@ class Run(SubjectSettings):
                 raise BsamValueError(f"{valid} is given twice, also as {name}: give it once")
             settings[valid] = settings.pop(name)
         of_task = kind(**{name: settings.pop(name) for name in task_names if name in settings})
-        return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
+        name = method if isinstance(method, str) else name_of(method, "method")
+        return cls(name, {} if arguments is None else arguments, task=of_task, **settings)
 
     def settings(self) -> dict[str, Any]:
         """Return all settings as JSON-serializable values, ``task`` by name; ``Run.of(**settings)`` gives an equal run,
