@@ -17,8 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 import docs_tables
+from bsam import SAM
 from bsam.lab.cli import _parser
 from bsam.lab.cli.run_flags import run_of, settings_of
+from bsam.lab.common import names
 from bsam.lab.config import Run
 from bsam.lab.data import DATASETS
 from bsam.lab.recipes import recipe_of, start
@@ -172,6 +174,7 @@ def test_the_commands_of_a_page_parse(page, monkeypatch):
     monkeypatch.setattr(start, "model_of_file", lambda path: path.stem)
     monkeypatch.setattr(start.RunDir, "finished_run", lambda self: Run("sgd"))
     monkeypatch.setattr("bsam.lab.data.functions._call", lambda name, folder: DATASETS["digits"])  # and the function
+    monkeypatch.setitem(names._OWN, "two_step:TwoStepSAM", SAM)  # and the class
     for line in commands(page):
         try:
             check_command(line)

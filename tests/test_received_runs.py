@@ -142,7 +142,7 @@ READERS = {  # the commands that read a file
     "run/flatness.json": ["flatness again", "report"],
     "results/results.json": ["report of results"],
 }
-NAMES = ("data", "weights", "init", "model", "file", "folder", "metrics")  # texts that name something
+NAMES = ("data", "weights", "init", "method", "model", "file", "folder", "metrics")  # texts that name something
 
 
 def damage(file: str, content: Any) -> None:

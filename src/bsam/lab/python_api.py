@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .analysis.sentences import ComparisonResult
 from .cli.run import show_experiment
-from .common.names import find_name
+from .common.methods import Method
+from .common.names import find_name, name_of
 from .config import settings_by_heading
 from .experiment_run import NEEDS, ExperimentOptions, refuse_torchrun
 from .recipes.comparison import (
@@ -27,8 +30,8 @@ from .training.run_writer import CHECKPOINT_EVERY
 
 def compare(
     data: str,
-    model: str | None = None,
-    methods: Sequence[str] = DEFAULT_METHODS,
+    model: str | Callable[..., nn.Module] | None = None,
+    methods: Sequence[str | Method] = DEFAULT_METHODS,
     *,
     seeds: int = SEEDS,
     tune: bool = False,
@@ -50,8 +53,10 @@ def compare(
 
     Args:
         data: a data set from ``bsam list data``, ``folder:PATH`` or ``MODULE:FUNCTION``.
-        model: a network from ``bsam list models``, or ``timm:NAME``; None takes that of the weights or the data set.
-        methods: at least two of ``"base"`` and the names in ``bsam.lab.recipes.variants()``.
+        model: a network from ``bsam list models``, ``timm:NAME``, ``MODULE:FUNCTION`` or a function that returns a
+            network; None takes that of the weights or the data set.
+        methods: at least two of ``"base"``, the names in ``bsam.lab.recipes.variants()``, ``MODULE:CLASS`` and classes
+            of your own; a name may be followed by arguments: ``"sam:rho=0.1"``.
         seeds: the number of seeds.
         tune: whether to choose each method's radius first, on validation samples or held-out training samples.
         tune_base: whether to choose learning rate and weight decay before that, for the base optimizer alone; all
@@ -94,7 +99,9 @@ def compare(
     for name in settings:
         find_name("setting", name, known)
     refuse_torchrun(COMPARE)
-    given = {**settings, "data": data} if model is None else {**settings, "data": data, "model": model}
+    given = {**settings, "data": data}
+    if model is not None:
+        given["model"] = model if isinstance(model, str) else name_of(model, "model")
     data_folder = None if data_dir is None else Path(data_dir)
     experiment = plan_comparison(
         methods,

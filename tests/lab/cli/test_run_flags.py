@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from bsam import BsamError
 from bsam.lab import cli
-from bsam.lab.cli.run_flags import add_run_flags, method_arguments, run_of
+from bsam.lab.cli.run_flags import add_run_flags, run_of
+from bsam.lab.common.names import named_values
 from bsam.lab.config import ClassificationSettings, PoseSettings, Run
 from bsam.lab.recipes.variants import variants
 
@@ -174,7 +175,7 @@ def test_arguments_of_the_method_are_json_or_text():
     run = run_from("--method", "bsam", "--set", "rho_max=0.1", "passes=2", "--set", "start_from_min=true")
     assert run.arguments == {"rho_max": 0.1, "passes": 2, "start_from_min": True}
     assert type(run.arguments["passes"]) is int
-    values = method_arguments(["beta=[1,1,1]", "kind=two words", "k=", "e=a=b", "none=null"])
+    values = named_values(["beta=[1,1,1]", "kind=two words", "k=", "e=a=b", "none=null"])
     assert values == {"beta": [1, 1, 1], "kind": "two words", "k": "", "e": "a=b", "none": None}
 
 

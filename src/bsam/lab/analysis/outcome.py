@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...methods import METHODS
-from ..config import BASE, Run
+from ..config import Run
 from ..data import dataset_entry
 from ..tasks import TASKS
 from ..training.run_dir import RunDir
@@ -99,8 +99,9 @@ def _begins_at_random(run: Run) -> bool:
 
 def _advice(run: Run, diverged: bool) -> str:
     lr = f"Try {'a smaller' if diverged else 'another'} --lr (now {run.lr:g})"
-    defaults = {} if run.method == BASE else inspect.signature(METHODS[run.method]).parameters
-    radii = {name: run.arguments.get(name, defaults[name].default) for name in defaults if name.startswith("rho")}
+    parameters = inspect.signature(METHODS[run.method]).parameters if run.method in METHODS else {}
+    values = {**{name: parameters[name].default for name in parameters}, **run.arguments}
+    radii = {name: value for name, value in values.items() if name.startswith("rho")}
     now = " ".join(f"{name}={value:g}" for name, value in radii.items() if value)
     tries = [lr, *([f"a smaller radius (now --set {now})"] if now else []), *([] if diverged else ["more epochs"])]
     tries += [f"--rho-warmup {run.epochs / 4:g}"] if now and not (run.rho_warmup or run.rho_start) else []

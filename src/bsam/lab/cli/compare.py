@@ -31,7 +31,10 @@ continues; with more --seeds or --methods, only the new runs are trained."""
 def add(command: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     flag = command.add_argument_group("Comparison").add_argument
-    names = f"at least two of base, {', '.join(variants())} (default: {' '.join(DEFAULT_METHODS)})"
+    names = (
+        f"at least two of base, {', '.join(variants())} and MODULE:CLASS for a method of your own; arguments follow a "
+        f"name, as in sam:rho=0.1 (default: {' '.join(DEFAULT_METHODS)})"
+    )
     flag("--methods", nargs="+", default=list(DEFAULT_METHODS), help=names, metavar="METHOD")
     baseline = "the method that the others are compared with (default: the first of --methods)"
     flag("--baseline", help=baseline, metavar="METHOD")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..common.printing import say
 from ..common.progress import ProgressLine
 from ..inference.run_export import export_run
-from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP
+from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP
 
 HELP = "export the network of a run to ONNX or safetensors"
 DESCRIPTION = """\
@@ -29,6 +29,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--out", type=Path, required=True, help="file to write, .onnx or .safetensors", metavar="FILE")
     flag("--images", type=int, help="number of evaluation images to use (default: all)", metavar="N")
     flag("--data", help=DATA_HELP, metavar="MODULE:FUNCTION")
+    flag("--model", help=MODEL_HELP, metavar="MODULE:FUNCTION")
     flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     flag("--device", default="auto", help=f"device of the trained network: {DEVICE_HELP}", metavar="NAME")
@@ -43,6 +44,7 @@ def _export(arguments: argparse.Namespace) -> None:
             arguments.images,
             arguments.device,
             data=arguments.data,
+            model=arguments.model,
             data_dir=arguments.data_dir,
             cache_dir=arguments.cache_dir,
             progress=partial(line.reach, "images"),

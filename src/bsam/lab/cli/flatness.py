@@ -20,7 +20,7 @@ from ..report.page.render import figures_html
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked, write
 from .run_console import new_console, new_table
-from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP
+from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,6 +69,7 @@ def add(command: argparse.ArgumentParser) -> None:
     images = "measure a run on N training samples, balanced over the classes (for pose, evenly spaced)"
     flag("--images", type=int, help=f"{images} (default: {IMAGES}, or all if there are fewer)", metavar="N")
     flag("--data", action="append", default=[], help=f"{DATA_HELP}; may be repeated", metavar="MODULE:FUNCTION")
+    flag("--model", action="append", default=[], help=f"{MODEL_HELP}; may be repeated", metavar="MODULE:FUNCTION")
     flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     out = "folder for the results (default: runs/flatness)"
@@ -93,6 +94,7 @@ def _flatness(arguments: argparse.Namespace) -> None:
         arguments.cache_dir,
         title_of=lambda run: variant_of(run).title,
         data=arguments.data,
+        models=arguments.model,
     )
     written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)

@@ -16,7 +16,7 @@ from ..inference.pose_prediction import FoundJoints, find_joints
 from ..inference.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid
 from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
-from .run_flags import DEVICE_HELP
+from .run_flags import DEVICE_HELP, MODEL_HELP
 
 HELP = "classify images, or find the joints of people in them, with the network of a run"
 DESCRIPTION = """\
@@ -43,6 +43,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "overwritten: the command stops with an error"
     )
     flag("--out", type=Path, help=out, metavar="FILE|FOLDER")
+    flag("--model", help=MODEL_HELP, metavar="MODULE:FUNCTION")
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     classes = command.add_argument_group("classes").add_argument
     classes("--top", type=int, help=f"number of classes to print (default: {TOP})", metavar="N")
@@ -90,7 +91,7 @@ def _check_unused(arguments: argparse.Namespace, names: tuple[str, ...], reason:
 
 def _classes(arguments: argparse.Namespace) -> None:
     top = TOP if arguments.top is None else arguments.top
-    predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn)
+    predictions = predict(arguments.folder, arguments.images, top, arguments.device, _warn, model=arguments.model)
     if arguments.out is not None:
         write_predictions(predictions, arguments.out)
     if arguments.grid is not None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
-from ..common.names import find_name
+from ..common.methods import is_own, method_class
+from ..common.names import find_name, named_values
 from ..config import BASE, TASK_SETTINGS, Run, settings_by_heading
 from ..config.presets import SHARED
 from ..data import DATASETS
@@ -23,6 +23,7 @@ from ..training.run_writer import CHECKPOINT_EVERY
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image files)"
 DATA_HELP = "the data set of the run; needed only if it is a function of yours, which is called only if you name it"
+MODEL_HELP = "the network of the run; needed only if it is a function of yours, which is called only if you name it"
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 
@@ -114,7 +115,7 @@ def add_checkpoint_flag(group: argparse._ArgumentGroup) -> None:
 def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags, with the settings of :func:`settings_of`."""
     method, method_settings = _method(arguments.method)
-    return Run.of(method, {**method_settings, **method_arguments(arguments.set)}, **settings_of(arguments))
+    return Run.of(method, {**method_settings, **named_values(arguments.set)}, **settings_of(arguments))
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if "task" in given:
         given["task"] = find_name("task", given["task"], TASK_SETTINGS)
     if "base_arguments" in given:
-        given["base_arguments"] = method_arguments(given["base_arguments"], "--base-set", "eps=1e-6")
+        given["base_arguments"] = named_values(given["base_arguments"], "--base-set", "eps=1e-6")
     if "betas" in arguments:
         if "betas" in (others := given.get("base_arguments", {})):
             raise BsamValueError("--betas and --base-set betas=... give the same argument: leave one of them out")
@@ -135,29 +136,13 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _method(name: str) -> tuple[str, Mapping[str, Any]]:
     """Return the method and arguments of a name such as ``bsam-2``, in upper or lower case."""
+    if is_own(name):
+        method_class(name)
+        return name, {}
     known = {variant.name: variant for variant in variants().values() if not variant.radii}
     name = find_name("method", name, (BASE, *known))
     is_base = name == BASE or known[name].method == BASE  # keep the name: Run accepts sgd only with base SGD
     return (name, {}) if is_base else (known[name].method, known[name].arguments)
-
-
-def method_arguments(pairs: Sequence[str], flag: str = "--set", example: str = "rho_max=0.1") -> dict[str, Any]:
-    """Return the values of ``NAME=VALUE`` pairs by name, decoded as JSON where possible and as text otherwise.
-
-    ``flag`` and ``example`` are for error messages.
-    """
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, sign, text = pair.partition("=")
-        if not name or not sign:
-            raise BsamValueError(f"{flag} takes NAME=VALUE, for example {example}; got {pair!r}")
-        if name in values:
-            raise BsamValueError(f"{flag} gives {name} twice: give it once")
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
-    return values
 
 
 def _kind(hint: Any) -> dict[str, Any]:

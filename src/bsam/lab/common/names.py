@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
 
 LONG = 40  # names
+_OWN: dict[str, Any] = {}  # the user's objects that were imported or passed, by MODULE:NAME
 
 
 def find_name(kind: str, name: object, known: Collection[str]) -> str:
@@ -58,12 +63,47 @@ def find_function(name: str, role: str) -> Callable[..., Any]:
 
 
 def find_object(name: str, role: str) -> Any:
-    """Import an object. Its module may be in the current folder, as with ``python -m``.
+    """Import an object, unless it was imported or passed before. Its module may be in the current folder, as with
+    ``python -m``.
+
+    To import a module is to run its code, so call this only with names that the user gives, never with one that is
+    only in a file; :func:`known_object` is for these.
 
     Args:
         name: ``module:name``.
         role: what the object is for, in error messages.
     """
+    if name not in _OWN:
+        _OWN[name] = _import_object(name, role)
+    return _OWN[name]
+
+
+def known_object(name: str) -> Any | None:
+    """Return an object that was imported or passed before; None for all others."""
+    return _OWN.get(name)
+
+
+def name_of(given: Any, role: str) -> str:
+    """Return the ``MODULE:NAME`` of a class or function of the user, under which it is found from now on.
+
+    The module of a script is named after its file, as it is for a process that imports it.
+
+    Example:
+        >>> name_of(os.path.basename, "loader")
+        'posixpath:basename'
+    """
+    name, module = getattr(given, "__qualname__", None), getattr(given, "__module__", None)
+    if not isinstance(name, str) or not name.isidentifier() or not isinstance(module, str):
+        raise BsamValueError(
+            f"the {role} must be a name, or a class or function at the top level of a module; got {given!r}"
+        )
+    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        module = Path(file).stem
+    _OWN[f"{module}:{name}"] = given
+    return f"{module}:{name}"
+
+
+def _import_object(name: str, role: str) -> Any:
     module_name, _, object_name = name.partition(":")
     parts = module_name.split(".")
     if not object_name or parts[-1] == "py" or not all(part.isidentifier() for part in parts):
@@ -85,6 +125,65 @@ def find_object(name: str, role: str) -> Any:
     if not hasattr(module, object_name):
         raise BsamValueError(f"the {role}'s module {module_name!r} has no {object_name!r}: check the name")
     return getattr(module, object_name)
+
+
+def call_with(function: Callable[..., Any], offered: Mapping[str, Any], name: str) -> Any:
+    """Call a function of the user with those of the offered arguments that its signature names.
+
+    Args:
+        function: the function or class.
+        offered: what it can get, by name.
+        name: its name, for the error message.
+
+    Example:
+        >>> call_with(
+        ...     lambda classes, width=8: (classes, width),
+        ...     {"classes": 10, "channels": 3},
+        ...     "nets:build",
+        ... )
+        (10, 8)
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for parameter in named:
+        if parameter.default is parameter.empty and parameter.name not in offered:
+            raise BsamValueError(
+                f"{name} asks for {parameter.name!r}; it can get {', '.join(offered)}: rename the argument, or "
+                "give it a default"
+            )
+    return function(**{p.name: offered[p.name] for p in named if p.name in offered})
+
+
+def named_values(pairs: Sequence[str], flag: str = "--set", example: str = "rho_max=0.1") -> dict[str, Any]:
+    """Return the values of ``NAME=VALUE`` pairs by name, decoded as JSON where possible and as text otherwise.
+
+    ``flag`` and ``example`` are for error messages.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not name or not sign:
+            raise BsamValueError(f"{flag} takes NAME=VALUE, for example {example}; got {pair!r}")
+        if name in values:
+            raise BsamValueError(f"{flag} gives {name} twice: give it once")
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
+
+
+def with_arguments(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments in ``NAME:ARGUMENT=VALUE,...``; the name may be ``MODULE:NAME``.
+
+    Example:
+        >>> with_arguments("wsam:WSAM:rho=0.1,beta=[1,2]"), with_arguments("wsam:WSAM")
+        (('wsam:WSAM', {'rho': 0.1, 'beta': [1, 2]}), ('wsam:WSAM', {}))
+    """
+    name, _, last = text.rpartition(":")
+    if not name or "=" not in last:
+        return text, {}
+    return name, named_values(re.split(r",(?=\w+=)", last), text, "rho=0.1")
 
 
 def describe_error(error: Exception, module: str | None = None) -> str:

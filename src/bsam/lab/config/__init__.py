@@ -12,6 +12,7 @@ from .run_config import RADIUS_SCHEDULE as RADIUS_SCHEDULE
 from .run_config import Run as Run
 from .run_config import arguments_of as arguments_of
 from .run_config import default_settings as default_settings
+from .run_config import imported as imported
 from .run_config import method_title as method_title
 from .run_config import preset_values as preset_values
 from .run_config import settings_by_heading as settings_by_heading

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
 from ...methods import METHODS
-from ..common.names import find_name
+from ..common.methods import Method, is_own, known_method, method_class, title_of_method
+from ..common.names import find_name, name_of
 from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameters_of
 from .presets import SHARED, RecordsGiven, given_values
 from .settings import MAX_SEED, NOT_NEGATIVE, SHARE, Split, check_name, check_positive, check_values, one_of, setting
@@ -30,7 +31,7 @@ RADIUS_SCHEDULE = ("rho_warmup", "rho_start")  # settings of a run that only met
 
 def arguments_of(method: str) -> tuple[str, ...]:
     """Return the arguments of a method that a run can set; training supplies the others, such as base and model."""
-    cls = METHODS[method]
+    cls = method_class(method)
     return tuple(name for name in inspect.signature(cls).parameters if name not in cls.set_by_training)
 
 
@@ -314,6 +315,9 @@ class Run(RecordsGiven):
 
     def __post_init__(self) -> None:
         _check_task("task", self.task)
+        for name in ("method", "model"):
+            if not isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, name_of(getattr(self, name), name))
         self._apply_presets()
         object.__setattr__(self, "base", find_base(self.base))
         check_values(self)
@@ -379,7 +383,8 @@ class Run(RecordsGiven):
             raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
 
     def _check_method(self) -> None:
-        object.__setattr__(self, "method", find_name("method", self.method, (BASE, SGD, *METHODS)))
+        if not is_own(self.method):
+            object.__setattr__(self, "method", find_name("method", self.method, (BASE, SGD, *METHODS)))
         if self.method == SGD:
             if self.base != "sgd":
                 raise BsamValueError(f'method "sgd" is SGD alone, but base is {self.base}: set method to "base"')
@@ -388,13 +393,15 @@ class Run(RecordsGiven):
             raise BsamValueError(f"arguments must map names to values, such as {{'rho': 0.05}}; got {self.arguments!r}")
         if self.method == BASE and self.arguments:
             raise BsamValueError(f"the base optimizer alone takes no method arguments, got {self.arguments!r}")
+        if is_own(self.method) and known_method(self.method) is None:
+            return  # it is imported, and checked, when it trains: a stored run may be read without its module
         known = () if self.method == BASE else arguments_of(self.method)
         for name in self.arguments:
             if f"rho_{name}" in RADIUS_SCHEDULE:
                 raise BsamValueError(f"arguments must not contain {name}: set rho_{name}, which counts epochs")
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
-        has_radius = self.method != BASE and not METHODS[self.method].is_loss
+        has_radius = self.method != BASE and not method_class(self.method).is_loss
         for name in RADIUS_SCHEDULE:
             if getattr(self, name) and not has_radius:
                 raise BsamValueError(f"{name} needs a method with a radius, and {self.method} has none: leave it out")
@@ -407,7 +414,7 @@ class Run(RecordsGiven):
     @classmethod
     def of(
         cls,
-        method: str,
+        method: str | Method,
         arguments: Mapping[str, Any] | None = None,
         *,
         task: str | type[TaskSettings] = ClassificationSettings,
@@ -434,7 +441,8 @@ class Run(RecordsGiven):
                 raise BsamValueError(f"{valid} is given twice, also as {name}: give it once")
             settings[valid] = settings.pop(name)
         of_task = kind(**{name: settings.pop(name) for name in task_names if name in settings})
-        return cls(method, {} if arguments is None else arguments, task=of_task, **settings)
+        name = method if isinstance(method, str) else name_of(method, "method")
+        return cls(name, {} if arguments is None else arguments, task=of_task, **settings)
 
     def task_settings(self, kind: type[TaskSettingsT]) -> TaskSettingsT:
         """Return the settings of the task; raise if they are those of another task."""
@@ -474,9 +482,19 @@ class Run(RecordsGiven):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
+def imported(run: Run) -> Run:
+    """Return a run that is about to train, after importing its method if it is a class of the user's, and checking the
+    settings that this class decides.
+    """
+    if run.method == BASE or not is_own(run.method):
+        return run
+    method_class(run.method)
+    return replace(run)
+
+
 def method_title(run: Run) -> str:
     """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
-    return BASES[run.base].__name__ if run.method == BASE else METHODS[run.method].title
+    return BASES[run.base].__name__ if run.method == BASE else title_of_method(run.method)
 
 
 def default_settings(task: type[TaskSettings]) -> dict[str, Any]:

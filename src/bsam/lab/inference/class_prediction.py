@@ -22,7 +22,7 @@ from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
 from ..training.environment import pick_device
-from ..training.run_dir import REPAIR, RunDir
+from ..training.run_dir import REPAIR, RunDir, check_named
 from ..training.train_step import as_trained
 
 T = TypeVar("T")
@@ -121,6 +121,8 @@ def predict(
     top: int = 3,
     device: str = "auto",
     on_message: Callable[[str], None] = say,
+    *,
+    model: str | None = None,
 ) -> list[Prediction]:
     """Classify image files with the trained network of a run, in the precision of its training; its data is not needed.
 
@@ -130,6 +132,7 @@ def predict(
         top: number of classes to return for each image.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
         on_message: called with messages for the user.
+        model: the network of the run; needed only if it is ``MODULE:FUNCTION``, which runs code of that module.
     """
     paths = image_paths(images)
     run_dir = RunDir(folder)
@@ -143,6 +146,7 @@ def predict(
             f"the network of the run in {folder} (task {run.task.name}, data {run.data}) does not take image files: "
             "give a classification run on image files, or on your own uint8 images with 1 or 3 channels"
         )
+    check_named(run, run_dir.path, None, [] if model is None else [model])
     names, decoding = inputs.class_names, inputs.decoding
     top = min(check_count("top", top), len(names))
     torch_device = pick_device(device)

@@ -19,7 +19,7 @@ from ..quantization.int_files import check_place
 from ..tasks.classification import Classification
 from ..tasks.classifiers import build_float_network
 from ..training.environment import pick_device
-from ..training.run_dir import NETWORK, RunDir, check_function
+from ..training.run_dir import NETWORK, RunDir, check_named
 from ..training.train_step import as_trained
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
@@ -71,6 +71,7 @@ def export_run(
     device: str = "auto",
     *,
     data: str | None = None,
+    model: str | None = None,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -88,7 +89,8 @@ def export_run(
             file is overwritten only if the export succeeds.
         images: number of evaluation images to compare the networks on; None: all.
         device: device of the run's network; the network of an ONNX file runs on the CPU.
-        data: the data set of the run; needed only if it is ``MODULE:FUNCTION``, which runs code of that module.
+        data, model: the data set and the network of the run; needed only if they are ``MODULE:FUNCTION``, which runs
+            code of that module.
         data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
         progress: called with the numbers of finished images and of all images.
     """
@@ -105,7 +107,9 @@ def export_run(
     run = run_dir.finished_run()
     if data not in (None, run.data):
         raise BsamValueError(f"the run in {folder} was trained on {run.data}, got data (--data) {data}: leave it out")
-    check_function(run, run_dir.path, [] if data is None else [data])
+    if model not in (None, run.model):
+        raise BsamValueError(f"the run in {folder} trained {run.model}, got model (--model) {model}: leave it out")
+    check_named(run, run_dir.path, [] if data is None else [data], [] if model is None else [model])
     if run.task.name != "classification":
         raise BsamValueError(
             f"the run in {folder} is of the task {run.task.name}: only classification runs can be exported"

@@ -18,7 +18,7 @@ from ..common.names import find_function
 from ..config import Run, method_title
 from ..quantization import freeze_scales
 from ..tasks import TASKS
-from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_function, run_dir_name
+from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
@@ -84,6 +84,7 @@ def find_models(
     cache_dir: Path | None = None,
     title_of: Callable[[Run], str] = method_title,
     data: Collection[str] = (),
+    models: Collection[str] = (),
 ) -> MeasuredModels:
     """Return the networks in files (with a loader) or in run directories, after checking all of them.
 
@@ -94,7 +95,8 @@ def find_models(
         data_dir: for run directories: the folder of the data, if it is read from files.
         cache_dir: for run directories: the folder for decoded image files.
         title_of: for run directories: returns the title of a run's method.
-        data: for run directories: the data sets that are ``MODULE:FUNCTION``, which run code of that module.
+        data, models: for run directories: the data sets and networks that are ``MODULE:FUNCTION``, which run code of
+            that module.
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
     missing = [path for path in paths if not path.exists()]
@@ -105,10 +107,10 @@ def find_models(
         file = next(path for path in paths if path not in folders)
         raise BsamValueError(f"{folders[0]} is a folder, but {file} is not: measure them in two calls")
     if not folders:
-        if data or images is not None or data_dir is not None or cache_dir is not None:
+        if data or models or images is not None or data_dir is not None or cache_dir is not None:
             raise BsamValueError(
-                "the loader decides which data a file is measured on: leave --images, --data, --data-dir and "
-                "--cache-dir out"
+                "the loader decides which network is measured, and on which data: leave --images, --data, --model, "
+                "--data-dir and --cache-dir out"
             )
         if loader_name is None:
             raise BsamValueError(
@@ -122,7 +124,7 @@ def find_models(
         raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
     samples = check_count("images", IMAGES if images is None else images)
     names = []
-    unused = set(data)
+    unused = {*data, *models}
     for path in paths:
         task = RunDir(path).note("config", OTHER_FOLDER).get("task", Run.task.name)
         if task not in list(TASKS):
@@ -131,19 +133,20 @@ def find_models(
                 "and --loader instead"
             )
         run = RunDir(path).finished_run()
-        check_function(run, path, data)
-        unused.discard(run.data)
+        check_named(run, path, data, models)
+        unused -= {run.data, run.model}
         has_default_name = path.name == run_dir_name(run)  # which is too long for a title
         names.append(f"{title_of(run)}, seed {run.seed}" if has_default_name else path.name)
     if unused:
-        raise BsamValueError(f"none of the runs was trained on data (--data) {min(unused)}: leave it out")
+        what = "was trained on data (--data)" if min(unused) in data else "trained the network (--model)"
+        raise BsamValueError(f"none of the runs {what} {min(unused)}: leave it out")
     options = {"data_dir": data_dir, "cache_dir": cache_dir}
     data_folders = {name: path for name, path in options.items() if path is not None}
     return MeasuredModels(
         paths,
         _titles(paths, names),
         {"images": samples},
-        load=lambda path, device: load_run(path, samples, device, data, **data_folders),
+        load=lambda path, device: load_run(path, samples, device, data, models, **data_folders),
         weights=lambda path: path / NETWORK,
         about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
     )
@@ -155,7 +158,12 @@ def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 
 def load_run(
-    folder: Path, images: int, device: torch.device, data: Collection[str] = (), **data_folders: Path
+    folder: Path,
+    images: int,
+    device: torch.device,
+    data: Collection[str] = (),
+    models: Collection[str] = (),
+    **data_folders: Path,
 ) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
 
@@ -163,7 +171,7 @@ def load_run(
     pose, evenly spaced in the training data. The scales of a quantized network are fixed.
     """
     run = RunDir(folder).run()
-    check_function(run, folder, data)
+    check_named(run, folder, data, models)
     task = TASKS[run.task.name](run, device, **data_folders)
     network = RunDir(folder).load_into(task.network())
     if run.task.weight_bits is not None:

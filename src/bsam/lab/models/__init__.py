@@ -15,6 +15,7 @@ from ...common.errors import BsamValueError
 from ..common.names import suggestion
 from .digits_net import DigitsNet
 from .mobilenet import MobileNetV1
+from .own_networks import IMAGES, own_network
 from .pyramidnet import PyramidNet
 from .resnet import ResNet
 from .simcc import simcc_resnet8, simcc_resnet50
@@ -37,6 +38,7 @@ class ModelEntry:
         memory_format: memory format of the weights.
         backbone: for a pose network, the name of its backbone, whose weights can be loaded; None for the others.
         resizable: whether it can be built for images of another size, with ``image_size=``.
+        needs_size: whether it is always built with ``image_size=``: a function of the user may ask for it.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ModelEntry:
     memory_format: torch.memory_format = torch.channels_last
     backbone: str | None = None
     resizable: bool = False
+    needs_size: bool = False
 
 
 _RESNET = "He et al., CVPR 2016"
@@ -85,7 +88,8 @@ MODELS: dict[str, ModelEntry] = {
 
 
 def model_entry(name: str) -> ModelEntry:
-    """Return the entry of a network: one from :data:`MODELS`, or a new one for a timm network called ``timm:NAME``.
+    """Return the entry of a network: one from :data:`MODELS`, or a new one for a timm network called ``timm:NAME``, or
+    for a function of the user, ``MODULE:FUNCTION``, which is imported when the network is built.
 
     Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
     :func:`~bsam.lab.models.input_config.input_config` returns the image size.
@@ -101,9 +105,14 @@ def model_entry(name: str) -> ModelEntry:
     if name in MODELS:
         return MODELS[name]
     timm = timm_name(name)
+    if timm is None and ":" in name:
+        build = partial(own_network, name)
+        return ModelEntry(name, build, name, 0, IMAGES, memory_format=torch.preserve_format, needs_size=True)
     if timm is None:
         hint = suggestion(name, MODELS)
-        raise BsamValueError(f"model must be one of {', '.join(MODELS)} or {PREFIX}NAME; got {name!r}{hint}")
+        raise BsamValueError(
+            f"model must be one of {', '.join(MODELS)}, {PREFIX}NAME or MODULE:FUNCTION; got {name!r}{hint}"
+        )
     build = partial(timm_network, timm)
     return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True)
 
@@ -114,7 +123,7 @@ def build(
     """Build a network on torch's default device, in the memory format of its entry.
 
     Args:
-        name: one of ``MODELS``, or ``timm:NAME`` for any timm network, with random weights.
+        name: one of ``MODELS``, ``timm:NAME`` for any timm network, with random weights, or ``MODULE:FUNCTION``.
         classes: number of classes or joints.
         channels: number of image channels; None uses that of the entry (1 for ``digits_net``, 3 for the others).
         seed: seed of the initial weights. They are drawn on the CPU, so they are the same for every device, and the

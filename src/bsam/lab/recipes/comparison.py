@@ -8,8 +8,8 @@ from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
-from ...methods import METHODS
-from ..common.names import find_name
+from ..common.methods import Method, is_own, method_class
+from ..common.names import find_name, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Run, Split
 from ..data import dataset_entry
 from ..training.run_dir import subject_name
@@ -17,7 +17,7 @@ from .experiments import MAX_SEEDS, Experiment, Recipe
 from .planning import place, titles_of
 from .scales import Scale
 from .tuning import Tuning, with_tuned_radii
-from .variants import arguments, variant_of, variants
+from .variants import MethodVariant, arguments, variant_of, variants
 
 COMPARE = "compare"
 DEFAULT_METHODS = (BASE, "sam", "bsam")
@@ -26,11 +26,12 @@ SEEDS = 3
 LEFT_OUT = ("method", "arguments", "seed", "eval_split")
 
 
-def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Run]:
+def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) -> dict[str, Run]:
     """Return the run of each method, by name, in the order of ``methods``.
 
     Args:
-        methods: names of :func:`~bsam.lab.recipes.variants.variants`, or ``"base"``; at least two different ones.
+        methods: names of :func:`~bsam.lab.recipes.variants.variants`, ``"base"``, ``MODULE:CLASS`` or classes; at least
+            two different ones. A name may be followed by arguments: ``"sam:rho=0.1"``.
         settings: settings of :class:`~bsam.lab.config.Run` that all methods share; methods without a radius
             leave out its warm-up and its start.
 
@@ -41,26 +42,38 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
     """
     if isinstance(methods, str):
         raise BsamValueError(f"methods must be a list of names, got {methods!r}: pass [{methods!r}, ...]")
-    names = [find_name("method", method, (BASE, *variants())) for method in methods]
-    if "sgd" in names:  # all methods share its base optimizer, and the settings that follow from it
+    chosen = [_chosen(method) for method in methods]
+    if any(
+        name == "sgd" for name, _ in chosen
+    ):  # all methods share its base optimizer, and the settings that follow from it
         settings = {"base": "sgd", **settings}
     runs: dict[str, Run] = {}
     without_radius = {name: value for name, value in settings.items() if name not in RADIUS_SCHEDULE}
-    for name in names:
+    for text, name, given in chosen:
         if name in (BASE, "sgd"):
-            run = Run.of(name, **without_radius)  # raises if sgd is combined with another base
+            run = Run.of(name, given, **without_radius)  # raises if sgd is combined with another base
         else:
-            variant = variants()[name]
-            accepted = without_radius if METHODS[variant.method].is_loss else settings
-            run = Run.of(variant.method, arguments(variant, settings.get("data", Run.data)), **accepted)
+            variant = MethodVariant(name, "", name) if is_own(name) else variants()[name]
+            accepted = without_radius if method_class(variant.method).is_loss else settings
+            usual = arguments(variant, settings.get("data", Run.data))
+            run = Run.of(variant.method, {**usual, **given}, **accepted)
         if run not in runs.values():  # sgd and base may be the same
-            runs[name] = run
+            runs[text] = run
     set_but_unused = [name for name in RADIUS_SCHEDULE if settings.get(name)]
     if set_but_unused and not any(getattr(run, name) for run in runs.values() for name in set_but_unused):
         raise BsamValueError(f"{set_but_unused[0]} needs a method with a radius, and none is compared: leave it out")
     if len(runs) < 2:
         raise BsamValueError(f"methods must name at least two different methods to compare, got {list(methods)!r}")
     return runs
+
+
+def _chosen(method: str | Method) -> tuple[str, str, dict[str, Any]]:
+    """Return a method that the user chose: what it is called in the comparison, its name and its arguments."""
+    text = method if isinstance(method, str) else name_of(method, "method")
+    name, given = with_arguments(text)
+    if not is_own(name):
+        name = find_name("method", name, (BASE, *variants()))
+    return text if given else name, name, given
 
 
 def tuning_split(data: str, data_dir: Path | None = None) -> Split:
@@ -74,7 +87,7 @@ def tuning_split(data: str, data_dir: Path | None = None) -> Split:
 
 
 def plan_comparison(
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     settings: Mapping[str, Any],
     *,
     seeds: int = SEEDS,

@@ -10,7 +10,7 @@ from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
 from ..common.grouping import group_by
 from ..common.names import find_name, find_object
-from ..config import Run
+from ..config import Run, imported
 from .planning import Planned, place, with_seed
 from .published_numbers import describe_paper, published_number, published_tables
 from .scales import SCALES, Scale
@@ -94,7 +94,7 @@ class Recipe:
         is_list = isinstance(listed, Sequence) and len(listed) > 0
         if not is_list or not all(isinstance(item, Run | Planned) for item in listed):
             raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Planned, got {listed!r:.80}")
-        planned = [item if isinstance(item, Planned) else place(item) for item in listed]
+        planned = [item if isinstance(item, Planned) else place(imported(item)) for item in listed]
         if scale.weights and not any(plan.run.weights in scale.weights.values() for plan in planned):
             raise BsamValueError("the runs begin with random weights: leave --weights out")
         for names in (("section", "row", "column"), ("experiment", "row")):

@@ -11,6 +11,7 @@ from typing import Any
 from ...common.checks import check_count, check_flag, check_number
 from ...common.errors import BsamError, BsamValueError
 from ..common.grouping import count_text
+from ..common.methods import known_method
 from ..common.names import find_name
 from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, preset_values
 from ..data import dataset_entry
@@ -110,6 +111,7 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
     """
     variant, tuned = variant_of(run), bool(known.get("tuned", False))
+    is_unknown = run.method != BASE and known_method(run.method) is None  # a stored run of somebody's class
     order = list(variants())
     about: dict[str, Any] = {
         "experiment": experiment_title(run, wrong),
@@ -119,7 +121,7 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         "column": "",
         "variant": variant.name,
         "radius": total_radius(run),
-        "passes": passes_of(run),
+        "passes": None if is_unknown else passes_of(run),
         "tuned": tuned,
         **describe_paper(run, tuned),
         "trial": False,
@@ -176,7 +178,7 @@ def row_title(run: Run) -> str:
     variant = variant_of(run)
     if run.method == BASE:
         return variant.title
-    usual = paper_arguments(run)[variant.name]
+    usual = paper_arguments(run).get(variant.name) or all_arguments(run.method, {})
     values = all_arguments(run.method, run.arguments)
     different = [setting_text(value, name) for name, value in values.items() if value != usual.get(name)]
     different += [setting_text(value, name) for name in RADIUS_SCHEDULE if (value := getattr(run, name))]

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from ...common.checks import is_number
-from ...methods import METHODS
+from ..common.methods import known_method, method_class
 from ..config import BASE, RADIUS_SCHEDULE, Run, arguments_of
 from .variants import BSAMS, MATCHED, arguments, variant_of, variants
 
@@ -67,11 +67,13 @@ def published_number(table: str, run: Run, method: str = "", measure: str = "pck
     return {**number, "note": OTHER_NETWORK} if number is not None and "lite" in run.model else number
 
 
-@cache
 def _defaults(method: str) -> Mapping[str, Any]:
-    if method == BASE:
-        return {}
-    parameters = inspect.signature(METHODS[method]).parameters
+    return {} if method == BASE or known_method(method) is None else _defaults_of_known(method)
+
+
+@cache
+def _defaults_of_known(method: str) -> Mapping[str, Any]:
+    parameters = inspect.signature(method_class(method)).parameters
     defaults = {name: parameters[name].default for name in arguments_of(method)}
     return {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
 

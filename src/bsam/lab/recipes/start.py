@@ -16,7 +16,7 @@ from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
-from ..training.run_dir import CONFIG, RunDir, check_function, initial_network
+from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
 from .planning import Planned
 from .published_numbers import STANDS_FOR
 
@@ -43,7 +43,7 @@ def complete_settings(
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
     if given.get("init") is not None:
-        given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir, "data" in given), **given}
+        given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir, given), **given}
     if "task" not in given:
         given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
     if "model" not in given:
@@ -76,8 +76,9 @@ def augmentation_of(entry: DatasetEntry, model: str, image_size: int | None = No
     return RESIZED_CROP if isinstance(entry, ImageData) and side >= LARGE_IMAGE else None
 
 
-def _initial_run_settings(init: Path, run_dir: Path | None, has_data: bool) -> dict[str, Any]:
-    """Return the settings inherited from the initial run; raise if its data is a function, unless other data is given.
+def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings inherited from the initial run; raise if its data or its network is a function that is not
+    given, too.
 
     A run that continues reads them from its directory: the initial run may have been removed.
     """
@@ -87,8 +88,7 @@ def _initial_run_settings(init: Path, run_dir: Path | None, has_data: bool) -> d
         folder, run = init, RunDir(init).finished_run()
     else:
         return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
-    if not has_data:
-        check_function(run, folder)
+    check_named(run, folder, None if "data" in given else (), [given["model"]] if "model" in given else ())
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 
@@ -99,6 +99,11 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
     if weights not in (RANDOM, PRETRAINED):
         source = find_weights(weights, data_dir)
         in_file = model_of_file(Path(source))
+        if in_file is not None and model_entry(in_file).needs_size:  # a function, which only the user may name
+            raise BsamValueError(
+                f"{source} holds weights of the function {in_file}, which is called only if you name it, too: if you "
+                f"trust it, add --model {in_file}"
+            )
         pose = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
         model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
     if model is None:

@@ -38,7 +38,7 @@ def base_candidates(run: Run) -> list[dict[str, Any]]:
 def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
     """Return, for each factor, the run's arguments with all radii (SAF, MESA: the loss weight) multiplied by it."""
     values = {**all_arguments(run.method, {}), **run.arguments}
-    radii = [name for name in values if name.startswith("rho")] or (["lam"] if run.method != BASE else [])
+    radii = [name for name in values if name.startswith("rho")] or ["lam"] * ("lam" in values)
     scaled = {name: values[name] for name in radii if values[name]}
     return tuple(
         {"arguments": {**run.arguments, **{name: factor * value for name, value in scaled.items()}}}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...methods import METHODS
+from ..common.methods import is_own, method_class
 from ..config import BASE, Run, method_title
 
 Arguments: TypeAlias = Mapping[str, Any]
@@ -148,6 +149,8 @@ def variant_of(run: Run) -> MethodVariant:
     if run.method == "sam" and run.arguments.get("rho_floor") is not None:
         fixed = run.arguments["rho_floor"] == run.arguments.get("rho", DEFAULT_RADIUS)
         return variants()["sam-sum" if fixed else "sam-follow"]
+    if is_own(run.method):
+        return MethodVariant(run.method, method_title(run), run.method)
     matches = [
         variant
         for variant in variants().values()
@@ -165,7 +168,7 @@ def passes_of(run: Run) -> float:
     """
     if run.method == BASE:
         return 1
-    passes = METHODS[run.method].passes_with(run.arguments)
+    passes = method_class(run.method).passes_with(run.arguments)
     return passes if not run.rho_start else passes + (1 - passes) * run.rho_start / run.epochs
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ...common.errors import BsamValueError
+from ...common.errors import BsamTypeError, BsamValueError
 from ..config import ClassificationSettings, Run
 from ..models import build, model_entry
 from ..quantization import quantize
@@ -29,7 +29,8 @@ def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
 
     Some networks take images of a single size, and are built for another one if the images have it.
     """
-    network = build(run.model, classes, inputs.channels, run.seed).eval()
+    size = {"image_size": inputs.size} if model_entry(run.model).needs_size else {}
+    network = build(run.model, classes, inputs.channels, run.seed, **size).eval()
     error = why_refused(network, inputs)
     if error is not None and model_entry(run.model).resizable:
         network = build(run.model, classes, inputs.channels, run.seed, image_size=inputs.size).eval()
@@ -42,9 +43,23 @@ def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
             f"{run.model} does not take images of {shape} ({run.data}): {other}choose another network from `bsam list "
             "models`"
         ) from error
+    check_outputs(network, run.model, inputs, classes)
     if run.freeze_backbone:
         freeze_backbone(network)
     return network
+
+
+def check_outputs(network: nn.Module, name: str, inputs: Inputs, classes: int) -> None:
+    """Raise unless a network returns one logit per class."""
+    with torch.no_grad():
+        outputs = network(torch.zeros(2, inputs.channels, inputs.size, inputs.size))
+    if not isinstance(outputs, Tensor):
+        raise BsamTypeError(f"{name} must return a tensor of logits, got {type(outputs).__name__}")
+    if outputs.shape != (2, classes):
+        raise BsamValueError(
+            f"{name} returns outputs of shape {tuple(outputs.shape)} for 2 samples and {classes} classes: use its "
+            "argument classes for the last layer"
+        )
 
 
 def why_refused(network: nn.Module, inputs: Inputs) -> Exception | None:

@@ -18,7 +18,7 @@ from ...flatness.landscape import landscape
 from ...flatness.sharpness import Sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
-from ..config import Run
+from ..config import Run, imported
 from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .distributed import distributed_context
@@ -129,6 +129,7 @@ def fit(
         >>> result.score > 0.5
         True
     """
+    run = imported(run)
     task_cls = task_class(run.task.name) if task is None else task
     with (
         distributed_context(device) as context,

@@ -20,6 +20,7 @@ from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_te
 from ..config import BASE, TASK_SETTINGS, Run, TaskSettings, default_settings, settings_of_task
 from ..config.digest import FORMER_NAMES, digest
 from ..data import FOLDER, FunctionData, dataset_entry
+from ..models import model_entry
 from .files import read_json, read_json_lines
 
 CONFIG = "config.json"
@@ -51,7 +52,7 @@ def run_dir_name(run: Run) -> str:
     noise = run.task.label_noise
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
     labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
-    method = run.base if run.method == BASE else run.method
+    method = run.base if run.method == BASE else re.sub(r"[^\w.]+", "_", run.method)
     end = digest(settings, {item.name: item.default for item in fields(run.task)})
     return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", end])
 
@@ -299,20 +300,26 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         )
 
 
-def check_function(run: Run, folder: Path, named: Collection[str] = ()) -> None:
-    """Raise if the data of a stored run is a function that the user does not name, too.
+def check_named(run: Run, folder: Path, data: Collection[str] | None = (), models: Collection[str] = ()) -> None:
+    """Raise if the data or the network of a stored run is a function that the user does not name, too.
 
     A run directory may come from others, and to call the function is to run any code that is installed here.
 
     Args:
         run: the settings in the run directory.
         folder: the run directory.
-        named: the data sets that the user names.
+        data: the data sets that the user names; None if the data of the run is not needed.
+        models: the networks that the user names.
     """
-    if isinstance(dataset_entry(run.data), FunctionData) and run.data not in named:
+    if data is not None and isinstance(dataset_entry(run.data), FunctionData) and run.data not in data:
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
+        )
+    if model_entry(run.model).needs_size and run.model not in models:
+        raise BsamValueError(
+            f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
+            f"too: if you trust it, add --model {run.model}"
         )
 
 

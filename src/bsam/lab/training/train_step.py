@@ -1,4 +1,4 @@
-"""One training step, with any method of METHODS or with the base optimizer alone, and that of a run."""
+"""One training step, with any method or with the base optimizer alone, and that of a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...common.checks import check_count
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.method_info import Need
 from ...core.optimizer import SharpnessAware
-from ...methods import METHODS
 from ...methods.distillation import Distillation
+from ..common.methods import method_class
 from ..config import BASE, Run
 from ..tasks.task import Task, TaskBatch
 from .base_optimizer import build_base
@@ -135,7 +135,8 @@ def build_train_step(
     """Return the training step of a method.
 
     Args:
-        method: a name in METHODS, or :data:`~bsam.lab.config.BASE` for the base optimizer alone.
+        method: a name in ``bsam.METHODS``, ``MODULE:CLASS``, or :data:`~bsam.lab.config.BASE` for the base optimizer
+            alone.
         arguments: the method's arguments, by name.
         base: the base optimizer.
         model: the network, or its DDP or compiled wrapper.
@@ -147,7 +148,7 @@ def build_train_step(
     forward = forward or model
     if method == BASE:
         return TrainStep(forward, base, criterion)
-    cls: Any = METHODS[method]
+    cls: Any = method_class(method)
     known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
     accepted = {name: known[name] for name in inspect.signature(cls).parameters if name in known}
     optimizer_or_loss = cls(**{**accepted, **arguments})
@@ -218,9 +219,9 @@ def check_method(run: Run, task: Task, processes: int) -> None:
     """Raise if the method cannot train this task, or cannot run in several processes."""
     if run.method == BASE:
         return
-    if METHODS[run.method].is_loss and not task.logits:
+    if method_class(run.method).is_loss and not task.logits:
         raise BsamValueError(f"{run.method} compares logits, but {run.task.name} has none: choose another method")
-    if processes > 1 and (reason := METHODS[run.method].single_process):
+    if processes > 1 and (reason := method_class(run.method).single_process):
         raise BsamValueError(f"{run.method} {reason}")
 
 
@@ -228,7 +229,8 @@ def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
     """Return the method's arguments for one process: sample counts are divided by the number of processes."""
     if run.method == BASE or processes == 1:
         return run.arguments
-    cls, shares = METHODS[run.method], dict(run.arguments)
+    cls = method_class(run.method)
+    shares = dict(run.arguments)
     for name in cls.counts_of_batch:
         count = check_count(name, shares.get(name, inspect.signature(cls).parameters[name].default))
         if count % processes:

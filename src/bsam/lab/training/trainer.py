@@ -20,7 +20,7 @@ from ...common.errors import BsamTypeError, BsamValueError
 from ...core.optimizer import SharpnessAware
 from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
-from ...methods import METHODS
+from ..common.methods import method_class
 from ..config import BASE, Run
 from ..config.bases import CAPTURABLE
 from ..quantization import freeze_scales
@@ -81,7 +81,7 @@ class Trainer:
         for sentence in task.initialise(self.network, init) if is_new else ():
             say(sentence)
         self.average = None if run.ema is None else WeightAverage(self.network, run.ema)
-        capturable = run.method == BASE or METHODS[run.method].capturable
+        capturable = run.method == BASE or method_class(run.method).capturable
         capturable = capturable and run.base in CAPTURABLE and run.precision != "fp16"  # a scaler waits for the device
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
         failure = why_compile_fails(context.device) if run.compile else None

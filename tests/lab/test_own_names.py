@@ -1,0 +1,325 @@
+"""Methods and networks of the user: ``--method MODULE:CLASS`` and ``--model MODULE:FUNCTION``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bsam
+from bsam import BsamError
+from bsam.lab import Run, cli, compare, fit, write_report
+from bsam.lab.common import names
+from bsam.lab.common.methods import Method, title_of_method
+from bsam.lab.inference.class_prediction import predict
+from bsam.lab.models import build
+from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.recipes.comparison import compared_runs, plan_comparison
+from bsam.lab.training.run_dir import RunDir, run_dir_name
+from helpers import draw_images
+
+NUMBER = itertools.count()  # a module's name is imported once
+SMALL = ("--epochs", "2", "--limit-train", "256", "--limit-test", "64", "--batch", "64", "--device", "cpu")
+METHOD = """
+import bsam
+
+class PlainSAM(bsam.SharpnessAware):
+    passes = 2
+
+    def __init__(self, base, model, *, rho=0.05, share=1.0, **options):
+        super().__init__(base, model, {"rho": rho}, **options)
+        self.share = share
+
+    def direction(self, L):
+        g = L.grad()
+        h = L.grad(at=self.epsilon(g, "rho"))
+        return h if self.share == 1 else self.share * h + (1 - self.share) * g
+
+class Titled(PlainSAM):
+    title = "My SAM"
+    passes = 3.5
+
+class Still(bsam.SharpnessAware):
+    def __init__(self, base, model, **options):
+        super().__init__(base, model, {}, **options)
+
+    def direction(self, L):
+        return L.grad()
+
+class Unfinished(bsam.SharpnessAware):
+    pass
+
+class Uncounted(PlainSAM):
+    @classmethod
+    def passes_with(cls, arguments):
+        return "two"
+"""
+NETWORK = """
+from torch import nn
+from bsam.lab.models.digits_net import DigitsNet
+
+SEEN = []
+
+def build(classes, channels, image_size, input_shape, width=32):
+    SEEN.append((classes, channels, image_size, input_shape))
+    inputs = channels * image_size**2
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes))
+
+def digits(classes):
+    return DigitsNet(classes=classes)
+
+def thousand():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
+
+def deep(depth):
+    raise AssertionError
+
+def number():
+    return 3
+
+def broken():
+    return nn.Linear(3, 4, 5, 6, 7, 8)
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A function that writes a module into the current folder, from which it can be imported, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of the console script
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(code: str) -> str:
+        name = f"own_names_{next(NUMBER)}"
+        Path(f"{name}.py").write_text(code)
+        return name
+
+    return write
+
+
+def weights(folder: str) -> torch.Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in RunDir(folder).weights().values()])
+
+
+def train(out: str, *flags: str) -> int:
+    return cli.main(["train", "--data", "digits", *SMALL, "--out", out, *flags])
+
+
+def test_a_method_of_the_user_trains_like_the_same_method_of_bsam(module: Callable[[str], str]) -> None:
+    own = f"{module(METHOD)}:PlainSAM"
+    assert train("own", "--method", own, "--set", "rho=0.1") == 0
+    assert train("ours", "--method", "sam", "--set", "rho=0.1") == 0
+    assert train("other", "--method", own, "--set", "rho=0.1", "share=0.5") == 0
+    assert torch.equal(weights("own"), weights("ours"))
+    assert not torch.equal(weights("other"), weights("ours"))
+    about = json.loads(Path("own/run.json").read_text())
+    assert (about["row"], about["passes"], about["radius"]) == ("PlainSAM, rho 0.1", 2, 0.1)
+    assert json.loads(Path("own/config.json").read_text())["method"] == own
+
+
+def test_a_network_of_the_user_trains_like_the_same_network_of_bsam(module: Callable[[str], str]) -> None:
+    own = f"{module(NETWORK)}:digits"
+    assert train("own", "--method", "sam", "--model", own) == 0
+    assert train("ours", "--method", "sam", "--model", "digits_net") == 0
+    assert torch.equal(weights("own"), weights("ours"))
+
+
+def test_a_function_gets_what_its_signature_names(module: Callable[[str], str]) -> None:
+    name = module(NETWORK)
+    fit(Run("sgd", model=f"{name}:build", epochs=1, limit_train=128), device="cpu")
+    assert set(sys.modules[name].SEEN) == {(10, 1, 8, (1, 8, 8))}
+
+
+def test_an_interrupted_run_continues(module: Callable[[str], str]) -> None:
+    run = Run(f"{module(METHOD)}:PlainSAM", model=f"{module(NETWORK)}:build", epochs=2, limit_train=128, batch=64)
+    fit(run, "whole", device="cpu")
+    fit(run, "parts", device="cpu", until=1, checkpoint_every=0)
+    fit(run, "parts", device="cpu")
+    assert torch.equal(weights("whole"), weights("parts"))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("nowhere_to_be_found:SAM", "the method's module 'nowhere_to_be_found' cannot be imported"),
+        ("{}:Misspelled", "has no 'Misspelled': check the name"),
+        ("{}:bsam", "must be a class derived from bsam.SharpnessAware"),
+        ("bsam:BsamError", "must be a class derived from bsam.SharpnessAware"),
+        ("{}:Unfinished", "has no direction: add it to the class"),
+        ("{}:Uncounted", "must say how many gradient passes a step takes"),
+        ("PlainSAM", "method must be one of base, "),
+    ],
+)
+def test_wrong_methods_are_named(
+    method: str, message: str, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("run", "--method", method.format(module(METHOD))) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+def test_wrong_arguments_are_named_before_training(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"{module(METHOD)}:PlainSAM"
+    run = Run(own, {"gama": 1})  # the module is not imported yet
+    with pytest.raises(BsamError, match="PlainSAM has no argument 'gama': it takes rho, share"):
+        fit(run, "run")
+    assert train("run", "--method", own, "--set", "gama=1") == 2
+    assert "has no argument 'gama'" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("misspelled", "has no 'misspelled': check the name"),
+        ("SEEN", "must be a function, got list"),
+        ("deep", "asks for 'depth'; it can get classes, channels, image_size, input_shape"),
+        ("number", "must return a torch.nn.Module, got int"),
+        ("broken", r"raised TypeError: .* \(own_names_\d+.py, line \d+\): correct the function"),
+        ("thousand", r"returns outputs of shape \(2, 1000\) for 2 samples and 10 classes: use its argument classes"),
+        ("Pair", "must return a tensor of logits, got tuple"),
+    ],
+)
+def test_wrong_networks_are_named(function: str, message: str, module: Callable[[str], str]) -> None:
+    with pytest.raises(BsamError, match=message):
+        fit(Run("sgd", model=f"{module(NETWORK)}:{function}", epochs=1), "run")
+
+
+def test_comparisons_take_methods_with_arguments_and_classes(module: Callable[[str], str]) -> None:
+    name = module(METHOD)
+    own = f"{name}:PlainSAM"
+    runs = compared_runs(["base", f"{own}:rho=0.2,share=0.5", "sam:rho=0.1", f"{name}:Titled"], {"data": "cifar100"})
+    assert [(run.method, dict(run.arguments)) for run in runs.values()] == [
+        ("base", {}),
+        (own, {"rho": 0.2, "share": 0.5}),
+        ("sam", {"rho": 0.1}),
+        (f"{name}:Titled", {}),
+    ]
+    cls: Method = sys.modules[name].PlainSAM
+    assert [run.method for run in compared_runs(["base", cls], {}).values()] == ["base", own]
+    with pytest.raises(BsamError, match="PlainSAM has no argument 'gama'"):
+        compared_runs(["base", f"{own}:gama=1"], {})
+
+
+def test_two_processes_compare_and_tune_a_method_of_the_user(module: Callable[[str], str]) -> None:
+    name, network = module(METHOD), f"{module(NETWORK)}:build"
+    methods = ["base", f"{name}:Titled", f"{name}:Still"]
+    settings = {"epochs": 1, "limit_train": 300, "batch": 50}
+    result = compare("digits", network, methods, seeds=1, tune=True, out="out", jobs=2, device="cpu", **settings)
+    assert result.table["row"].tolist() == ["SGD", "My SAM, tuned", "Still"]
+    assert result.table["passes"].tolist() == [1, 3.5, 2]
+    plans = plan_comparison(methods, {"model": network, **settings}, tune=True, seeds=1).planned
+    radii = [[candidate["arguments"]["rho"] for candidate in plan.candidates] for plan in plans]
+    assert radii == [[], [0.025, 0.05, 0.1, 0.2], []]
+
+
+def test_a_page_is_written_without_the_modules(module: Callable[[str], str]) -> None:
+    """A report imports nothing: in a process in which the modules cannot be found, the page is the same."""
+    name, network = module(METHOD), f"{module(NETWORK)}:build"
+    compare("digits", network, ["base", f"{name}:Titled"], seeds=2, out="out", device="cpu", epochs=1, limit_train=128)
+    write_report("out", "here.html")
+    Path("elsewhere").mkdir()
+    code = "from bsam.lab import write_report; write_report('../out', '../there.html')"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd="elsewhere")
+    here, there = (Path(f"{page}.html").read_text() for page in ("here", "there"))
+    assert "My SAM" in here
+    assert here.replace("here.html", "") == there.replace("there.html", "")
+
+
+def test_run_directories_have_plain_names() -> None:
+    name = run_dir_name(Run("some.module:Method", model="some.module:network"))
+    assert name.startswith("some.module_network-digits-some.module_Method-seed0-")
+
+
+def test_classes_and_functions_are_passed_in_python(module: Callable[[str], str]) -> None:
+    run = Run.of(bsam.SAM, {"rho": 0.1}, model=DigitsNet)
+    assert (run.method, run.model) == ("bsam.methods.sam:SAM", "bsam.lab.models.digits_net:DigitsNet")
+    assert run == Run(run.method, {"rho": 0.1}, model=run.model)
+    assert fit(run.changed(epochs=1, limit_train=128), device="cpu").score > 0
+
+    def inner(classes: int) -> nn.Module:
+        raise AssertionError
+
+    for wrong in (inner, lambda classes: None, DigitsNet()):
+        with pytest.raises(BsamError, match="the model must be a name, or a class or function at the top level"):
+            Run.of("sam", model=wrong)
+
+
+def test_objects_of_a_script_are_named_after_its_file(module: Callable[[str], str], tmp_path: Path) -> None:
+    """So that another process, and the command line, can import them."""
+    script = module(
+        METHOD
+        + NETWORK
+        + """
+if __name__ == "__main__":
+    from bsam.lab import compare
+    settings = {"epochs": 1, "limit_train": 128, "device": "cpu"}
+    compare("digits", build, ["base", PlainSAM], seeds=1, out="out", jobs=2, **settings)
+"""
+    )
+    subprocess.run([sys.executable, "-W", "error", f"{script}.py"], check=True)
+    methods = {json.loads(file.read_text())["method"] for file in Path("out").glob("*/config.json")}
+    assert methods == {"base", f"{script}:PlainSAM"}
+
+
+def test_the_network_of_a_stored_run_must_be_named_again(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"{module(NETWORK)}:build"
+    assert train("run", "--method", "sgd", "--model", own) == 0
+    commands = {
+        "flatness": ["flatness", "run", "--images", "8", "--k", "1", "--points", "3", "--density-steps", "2"],
+        "export": ["export", "run", "--out", "net.onnx"],
+        "start": ["train", "--method", "sgd", "--init", "run", *SMALL, "--out", "next"],
+    }
+    for name, command in commands.items():
+        assert cli.main(command) == 2
+        assert f"if you trust it, add --model {own}" in capsys.readouterr().err
+        assert cli.main([*command, "--model", own]) == 0, (name, capsys.readouterr().err)
+    assert cli.main([*commands["flatness"], "--model", own, "--model", "a:b"]) == 2
+    assert "none of the runs trained the network (--model) a:b: leave it out" in capsys.readouterr().err
+    assert cli.main([*commands["export"], "--model", "a:b"]) == 2
+    assert f"trained {own}, got model (--model) a:b" in capsys.readouterr().err
+
+
+def test_images_are_classified_by_a_network_of_the_user(module: Callable[[str], str]) -> None:
+    own, photographs = f"{module(NETWORK)}:build", draw_images(Path("photographs"), {"train": 4, "test": 2})
+    fit(Run("sgd", data=f"folder:{photographs}", model=own, image_size=8, epochs=1, batch=4), "run", device="cpu")
+    with pytest.raises(BsamError, match=f"add --model {own}"):
+        predict("run", photographs, device="cpu")
+    assert len(predict("run", photographs, device="cpu", model=own)) > 0
+
+
+def test_titles_of_methods() -> None:
+    assert title_of_method("bsam") == "BSAM"
+    assert title_of_method("not.imported:Method") == "Method"
+
+
+def test_names_of_weights_are_repeated(module: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The file of a run's weights names its network, too."""
+    own = f"{module(NETWORK)}:build"
+    assert train("run", "--method", "sgd", "--model", own) == 0
+    names._OWN.clear()
+    assert train("next", "--method", "sgd", "--weights", "run/model.safetensors") == 2
+    assert f"add --model {own}" in capsys.readouterr().err
+    assert own not in names._OWN
+    assert train("next", "--method", "sgd", "--weights", "run/model.safetensors", "--model", own) == 0
+
+
+def test_build_draws_the_same_weights_for_the_same_seed(module: Callable[[str], str]) -> None:
+    own = f"{module(NETWORK)}:build"
+    first, second = (build(own, 10, 1, seed, image_size=8)[1].weight for seed in (0, 0))
+    assert torch.equal(first, second)
