@@ -19,13 +19,13 @@ from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked, write
+from .resumable import resumable
 from .run_console import new_console, new_table
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELP = "measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes"
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
 BilS), and the loss on a plane. Networks are given as run directories of bsam train, as folders with run directories at
@@ -53,6 +53,7 @@ FLAG_HELP = {
     "(default: a part of the free memory)",
     "seed": "seed of all random vectors",
 }
+FLATNESS = "flatness.json"
 MAX_TITLE = 100  # characters: figures have no room for more
 MIN_TITLE = 14  # characters of a title in one line of a table
 NEEDS = ("rich", "safetensors", "plotly")
@@ -79,7 +80,7 @@ def add(command: argparse.ArgumentParser) -> None:
         default = "" if field.default is None else f" (default: {field.default})"
         flag(name, type=kind, default=field.default, help=f"{FLAG_HELP[field.name]}{default}", metavar=metavar)
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    command.set_defaults(run=_flatness, saved_items="models", needs=dict.fromkeys(NEEDS, "demo"))
+    command.set_defaults(run=_flatness, needs=dict.fromkeys(NEEDS, "demo"))
 
 
 def _flatness(arguments: argparse.Namespace) -> None:
@@ -94,7 +95,8 @@ def _flatness(arguments: argparse.Namespace) -> None:
         title_of=lambda run: variant_of(run).title,
         data=arguments.data,
     )
-    written = flatness_report(models, settings, arguments.out, arguments.device, console)
+    with resumable(arguments.out, FLATNESS, "Finished models"):
+        written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
 
 
@@ -121,7 +123,7 @@ def flatness_report(
     settings = {**models.settings, "device": str(torch_device), **asdict(options), **versions}
     titles = [title if len(title) <= MAX_TITLE else f"…{title[1 - MAX_TITLE :]}" for title in models.titles]
     with locked(folder, "measuring"):
-        file = folder / "flatness.json"
+        file = folder / FLATNESS
         entries = measured_entries(file, settings, models, torch_device, options)
         by_title = dict(zip(titles, entries, strict=True))
         for label, rows in group_by(by_title.items(), lambda pair: entry_label(pair[1])).items():

@@ -21,6 +21,7 @@ from ...core.optimizer import SharpnessAware
 from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ...methods import METHODS
+from ..common.termination import Terminated
 from ..quantization import freeze_scales
 from ..tasks.shares import Shares
 from ..tasks.task import Task
@@ -29,7 +30,6 @@ from .captured_steps import CapturedSteps
 from .config import BASE, Run
 from .distributed import DistributedContext, Vote
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
-from .termination import Terminated
 from .train_step import autocast, build_run_step, check_method
 
 T = TypeVar("T")
