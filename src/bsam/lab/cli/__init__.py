@@ -88,7 +88,7 @@ def parser_of(words: Sequence[str]) -> Parser:
 
 
 def _notes(end: BaseException) -> list[str]:
-    """Return what :func:`~bsam.lab.cli.resumable.resumable` noted on an exception.
+    """Return what :func:`~bsam.lab.common.termination.resumable` noted on an exception.
 
     A closed pipe is noticed twice: when a line is printed, and in the flush at the end.
     """

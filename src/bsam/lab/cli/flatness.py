@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.grouping import group_by
+from ..common.termination import resumable
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models, runs_in_folders
 from ..recipes.variants import variant_of
@@ -19,7 +20,6 @@ from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked, write
-from .resumable import resumable
 from .run_console import new_console, new_table
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP
 

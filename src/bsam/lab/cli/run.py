@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.termination import SAVED, resumable
 from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Experiment
@@ -15,7 +16,6 @@ from ..recipes.scales import SCALES
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
 from ..training.run_dir import CHECKPOINT
-from .resumable import SAVED, resumable
 from .run_console import new_console, plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 

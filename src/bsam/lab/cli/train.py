@@ -19,6 +19,7 @@ from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
 from ..common.printing import say as _say
+from ..common.termination import SAVED, resumable
 from ..data import download
 from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.run_settings import check_start
@@ -31,7 +32,6 @@ from ..training.files import LOCK
 from ..training.loop import fit
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from ..training.trainer import Trainer
-from .resumable import SAVED, resumable
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
 
 DESCRIPTION = """\
