@@ -24,9 +24,8 @@ from bsam.lab.running.executors import PRELOAD
 
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-PRELOAD.extend(
-    ["bsam.lab.cli", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"]
-)
+PRELOAD.extend(f"bsam.lab.cli.{name}" for name in ("compare", "demo", "flatness", "predict", "report", "train"))
+PRELOAD.extend(["sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])
 if FORKS:
     CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dynamo
 

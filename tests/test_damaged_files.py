@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from bsam.lab import cli
 from bsam.lab.cli import flatness as flatness_command
+from bsam.lab.cli import listing
 from bsam.lab.cli import train as train_command
 from bsam.lab.inference import measure as measure_module
 from bsam.lab.recipes import RECIPES
@@ -218,5 +219,5 @@ def test_an_error_of_the_operating_system(capsys, monkeypatch):
     def fail(arguments):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some/file")
 
-    monkeypatch.setattr(cli.listing, "_list", fail)
+    monkeypatch.setattr(listing, "_list", fail)
     assert "some/file: Read-only file system" in sentence(capsys, "list")

@@ -18,7 +18,7 @@ from torch import nn
 
 import docs_tables
 from bsam import SAM
-from bsam.lab.cli import _parser
+from bsam.lab.cli import parser_of
 from bsam.lab.cli.run_flags import run_of, settings_of
 from bsam.lab.common import names
 from bsam.lab.config import Run
@@ -149,7 +149,7 @@ def check_command(line: str) -> None:
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
     if words[0] == "bsam":
-        arguments = _parser().parse_args(words[1:])
+        arguments = parser_of(words[1:]).parse_args(words[1:])
         if arguments.command == "train":
             run_of(arguments)
         if arguments.command == "compare":

@@ -14,8 +14,8 @@ from sphinx.util import logging
 
 import bsam
 from bsam.common.method_info import MethodInfo
+from bsam.lab import cli
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
-from bsam.lab.cli import _parser
 from bsam.lab.config import settings_by_heading
 from bsam.lab.report.page.page import write_page
 from bsam.methods import METHODS
@@ -202,13 +202,14 @@ def example_section(path: Path) -> str:
 
 
 def parsers() -> list[argparse.ArgumentParser]:
-    """Return the parsers of ``bsam``, of its commands and of their subcommands."""
-    return _with_subparsers(_parser())
+    """Return the parsers of ``bsam`` and of its commands."""
+    return [cli.parser_of([]), *map(parser_of_command, cli.COMMANDS)]
 
 
-def _with_subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return [parser, *(p for action in actions for sub in action.choices.values() for p in _with_subparsers(sub))]
+def parser_of_command(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, with its flags."""
+    actions = cli.parser_of([name])._actions
+    return next(action.choices[name] for action in actions if isinstance(action, argparse._SubParsersAction))
 
 
 def help_of(parser: argparse.ArgumentParser) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bsam.core.optimizer import SharpnessAware
+from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
 from bsam.lab.config.bases import BASES, CAPTURABLE
 from bsam.lab.tasks import image_inputs
@@ -18,7 +19,6 @@ from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
-from bsam.lab.training.termination import Terminated
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
 from captured_runs import ARGUMENTS, FLOOR, RUNS, SAME, kinds_of_steps, patterns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.optimizer import SharpnessAware
+from ..check import SharpnessAware  # with its method ``check``
 from .aesam import AESAM
 from .asam import ASAM
 from .bsam import BSAM

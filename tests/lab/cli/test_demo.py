@@ -55,7 +55,7 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(job, "fit", interrupt)
         assert cli.main(arguments) == 130
-    saved = f"Finished runs are saved in {folder}; run the same command again to continue."
+    saved = f"Epochs up to the last checkpoint are saved in {folder}; run the same command again to continue."
     assert capsys.readouterr().err.endswith(f"bsam: interrupted. {saved}\n")
     assert not (folder / "table.md").exists()
     kept = times_of(folder)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.lab import cli
+from bsam.lab.cli import flatness
 from bsam.lab.data.digits import digits
 from bsam.lab.data.label_noise import flip_labels
 from bsam.lab.models.digits_net import DigitsNet
@@ -42,7 +43,7 @@ def load(path):
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch):
     """Pages are empty: other tests look into them."""
-    monkeypatch.setattr(cli.flatness, "figures_html", lambda title, figures: b"")
+    monkeypatch.setattr(flatness, "figures_html", lambda title, figures: b"")
 
 
 @pytest.fixture
@@ -136,13 +137,13 @@ def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path, monk
     named = tmp_path / run_dir_name(run)
     shutil.copytree(runs / "clean", named)
     titles = []
-    monkeypatch.setattr(cli.flatness, "flatness_report", lambda models, *_: titles.extend(models.titles) or [])
+    monkeypatch.setattr(flatness, "flatness_report", lambda models, *_: titles.extend(models.titles) or [])
     assert cli.main(["flatness", str(named), str(runs / "noisy.0")]) == 0
     assert titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
 
 
 def test_a_folder_of_runs_may_be_given(runs, monkeypatch):
     paths = []
-    monkeypatch.setattr(cli.flatness, "flatness_report", lambda models, *_: paths.extend(models.paths) or [])
+    monkeypatch.setattr(flatness, "flatness_report", lambda models, *_: paths.extend(models.paths) or [])
     assert cli.main(["flatness", str(runs)]) == 0
     assert paths == [runs / "clean", runs / "noisy.0"]

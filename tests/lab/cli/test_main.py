@@ -7,6 +7,7 @@ import pytest
 
 import bsam
 from bsam.lab import cli
+from bsam.lab.cli import listing
 from bsam.lab.models import MODELS
 from bsam.lab.training.run_dir import RunDir
 from processes import Command
@@ -71,6 +72,6 @@ def test_an_error_that_names_no_file_of_the_user_keeps_its_traceback(monkeypatch
     def fail(arguments):
         raise FileNotFoundError("weights.pt")
 
-    monkeypatch.setattr(cli.listing, "_list", fail)
+    monkeypatch.setattr(listing, "_list", fail)
     with pytest.raises(FileNotFoundError):
         cli.main(["list"])

@@ -47,7 +47,7 @@ def test_one_line_says_what_is_wrong_and_what_to_write(command, capsys):
 
 def test_values_that_look_like_flags():
     given = ["train", "--method", "sam", "--weight-decay", "-0.001", "--no-nesterov", "--set", "a=-1", "b=--c"]
-    parsed, rest = cli._parser().parse_known_args(given)
+    parsed, rest = cli.parser_of(given).parse_known_args(given)
     assert (parsed.weight_decay, parsed.nesterov, parsed.set, rest) == (-0.001, False, ["a=-1", "b=--c"], [])
 
 

@@ -1,4 +1,7 @@
-"""Commands that cannot work end with status 2 and a message that names the culprit, and leave nothing behind."""
+"""Commands that cannot work end with status 2 and a message that names the culprit, and leave nothing behind.
+
+One command per kind of error: the tests of what raises it have its other cases.
+"""
 
 import json
 import shlex
@@ -14,106 +17,59 @@ from safetensors.torch import save_file
 from bsam.lab.models import build
 
 TRAIN = {  # flags of `bsam train --method bsam --epochs 3 --batch 64`: a word of the message
-    "--method sma": "'sma'",
     "--method bsma-2": "Did you mean 'bsam-2'?",
     "--method sam-sum": "'sam-sum'",  # for recipes
-    "--method sgd --base adam": "base",
     "--model resnet9": "model",
     "--model resnet8 --data mnist": "data",
-    "--data folder:misspelled": "misspelled",
-    "--augment flip": "augment",
-    "--task chess": "classification, pose",
     "--task pos": "Did you mean 'pose'",
     "--device abacus": "device",
     "--batch 641": "batch",
-    "--limit-train 0": "limit_train",
-    "--data cifar10": "--data-dir",
     "--data cifar10 --data-dir nowhere": "nowhere",
     "--download": "--download",
     "--data cifar10 --download": "--data-dir",
-    "--set rho_max": "'rho_max'",
-    "--set =1": "'=1'",
-    "--set passes=1 passes=2": "passes",
     "--set rho=1": "'rho'",
     "--set rho_min=0,1": "rho_min",
-    "--set rho_min=null": "rho_min",
-    "--set rho_min=-1": "rho_min",
     "--out mine": "thesis.tex",
     "--out mine/thesis.tex": "thesis.tex",
     "--init digits --model digits_net": "--model resnet8",
-    "--init digits --weight-bits 12": "weight_bits",
     "--init nowhere": "nowhere",
     "--init digits --data cifar100": "10 classes",
 }
 IMAGES = {  # of `bsam train ... --data folder:images`
     "": "--model",
-    "--weights pretrained": "--model",
-    "--weights resnet8.pt": "--model",
     "--model timm:test_resnet --weights nowhere.pt": "nowhere.pt",
     "--model timm:test_resnet --weights resnet8.pt": "resnet8.pt",
-    "--model resnet8 --weights test_resnet.safetensors": "timm:test_resnet",
     "--model resnet8 --weights half.pt": "half.pt",
-    "--model resnet8 --weights pretrained": "resnet8",
-    "--model timm:test_resnett --weights random": "'test_resnett'",
-    "--model resnet8 --lr 0 --head-lr 0.1": "freeze_backbone",
     "--model resnet8 --freeze-backbone --layer-decay 0.5": "layer_decay",
-    "--model resnet8 --layer-decay 0.5": "timm",
     "--model resnet8 --layer-decay 1.5": "layer_decay",
     "--model resnet8 --image-size 0": "image_size",
     "--model resnet8 --data folder:no-class": "no-class/test",
-    "--model resnet8 --data folder:empty": "empty/train/owl",
     "--model resnet8 --data folder:nowhere --data-dir mine": "mine/nowhere",
-    "--model resnet8 --eval-split validation": "validation",
     "--model resnet8 --data oxford_pet --data-dir pets": "37",
-    "--model resnet8 --data oxford_pet": "--data-dir",
 }
 POSE = {  # of `bsam train ... --data stick_figures`
-    "--data lspet": "--data-dir",
-    "--data lspet --data-dir mine": "joints.mat",
-    "--data lspet --task classification": "--task",
-    "--data digits --task pose": "--task",
-    "--model timm:test_resnet --weights random": "timm:test_resnet",
-    "--simcc-sigma 0": "simcc_sigma",
-    "--simcc-k 100": "simcc_k",
     "--label-noise 0.1": "label_noise",
-    "--weights pretrained": "simcc_resnet8",
-    "--weights resnet20.safetensors": "resnet20",
     "--data digits --weights simcc_resnet8.safetensors": "simcc_resnet8",
-    "--weights other.pt --model simcc_resnet8": "other.pt",
-    "--download --data-dir mine": "--download",
     "--data mpii --download --data-dir mine": "--data-dir",
-    "--limit-test 4": "limit_test",
 }
 OTHERS = {
     "list papers": "'papers'",
     "demo --epochs 0": "epochs",
-    "demo --epochs -1": "epochs",
-    "demo --seeds 0": "seeds",
     "demo --seed -1": "seed",
-    "demo --methods sgd adam": "'adam'",
     "run nothing": "recipe",
     "run label-noise --scale huge": "scale",
-    "run label-noise --seeds 0": "seeds",
     "run label-noise --seeds 1000000 --dry-run": "seeds",
-    "run label-noise --only msam": "method",
     "run label-noise --models resnet18": "model",
-    "run label-noise --data cifar10": "'cifar10'",
-    "run demo --scale smoke": "scale",
     "run label-noise --device tpu": "'tpu'",
     "run label-noise --jobs 0": "jobs",
     "run label-noise --jobs 2 --ray": "--ray",
-    "run label-noise --gpus-per-run 1": "--ray",
-    "run label-noise --scale short --device cpu": "--data-dir",
     "run label-noise --scale short --device cpu --jobs 2 --data-dir nowhere": "nowhere",
     "run label-noise --scale short --device cpu --jobs 2 --data-dir mine": "CIFAR-10",
     "run label-noise --out mine/thesis.tex --report": "thesis.tex",
     "run label-noise --out mine/thesis.tex/further": "thesis.tex",
     "run transfer --weights test_resnet.safetensors": "--weights",
     "flatness other.pt --loader no_nets:load": "'no_nets'",
-    "flatness other.pt --loader math:sqrt --points 10": "points",
-    "flatness other.pt --loader math:sqrt --which smallest": "which",
     "flatness other.pt --loader math:sqrt --device abacus": "'abacus'",
-    "flatness other.pt --loader os:fspath": "other.pt",
     "flatness other.pt --loader math:sqrt --images 10": "--images",
     "flatness other.pt": "--loader",
     "flatness digits mine": "mine",
@@ -126,19 +82,13 @@ OTHERS = {
     "predict images-run b.png --box 0 0 9 9": "--box",
     "predict images-run b.png --flip-test": "--flip-test",
     "predict images-run b.png --no-flip-test": "--flip-test",
-    "predict images-run b.png --top 0": "top",
     "predict images-run b.png --out drawn": "--out",
     "predict images-run b.png --out new/a.csv": "--out",
     "predict images-run b.png --grid grid.gif": "--grid",
     "predict images-run mine": "mine",  # holds no images
     "predict damaged b.png": "inputs.json",
-    "predict mine b.png": "mine",
     "predict unfinished b.png": "unfinished",
     "predict pose-run b.png --top 2": "--top",
-    "predict pose-run b.png a.png --box 0 0 9 9": "box",
-    "predict pose-run b.png --box 0 0 0 9": "box",
-    "predict pose-run b.png --box 100 100 5 5": "box",
-    "predict pose-run b.png --box 0 0 1e9 1e9": "box",
     "predict pose-run b.png --box 90 0 99 9": "box",
     "predict pose-run b.png nowhere.png --out drawn": "nowhere.png",
     "predict pose-run b.png notes.txt --grid grid.png": "notes.txt",
@@ -166,11 +116,9 @@ ROWS = [(f"{start} {rest}", word) for start, rows in GROUPS.items() for rest, wo
 def place(tmp_path_factory, images, digits_run, images_run, pose_run, quantized_run):
     """The current folder of the commands."""
     place = tmp_path_factory.mktemp("place")
-    for name in ("images", "no-class", "empty"):
+    for name in ("images", "no-class"):
         shutil.copytree(images, place / name)
     shutil.rmtree(place / "no-class/test/dog")
-    for path in (place / "empty/train/owl").iterdir():
-        path.unlink()
     (place / "pets/images").mkdir(parents=True)
     (place / "pets/annotations").mkdir()
     for part in ("trainval", "test"):
@@ -187,7 +135,7 @@ def place(tmp_path_factory, images, digits_run, images_run, pose_run, quantized_
     for name in ("a.png", "b.png"):
         Image.fromarray(np.zeros((62, 80, 3), np.uint8)).save(place / name)
 
-    for name in ("timm:test_resnet", "resnet20", "simcc_resnet8"):
+    for name in ("timm:test_resnet", "simcc_resnet8"):
         tensors = {key: t.contiguous() for key, t in build(name, classes=5).state_dict().items()}
         save_file(tensors, place / f"{name.removeprefix('timm:')}.safetensors", {"bsam_model": name})
     torch.save(build("resnet8", classes=4).state_dict(), place / "resnet8.pt")

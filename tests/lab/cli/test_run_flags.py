@@ -179,6 +179,12 @@ def test_arguments_of_the_method_are_json_or_text():
     assert values == {"beta": [1, 1, 1], "kind": "two words", "k": "", "e": "a=b", "none": None}
 
 
+@pytest.mark.parametrize(("pairs", "word"), [(["rho_max"], "'rho_max'"), (["=1"], "'=1'"), (["k=1", "k=2"], "k twice")])
+def test_arguments_that_are_not_given_once_by_name(pairs, word):
+    with pytest.raises(BsamError, match=f"--set .*{word}"):
+        named_values(pairs)
+
+
 def test_arguments_of_the_base_optimizer():
     given = ("--base", "AdamW", "--base-set", "betas=[0.9,0.99]", "--base-set", "eps=1e-6", "amsgrad=true")
     expected = Run("sam", base="adamw", base_arguments={"betas": [0.9, 0.99], "eps": 1e-6, "amsgrad": True}, **ADAMW)

@@ -134,7 +134,7 @@ def test_stopped_before_its_first_checkpoint_it_starts_over(tmp_path, whole, cap
     assert any(line.startswith("epoch  2/30") for line in process.stdout)
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert error == "bsam: interrupted. No checkpoint was written; run the same command again to start over.\n"
+    assert error == "bsam: interrupted. No checkpoint.pt was written; run the same command again to start over.\n"
     assert len(RunDir(stopped).metrics()) >= 2
     assert cli.main([*LONG, "--out", str(stopped)]) == 0
     assert capsys.readouterr().out.splitlines()[2] == f"Writing to {stopped}."

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import bsam
+from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
 from bsam.lab.recipes.planning import state_of
 from bsam.lab.running import job, runner
@@ -16,7 +17,6 @@ from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
 from bsam.lab.training import files
 from bsam.lab.training.files import RunLocked
 from bsam.lab.training.run_dir import RunDir, run_dir_name
-from bsam.lab.training.termination import Terminated
 from fake_fit import FakeFit
 from processes import Process
 

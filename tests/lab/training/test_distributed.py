@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bsam.lab.common.termination import Terminated, terminable
 from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
 from bsam.lab.training.distributed import distributed_context
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
-from bsam.lab.training.termination import Terminated, terminable
 from processes import Process, Script
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import bsam
+from bsam.lab.common.termination import SIGNALS, Terminated, terminable
 from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
-from bsam.lab.training.termination import SIGNALS, Terminated, terminable
 from processes import Process, Script
 
 SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.1, "epochs": 2, "seed": 4, "limit_train": 48, "limit_test": 20}

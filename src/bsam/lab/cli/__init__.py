@@ -1,31 +1,29 @@
-"""The command line: one file per command."""
+"""The command line: one file per command, which is imported when the command runs."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
 from ..common.printing import say
-from ..training.run_dir import CHECKPOINT
-from ..training.termination import Terminated, terminable
-from . import compare, demo, export, flatness, listing, predict, report, run, train
+from ..common.termination import Terminated, terminable
 from .parsing import Parser
 
 COMMANDS = {
-    "list": listing,
-    "demo": demo,
-    "train": train,
-    "compare": compare,
-    "run": run,
-    "report": report,
-    "flatness": flatness,
-    "predict": predict,
-    "export": export,
+    "list": "list methods, models, data sets and recipes",
+    "demo": "compare SGD, SAM and BSAM on digits with wrong labels, in about a minute",
+    "train": "train one network with any method; an interrupted run continues",
+    "compare": "compare methods on your data: which is better, by how much, and is it more than chance?",
+    "run": "run an experiment: train all its runs, write a table with the published numbers and a page",
+    "report": "write one HTML page with the tables, figures and verdicts of any runs",
+    "flatness": "measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes",
+    "predict": "classify images, or find the joints of people in them, with the network of a run",
+    "export": "export the network of a run to ONNX or safetensors",
 }
 EXIT_BAD_INPUT = 2
 EXIT_SIGINT = 130
@@ -35,20 +33,19 @@ EXIT_SIGNAL = 128  # plus the number of the signal
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bsam ...`` and return the exit status."""
-    arguments = argparse.Namespace()
     try:
         with terminable():
-            _run_command(argv, arguments)
+            _run_command(sys.argv[1:] if argv is None else argv)
     except BsamError as error:
         return _end(EXIT_BAD_INPUT, str(error))
+    except Terminated as end:
+        return _end(EXIT_SIGNAL + end.number, "terminated.", *_notes(end))
     except KeyboardInterrupt as end:
-        if isinstance(end, Terminated):
-            return _end(EXIT_SIGNAL + end.number, f"terminated.{_saved(arguments)}")
-        return _end(EXIT_SIGINT, f"interrupted.{_saved(arguments)}")
-    except BrokenPipeError:
+        return _end(EXIT_SIGINT, "interrupted.", *_notes(end))
+    except BrokenPipeError as end:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's flush at exit
-        saved = _saved(arguments)  # empty for commands that save nothing, such as `bsam list | head`
-        return _end(EXIT_SIGPIPE, f"the output pipe was closed.{saved}") if saved else EXIT_SIGPIPE
+        notes = _notes(end)  # none for commands that save nothing, such as `bsam list | head`
+        return _end(EXIT_SIGPIPE, "the output pipe was closed.", *notes) if notes else EXIT_SIGPIPE
     except OSError as error:
         if error.filename is None:
             raise
@@ -57,44 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run_command(argv: Sequence[str] | None, arguments: argparse.Namespace) -> None:
-    """Parse the arguments and run the command. Raise a BrokenPipeError if the output pipe was closed."""
-    parser = _parser()
+def _run_command(words: Sequence[str]) -> None:
+    """Parse the words and run the command."""
     try:
-        parser.parse_args(argv, arguments)
+        parser = parser_of(words)
+        arguments = parser.parse_args(words)
         if arguments.command is None:
             parser.print_help()
         else:
             require_packages(getattr(arguments, "needs", {}))  # now rather than after the last epoch
             arguments.run(arguments)
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich turns it into SystemExit
-            raise end.__context__ from None
-        raise
     finally:
         sys.stdout.flush()  # an error in the flush at exit could not be caught
 
 
-def _saved(arguments: argparse.Namespace) -> str:
-    """Return a sentence about what an interrupted command has saved; empty if it saves nothing."""
-    if "saved_items" not in arguments or arguments.out is None:  # None until the command has set its default
-        return ""
-    saved = f"Finished {arguments.saved_items}"
-    if arguments.saved_items == "epochs":
-        saved = "Epochs up to the last checkpoint"
-        if not any(arguments.out.rglob(CHECKPOINT)):
-            return " No checkpoint was written; run the same command again to start over."
-    return f" {saved} are saved in {arguments.out}; run the same command again to continue."
-
-
-def _end(status: int, sentence: str) -> int:
-    """Print why the command ended (under torchrun, only once per machine) and return the status."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"bsam: {sentence}", to_stderr=True)
-    return status
-
-
-def _parser() -> argparse.ArgumentParser:
+def parser_of(words: Sequence[str]) -> Parser:
+    """Return a parser with all commands, but only the flags of the one that the words name."""
     parser = Parser(
         prog="bsam",
         description="Train networks with sharpness-aware optimizers (BSAM, SAM and relatives) and measure how flat "
@@ -102,6 +77,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bsam {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    for name, module in COMMANDS.items():
-        module.add(commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION))
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
+        if name == chosen:
+            module = import_module(".listing" if name == "list" else f".{name}", __name__)
+            command.description = module.DESCRIPTION
+            module.add(command)
     return parser
+
+
+def _notes(end: BaseException) -> list[str]:
+    """Return what :func:`~bsam.lab.common.termination.resumable` noted on an exception.
+
+    A closed pipe is noticed twice: when a line is printed, and in the flush at the end.
+    """
+    return [*getattr(end, "__notes__", []), *getattr(end.__context__, "__notes__", [])]
+
+
+def _end(status: int, *sentences: str) -> int:
+    """Print why the command ended (under torchrun, only once per machine) and return the status."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        say(f"bsam: {' '.join(sentences)}", to_stderr=True)
+    return status

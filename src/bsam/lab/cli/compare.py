@@ -19,7 +19,6 @@ from ..recipes.variants import variants
 from .run import TUNE_FULL_HELP, add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of
 
-HELP = "compare methods on your data: which is better, by how much, and is it more than chance?"
 DESCRIPTION = """\
 Train a network with several methods and several seeds, and say which methods are better than the first one, by how
 much, whether that is more than chance, and at what cost. Takes the settings of `bsam train`, except the method, its
@@ -60,7 +59,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "--tune-base)"
     )
     add_running_flags(groups, out, "on a CPU 1")
-    command.set_defaults(run=_compare, saved_items="epochs", needs=NEEDS)
+    command.set_defaults(run=_compare, needs=NEEDS)
 
 
 def _compare(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,6 @@ from ..recipes.scales import SCALES
 from ..recipes.variants import variants
 from .run import run_command
 
-HELP = "compare SGD, SAM and BSAM on digits with wrong labels, in about a minute"
 DESCRIPTION = """\
 Compare methods on scikit-learn's digits with 40 % wrong training labels: which of them memorise the wrong labels? Each
 method's radius is chosen on a validation set. Writes a directory for each run, table.md, results.json (all numbers,
@@ -35,7 +34,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
     needs = {**NEEDS, "sklearn": "demo"}
-    command.set_defaults(run=_demo, saved_items="runs", needs=needs, device="cpu", dry_run=False, report=False)
+    command.set_defaults(run=_demo, needs=needs, device="cpu", dry_run=False, report=False)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

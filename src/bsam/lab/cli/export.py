@@ -11,7 +11,6 @@ from ..common.progress import ProgressLine
 from ..inference.run_export import export_run
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP
 
-HELP = "export the network of a run to ONNX or safetensors"
 DESCRIPTION = """\
 Write the network of a classification run to a file: FILE.onnx for onnxruntime and other programs (needs the extra
 onnx), or, if the run was trained with --weight-bits, FILE.safetensors for bsam.lab.quantization.load_quantized. Weights

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.grouping import group_by
+from ..common.termination import resumable
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models, runs_in_folders
 from ..recipes.variants import variant_of
@@ -25,7 +26,6 @@ from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELP = "measure trained networks: eigenvalues of the Hessian, sharpness, loss landscapes"
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
 BilS), and the loss on a plane. Networks are given as run directories of bsam train, as folders with run directories at
@@ -53,6 +53,7 @@ FLAG_HELP = {
     "(default: a part of the free memory)",
     "seed": "seed of all random vectors",
 }
+FLATNESS = "flatness.json"
 MAX_TITLE = 100  # characters: figures have no room for more
 MIN_TITLE = 14  # characters of a title in one line of a table
 NEEDS = ("rich", "safetensors", "plotly")
@@ -80,7 +81,7 @@ def add(command: argparse.ArgumentParser) -> None:
         default = "" if field.default is None else f" (default: {field.default})"
         flag(name, type=kind, default=field.default, help=f"{FLAG_HELP[field.name]}{default}", metavar=metavar)
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    command.set_defaults(run=_flatness, saved_items="models", needs=dict.fromkeys(NEEDS, "demo"))
+    command.set_defaults(run=_flatness, needs=dict.fromkeys(NEEDS, "demo"))
 
 
 def _flatness(arguments: argparse.Namespace) -> None:
@@ -96,7 +97,8 @@ def _flatness(arguments: argparse.Namespace) -> None:
         data=arguments.data,
         models=arguments.model,
     )
-    written = flatness_report(models, settings, arguments.out, arguments.device, console)
+    with resumable(arguments.out, FLATNESS, "Finished models"):
+        written = flatness_report(models, settings, arguments.out, arguments.device, console)
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
 
 
@@ -123,7 +125,7 @@ def flatness_report(
     settings = {**models.settings, "device": str(torch_device), **asdict(options), **versions}
     titles = [title if len(title) <= MAX_TITLE else f"…{title[1 - MAX_TITLE :]}" for title in models.titles]
     with locked(folder, "measuring"):
-        file = folder / "flatness.json"
+        file = folder / FLATNESS
         entries = measured_entries(file, settings, models, torch_device, options)
         by_title = dict(zip(titles, entries, strict=True))
         for label, rows in group_by(by_title.items(), lambda pair: entry_label(pair[1])).items():

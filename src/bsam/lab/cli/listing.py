@@ -1,4 +1,4 @@
-"""``bsam list``: methods, networks, data sets and recipes as plain text. It needs only torch and numpy."""
+"""``bsam list``: methods, networks, data sets and recipes as plain text; it needs only torch and numpy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ from functools import cache
 from itertools import count, zip_longest
 
 from ...common.errors import BsamValueError
-from ...methods import METHODS
 from ..common.printing import say
-from ..data import DATASETS
-from ..models import MODELS
-from ..recipes import RECIPES
 
-HELP = "list methods, models, data sets and recipes"
 DESCRIPTION = "List methods, models, data sets and recipes, or only one kind."
 WIDEST = 160
 
@@ -33,6 +28,8 @@ class Listing:
 
 def methods_info() -> list[tuple[str, ...]]:
     """Return a row per method, SGD first; a dash if it needs nothing."""
+    from ...methods import METHODS
+
     sgd = ("sgd", "SGD", "-", "1", "0", "-", "SGD alone; `base` is the optimizer of --base alone.", "-")
     rows: list[tuple[str, ...]] = [
         (name, m.title, m.__name__, f"{m.passes:.3g}", m.memory, m.needs_in_words() or "-", m.purpose, m.reference)
@@ -43,6 +40,8 @@ def methods_info() -> list[tuple[str, ...]]:
 
 def models_info() -> list[tuple[str, ...]]:
     """Return a row per network."""
+    from ..models import MODELS
+
     return [
         (m.name, m.title, f"{m.parameters:,}", f"{m.channels} x {m.images} x {m.images}", m.reference or "-")
         for m in MODELS.values()
@@ -51,6 +50,8 @@ def models_info() -> list[tuple[str, ...]]:
 
 def data_info() -> list[tuple[str, ...]]:
     """Return a row per data set."""
+    from ..data import DATASETS
+
     rows: list[tuple[str, ...]] = []
     for d in DATASETS.values():
         classes = f"{d.classes} joints" if d.task == "pose" else str(d.classes)
@@ -60,6 +61,8 @@ def data_info() -> list[tuple[str, ...]]:
 
 def recipes_info() -> list[tuple[str, ...]]:
     """Return a row per recipe, with the number of its runs per seed at the largest scale."""
+    from ..recipes import RECIPES
+
     return [(r.name, r.title, str(len(r.experiment(r.scales[-1], 1).planned))) for r in RECIPES.values()]
 
 

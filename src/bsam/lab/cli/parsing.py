@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ...common.errors import BsamValueError
-from ...methods import METHODS
 from ..common.names import find_name
-from ..config import arguments_of
 
 OF_TIMM = {  # flags of timm's train.py that are values of another flag here
     "opt_eps": "--base-set eps=",
@@ -81,6 +79,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _method_arguments() -> set[str]:
+    from ...methods import METHODS  # a correct command does not need torch for this
+    from ..config import arguments_of
+
     return {name for method in METHODS for name in arguments_of(method)}
 
 

@@ -18,7 +18,6 @@ from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
 from .run_flags import DEVICE_HELP, MODEL_HELP
 
-HELP = "classify images, or find the joints of people in them, with the network of a run"
 DESCRIPTION = """\
 Print the most probable classes of each image or, with a run of the task pose, x and y of each joint of the person in
 the image, in pixels. The training data is not needed."""

@@ -11,13 +11,12 @@ from pathlib import Path
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.grouping import count_text
 from ..common.printing import say
-from ..training.termination import Terminated
+from ..common.termination import Terminated
 
 OUT = Path("report.html")
 SECONDS = 5.0  # between two looks at the files of watched runs
 READ = {".json", ".jsonl", ".csv", ".npz", ".safetensors"}  # the files that change a report; checkpoints do not
 NEEDS = dict.fromkeys(("pandas", "scipy", "jinja2", "plotly"), "plot")
-HELP = "write one HTML page with the tables, figures and verdicts of any runs"
 DESCRIPTION = """\
 Write one HTML file with the tables, interactive figures and verdicts of runs; it works offline. RUNS are run
 directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders with

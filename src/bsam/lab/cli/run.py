@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.termination import SAVED, resumable
 from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
 from ..recipes.experiments import MAX_SEEDS, Experiment
@@ -15,13 +16,13 @@ from ..recipes.scales import SCALES
 from ..recipes.start import check_weights_given, weights_by_network
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
+from ..training.run_dir import CHECKPOINT
 from .run_console import new_console, plan_table, rich_tables, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     from ..report.recipe_results import ExperimentResult
 
-HELP = "run an experiment: train all its runs, write a table with the published numbers and a page"
 DESCRIPTION = """\
 Train the missing runs of an experiment, then write table.md, results.json and report.html, a page with tables and
 figures, to --out. `bsam list recipes` describes the experiments. Each run has a directory below --out, like those of
@@ -61,7 +62,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     out = "folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)"
     add_running_flags(groups, out, f"on a CPU 1, or {SCALES['demo'].workers} for demo")
-    command.set_defaults(run=_run, saved_items="epochs", needs=NEEDS)
+    command.set_defaults(run=_run, needs=NEEDS)
 
 
 def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
@@ -116,8 +117,6 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
     """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
-    if arguments.dry_run or arguments.report:
-        del arguments.saved_items  # nothing is trained: an interrupt must not mention saved epochs
     if arguments.dry_run:
         console = new_console()
         states = planned_states(experiment, arguments.out)
@@ -128,7 +127,11 @@ def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
         return
     names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
     options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})
-    result = show_experiment(experiment, options, train=not arguments.report)
+    if arguments.report:
+        result = show_experiment(experiment, options, train=False)
+    else:
+        with resumable(options.out, CHECKPOINT, SAVED):
+            result = show_experiment(experiment, options)
     if result.failure is not None:
         raise result.failure
 

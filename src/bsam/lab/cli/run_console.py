@@ -97,8 +97,13 @@ def new_console() -> Console:
     from rich.console import Console
 
     console = Console(markup=False)
+    console.on_broken_pipe = _raise_again  # type: ignore[method-assign] # by default, rich raises SystemExit
     console.push_render_hook(_VisibleControls())  # type: ignore[arg-type] # no subclass, since rich is imported late
     return console
+
+
+def _raise_again() -> None:
+    raise  # the error that rich handles
 
 
 class _VisibleControls:

@@ -19,6 +19,7 @@ from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.grouping import count_text
 from ..common.printing import say as _say
+from ..common.termination import SAVED, resumable
 from ..config import BASE, Run, method_title
 from ..config.bases import BASES
 from ..data import download
@@ -30,11 +31,10 @@ from ..tasks.noise_words import noise_text
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.files import LOCK
 from ..training.loop import fit
-from ..training.run_dir import RunDir, run_dir_name
+from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from ..training.trainer import Trainer
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
 
-HELP = "train one network with any method; an interrupted run continues"
 DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
 checkpoint.pt, tensorboard/ if TensorBoard is installed and, at the end, model.safetensors. Classification adds
@@ -56,14 +56,13 @@ def add(command: argparse.ArgumentParser) -> None:
     groups("Output").add_argument("--out", type=Path, help=out, metavar="FOLDER")
     groups("Precision and speed").add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     add_checkpoint_flag(groups("Output"))
-    command.set_defaults(run=_train, saved_items="epochs", needs={"rich": "train", "safetensors": "train"})
+    command.set_defaults(run=_train, needs={"rich": "train", "safetensors": "train"})
 
 
 def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
     folder = arguments.out or Path("runs") / run_dir_name(run)
-    arguments.out = folder
-    with distributed_context(arguments.device) as context:
+    with resumable(folder, CHECKPOINT, SAVED), distributed_context(arguments.device) as context:
         say = _say if context.is_main else lambda line: None  # only the first process of torchrun prints
         _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run)

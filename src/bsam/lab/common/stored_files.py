@@ -1,4 +1,4 @@
-"""Read files that may be damaged or may come from others, and verify their content."""
+"""Replace files atomically; read files that may be damaged or may come from others, and verify their content."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import secrets
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ...common.errors import BsamRuntimeError
 
+DRAFT = ".draft"  # how the names of files end that are being written
 MAX_TEXT = 2**28  # bytes of a JSON file; the largest of ours has ten landscapes of a million points
 MAX_ARRAYS = 2**29  # bytes of the arrays in an .npz file; the confusion matrix of 8000 classes takes as much
 DIGEST = "sha256"  # metadata key of a safetensors file: SHA-256 of the file in which the digest itself is BLANK
@@ -42,6 +44,32 @@ class ReadFailed(BsamRuntimeError):
 
 class WrongContent(ValueError):
     """Says what is wrong with the content of a file; :func:`reading` adds its path."""
+
+
+@contextlib.contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Let the block write a draft, which then replaces a file.
+
+    If the process is killed or the machine fails, the path holds either the old or the new content. The draft has a
+    unique name, since another process may write the same file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with draft_of(Path(folder, "a.txt")) as draft:
+        ...         _ = draft.write_text("complete")
+        ...     Path(folder, "a.txt").read_text(), len(list(Path(folder).iterdir()))
+        ('complete', 1)
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{DRAFT}")
+    try:
+        yield draft
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -43,9 +43,7 @@ def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) 
     if isinstance(methods, str):
         raise BsamValueError(f"methods must be a list of names, got {methods!r}: pass [{methods!r}, ...]")
     chosen = [_chosen(method) for method in methods]
-    if any(
-        name == "sgd" for _, name, _ in chosen
-    ):  # all share its base optimizer, and the settings that follow from it
+    if any(name == "sgd" for _, name, _ in chosen):  # all share its base optimizer, and what follows from it
         settings = {"base": "sgd", **settings}
     runs: dict[str, Run] = {}
     without_radius = {name: value for name, value in settings.items() if name not in RADIUS_SCHEDULE}

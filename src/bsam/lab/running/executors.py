@@ -22,10 +22,10 @@ from ...common.checks import check_count, check_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 from ..common.grouping import count_text
+from ..common.termination import SIGNALS, Terminated, deferred_signals, terminable
 from ..config import Run
 from ..training.environment import devices_of
 from ..training.mps import is_mps_installed, nvidia_mps
-from ..training.termination import SIGNALS, Terminated, deferred_signals, terminable
 from .job import Outcome, train_in_worker
 
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
@@ -54,7 +54,7 @@ def local_processes(
 ) -> Iterator[Executor]:
     """Provide processes on this machine, which end with the block; an exception in the block kills them.
 
-    If it is :class:`~bsam.lab.training.termination.Terminated`, they first get the signal and time for a checkpoint.
+    If it is :class:`~bsam.lab.common.termination.Terminated`, they first get the signal and time for a checkpoint.
 
     Args:
         jobs: the number of processes. They are spread over the GPUs and share them through MPS, if it can be started.

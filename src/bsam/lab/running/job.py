@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import torch
 
 from ...common.errors import BsamError
+from ..common.termination import Terminated
 from ..config import Run
 from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
 from ..training.run_dir import LOG, RunDir, run_dir_name
-from ..training.termination import Terminated
 
 Options: TypeAlias = Mapping[str, Any]  # arguments of fit
 OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
+from ..common.termination import Terminated
 from ..config import Run
 from ..recipes.planning import state_of
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState, run_dir_name
-from ..training.termination import Terminated
 from .executors import RETRIES, Executor
 from .job import Outcome, message_of, train_run
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout  # a dependency of torch
 
 from ...common.errors import BsamRuntimeError
-from ..common.drafts import DRAFT, draft_of
-from ..common.stored_files import MAX_TEXT, WrongContent, read_bytes, reading
+from ..common.stored_files import DRAFT, MAX_TEXT, WrongContent, draft_of, read_bytes, reading
 
 T = TypeVar("T")
 

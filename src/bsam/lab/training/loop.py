@@ -18,13 +18,13 @@ from ...flatness.landscape import landscape
 from ...flatness.sharpness import Sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
+from ..common.termination import Terminated, deferred_signals
 from ..config import Run, imported
 from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .distributed import distributed_context
 from .run_dir import LossSurface, RunDir, initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
-from .termination import Terminated, deferred_signals
 from .trainer import Trainer
 
 CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive

@@ -21,6 +21,7 @@ from ...core.optimizer import SharpnessAware
 from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ..common.methods import method_class
+from ..common.termination import Terminated
 from ..config import BASE, Run
 from ..config.bases import CAPTURABLE
 from ..quantization import freeze_scales
@@ -29,7 +30,6 @@ from ..tasks.task import Task
 from .captured_steps import CapturedSteps
 from .distributed import DistributedContext, Vote
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
-from .termination import Terminated
 from .train_step import autocast, build_run_step, check_method
 
 T = TypeVar("T")

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ....common.errors import BsamRuntimeError, BsamValueError
 from ....common.extras import require_package
-from ...common.drafts import DRAFT, draft_of
-from ...common.stored_files import DAMAGE, MAX_TEXT, read_bytes, size_of
+from ...common.stored_files import DAMAGE, DRAFT, MAX_TEXT, draft_of, read_bytes, size_of
 from ..examples import Dataset, Examples
 from ..sources import sha256
 from .decoding import BoxError, Crop, Decoding, Resize, decode_pixels, read_image

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ...common.drafts import draft_of
-from ...common.stored_files import DAMAGE, MAX_TEXT, read_bytes
+from ...common.stored_files import DAMAGE, MAX_TEXT, draft_of, read_bytes
 from ..sources import sha256
 from .decoding import read_image
 

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGUSR1, which a scheduler sends before it ends a job: training writes a checkpoint first."""
+"""What ends a command early: signals that a scheduler sends before it ends a job, and what the command then has saved.
+
+After SIGTERM and SIGUSR1, training writes a checkpoint first.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # SLURM sends SIGTERM at a job's time limit, and SIGUSR1 earlier if it is asked to. Windows has no SIGUSR1.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+SAVED = "Epochs up to the last checkpoint"  # of a training
 
 
 class Terminated(KeyboardInterrupt):
@@ -60,3 +65,30 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
         yield lambda: _Received.number
     finally:
         _Received.deferred = before
+
+
+@contextlib.contextmanager
+def resumable(out: Path, file: str, saved: str) -> Iterator[None]:
+    """Add a note to what interrupts the block: what is saved in a folder, and how to continue. ``bsam`` prints it.
+
+    Args:
+        out: the folder.
+        file: the name of the file, at any depth of the folder, from which the same command continues.
+        saved: what such a file holds.
+
+    Example:
+        >>> try:
+        ...     with resumable(Path("nowhere"), "checkpoint.pt", SAVED):
+        ...         raise BrokenPipeError
+        ... except BrokenPipeError as end:
+        ...     print(*end.__notes__)
+        No checkpoint.pt was written; run the same command again to start over.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, BrokenPipeError) as end:
+        if any(out.rglob(file)):
+            end.add_note(f"{saved} are saved in {out}; run the same command again to continue.")
+        else:
+            end.add_note(f"No {file} was written; run the same command again to start over.")
+        raise

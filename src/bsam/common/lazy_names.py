@@ -1,0 +1,37 @@
+"""Names of a package that are imported on first use, so that `bsam --help` does not wait for torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def import_on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` (PEP 562) of a package.
+
+    Args:
+        package: the name of the package.
+        modules: for each name, the module that defines it, relative to the package; a module has its own name.
+
+    Example:
+        >>> from bsam.common import errors
+        >>> find, names = import_on_use(
+        ...     "bsam", {"BsamError": "common.errors", "common": "common"}
+        ... )
+        >>> find("BsamError") is errors.BsamError, find("common").__name__
+        (True, 'bsam.common')
+    """
+    namespace = vars(sys.modules[package])
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
+            )  # the traceback suggests the closest name of ``dir``
+        module = import_module(f"{package}.{modules[name]}")
+        namespace[name] = module if name == modules[name] else getattr(module, name)
+        return namespace[name]
+
+    return find, lambda: sorted({*namespace, *modules})
