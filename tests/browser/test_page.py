@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from bsam.lab.report.page.page import write_page
-from bsam.lab.report.recipe_table import TableSection
+from bsam.lab.report.table import Cell, Table
 from chromium import Browser
 from page_runs import EVIL, METHODS, PROBLEM, example_runs, score_of, table
 
@@ -205,7 +205,8 @@ def test_panels_are_below_each_other_on_a_phone(browser, file, name, columns):
 
 @pytest.mark.parametrize("width", [390, 1400])
 def test_headings_have_a_distance_from_what_stands_above(browser, tmp_path, width):
-    tables = [TableSection(f"Table {n}", ("method", "score"), (("SGD", "90"),)) for n in range(2)]
+    cell = {"method": "SGD", "data": "digits", "": Cell("90")}
+    tables = [Table.pivot(f"Table {n}", [cell], "method", "data") for n in range(2)]
     context = {"findings": ["A finding."], "tables": tables, "notes": ["A note."]}
     write_page(tmp_path / "report.html", *example_runs(tmp_path), context=context)
     browser.open((tmp_path / "report.html").as_uri(), width)

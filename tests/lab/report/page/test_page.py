@@ -21,8 +21,8 @@ from bsam.lab.report.page import page as page_module
 from bsam.lab.report.page import pictures, tables
 from bsam.lab.report.page.page import page_html, write_page
 from bsam.lab.report.page.render import figure_info
-from bsam.lab.report.page.tables import SIGNS, Column, baseline_verdicts
-from bsam.lab.report.recipe_table import TableSection
+from bsam.lab.report.page.tables import SIGNS, baseline_verdicts
+from bsam.lab.report.table import Cell, Column, Table
 from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
 from pose_runs import write_predictions
 
@@ -97,10 +97,10 @@ def test_the_runs_and_their_states(html):
 def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, monkeypatch):
     ordinary = tables.experiment_columns
     more = [
-        Column("planned", "epochs", "d", of_runs="first", note="planned: the epochs."),
-        Column("trained", "epochs_done", of_runs="max"),
-        Column("least", "epochs_done", of_runs="min"),
-        Column("none", "claimed", of_runs="first"),
+        Column("planned", "epochs first", "d", note="planned: the epochs."),
+        Column("trained", "epochs_done max"),
+        Column("least", "epochs_done min"),
+        Column("none", "claimed first"),
     ]
     monkeypatch.setattr(tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
     html = page_html(*example)
@@ -403,13 +403,13 @@ def test_a_figure_with_an_empty_array_is_written():
 
 
 def test_a_recipe_says_what_its_console_says(example, no_plots):
-    row = ("SAM", "90.00 ± 1 (3)", "89.0", "88.0", "rho 0.1*")
-    section = TableSection("Tuning", ("method", "0.1", "paper", "paper", "chosen"), (row,))
+    tuned = {"method": "SAM", "": Cell("90.00 ± 1 (3)", marks=("1 diverged",)), "chosen": Cell("rho 0.1*")}
+    cells = [{**tuned, "data": data, "paper": Cell(paper)} for data, paper in (("A", "89.0"), ("B", "88.0"))]
+    table = Table.pivot("Tuning", cells, "method", "data", ("", "paper", "chosen"))
     texts = ["SGD is level with <SAM>.", "* At the edge of the grid."]
-    context = {"findings": texts[:1], "tables": [section], "notes": texts[1:]}
+    context = {"findings": texts[:1], "tables": [table], "notes": texts[1:]}
     html = unescape(page_html(*example, context=context))
-    assert all(text in html for text in (*texts, "Tuning"))
-    assert list(cells_of(html)[0].values()) == [row[0], row[1], row[3], row[4]], "of two equal titles, CSV has the last"
+    assert all(text in html for text in (*texts, "Tuning", "1 diverged", "90.00\u00a0±\u00a01\u00a0(3)"))
     assert html.count('data-label="paper"') == 2
 
 

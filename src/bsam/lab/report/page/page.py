@@ -30,7 +30,6 @@ from .tables import (
     pairs_table,
     runs_table,
     tally,
-    text_table,
 )
 
 TITLE = "Runs of bsam"
@@ -64,7 +63,7 @@ def page_html(
             experiment has it, that is a problem.
         title: the title of the page.
         problems: sentences about what could not be read; gets those about damaged figures.
-        context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` (sections) and ``notes``.
+        context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` and ``notes``.
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
@@ -92,8 +91,7 @@ def page_html(
         )
     summary: dict[str, Any] = {}
     if context is not None:
-        tables = [text_table(section.title, section.header, section.rows) for section in context["tables"]]
-        summary = {**context, "tables": tables, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems)}
+        summary = {**context, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems)}
     if find_spec("plotly") is None:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
     groups = {

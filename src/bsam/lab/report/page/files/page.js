@@ -33,7 +33,7 @@ const LATEX = {
 };
 const latexText = text => text.replace(/[\\&%$#_{}~^±\u2212ρλ<>]/g, letter => LATEX[letter]);
 const markdownText = text => text.replace(/[\\|<>*_`[\]]/g, letter => `\\${letter}`).replace(/\s+/g, " ");
-const textOf = cell => all(".v, .badge, button", cell).map(part => part.textContent.replaceAll("\u00a0", " ")).join(", ");
+const textOf = cell => all(".v, .badge, :scope > button:not(.more)", cell).map(part => part.textContent.replaceAll("\u00a0", " ")).join(", ");
 const isText = cell => cell.classList.contains("text");
 const FORMATS = {
   LaTeX(heads, rows, title) {
