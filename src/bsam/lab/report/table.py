@@ -230,8 +230,10 @@ class Table:
             for line, row in enumerate(self.rows)
         )
         body = "\n".join(f"<tr>\n{row}\n</tr>" for row in rows)
+        kind = ' class="grid"' if any(cell.more for row in self.rows for cell in row) else ""
         return (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n<table aria-label="{label}">\n'
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
+            f'<table{kind} aria-label="{label}">\n'
             f"<thead><tr>\n{head}\n</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
         )
 
@@ -346,8 +348,9 @@ def _html_cell(cell: Cell, column: Column, row: Cell, name: str, is_name: bool) 
     if cell.link:
         content = f'<a href="{escape(cell.link)}">{content}</a>'
     if cell.more:
-        about = escape(f"{column.title}, {row}: {cell}")
-        button = f'<button type="button" class="more" popovertarget="{name}" aria-label="{about}">{content}</button>'
+        title, about = escape(column.title), escape(f"{column.title}, {row}: {cell}")
+        opens = f'class="more" popovertarget="{name}" data-column="{title}" aria-label="{about}"'
+        button = f'<button type="button" {opens}>{content}</button>'
         lines = "".join(f"<p>{escape(line)}</p>" for line in cell.more.splitlines())
         content = f'{button}<div popover id="{name}"><h4>{escape(str(row))}</h4>{lines}</div>'
     tag, scope = ("th", ' scope="row"') if is_name else ("td", "")

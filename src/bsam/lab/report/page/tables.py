@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from ...analysis.claims import CONFIRMED, CONTRADICTED, OPEN, paper_claims
 from ...analysis.runs_table import STATES
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
 from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
@@ -17,9 +16,8 @@ from ...recipes.planning import measured_on
 from ...recipes.variants import variants
 from ..table import Column, Row, Table
 
-SIGNS = {CONFIRMED: "✓", CONTRADICTED: "✗", OPEN: "?", BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…"}
-SIGNS[NOT_LEARNED] = "⚠"
-UNDECIDED = {OPEN, NONE_SHOWN, TOO_FEW}
+SIGNS = {BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…", NOT_LEARNED: "⚠"}
+UNDECIDED = {NONE_SHOWN, TOO_FEW}
 PROBLEMS = ("did not learn", *STATES[1:])  # of a run
 RADIUS = "radius: the total radius, rho or rho_max + rho_min."
 SECONDS = "s/epoch: seconds per epoch."
@@ -186,19 +184,13 @@ def baseline_verdicts(compared: pd.DataFrame, runs: pd.DataFrame) -> list[dict[s
     for row in compared.to_dict("records"):
         if row["row"] != row["against"] and (min(row["n"], row["their_n"]) or row["diverged"]):
             tuning = "".join(choices.get((row["experiment"], row[side]), "") for side in ("row", "against"))
-            verdicts.append(_verdict(row, row["verdict"], f"{row['row']} against {row['against']}", tuning))
+            verdicts.append(
+                {
+                    "experiment": row["experiment"],
+                    "outcome": row["verdict"],
+                    "title": f"{row['row']} against {row['against']}",
+                    "evidence": evidence(row) + tuning,
+                    "more": seeds_sentence(row),
+                }
+            )
     return verdicts
-
-
-def claim_verdicts(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a verdict on each claim of the paper for which there are runs."""
-    claims = paper_claims(runs).to_dict("records")
-    gaps = ["" if math.isnan(row["gap"]) else f" Published: {row['gap']:+.2f}." for row in claims]
-    return [_verdict(row, row["outcome"], row["claim"], gap, row["at"]) for row, gap in zip(claims, gaps, strict=True)]
-
-
-def _verdict(row: Row, outcome: str, title: str, more: str, at: str = "") -> dict[str, Any]:
-    text = evidence(row, digits=2 if row["unit"] else 1) + more  # eigenvalues have no unit
-    seeds = seeds_sentence(row) if outcome in UNDECIDED else ""
-    about = {"experiment": row["experiment"], "outcome": outcome, "title": title, "at": at}
-    return {**about, "evidence": text, "more": seeds}
