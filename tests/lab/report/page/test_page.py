@@ -17,11 +17,11 @@ from scipy import stats
 from bsam.lab.analysis import significance
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.figures.style import new_figure
+from bsam.lab.report.page import experiment_tables, pictures
 from bsam.lab.report.page import page as page_module
-from bsam.lab.report.page import pictures, tables
+from bsam.lab.report.page.experiment_tables import SIGNS, baseline_verdicts
 from bsam.lab.report.page.page import page_html, write_page
 from bsam.lab.report.page.render import figure_info
-from bsam.lab.report.page.tables import SIGNS, baseline_verdicts
 from bsam.lab.report.table import Cell, Column, Table
 from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
 from pose_runs import write_predictions
@@ -95,14 +95,14 @@ def test_the_runs_and_their_states(html):
 
 
 def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, monkeypatch):
-    ordinary = tables.experiment_columns
+    ordinary = experiment_tables.experiment_columns
     more = [
         Column("planned", "epochs first", "d", note="planned: the epochs."),
         Column("trained", "epochs_done max"),
         Column("least", "epochs_done min"),
         Column("none", "claimed first"),
     ]
-    monkeypatch.setattr(tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
+    monkeypatch.setattr(experiment_tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
     html = page_html(*example)
     rows = {row["method"]: row for row in cells_of(html)}
     assert {row["planned"] for row in rows.values()} == {"20"}

@@ -24,8 +24,12 @@ LEGEND = (
     "Differences in points; λmax is the largest eigenvalue of the Hessian, and a negative difference is flatter. "
     "undecided: 3 seeds or more do not show a difference. 1 or 2 seeds decide nothing. Empty: no claim."
 )
-SAM_BASE, BSAM_BASE, BSAM_SAM = "SAM \u2212 base", "BSAM \u2212 base", "BSAM \u2212 SAM"
-SAME, TOTAL, TUNED = f"{BSAM_SAM}, same rho", f"{BSAM_SAM}, same total rho", f"{BSAM_SAM}, tuned"
+SAM_BASE = "SAM \u2212 base"
+BSAM_BASE = "BSAM \u2212 base"
+BSAM_SAM = "BSAM \u2212 SAM"
+SAME = f"{BSAM_SAM}, same rho"
+TOTAL = f"{BSAM_SAM}, same total rho"
+TUNED = f"{BSAM_SAM}, tuned"
 SCHEDULE = f"{TOTAL} and schedule"
 ORDER = (SAM_BASE, f"{SAM_BASE}, tuned", BSAM_BASE, SAME, TOTAL, SCHEDULE, TUNED)
 SWAPPED = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}

@@ -18,10 +18,7 @@ from ...common.grouping import count_text, group_by
 from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
 from .claims_grid import claims_grid
-from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
-from .notes import duplicates_of, evaluated_on
-from .render import render
-from .tables import (
+from .experiment_tables import (
     SIGNS,
     UNDECIDED,
     baseline_verdicts,
@@ -31,6 +28,9 @@ from .tables import (
     runs_table,
     tally,
 )
+from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+from .notes import duplicates_of, evaluated_on
+from .render import render
 
 TITLE = "Runs of bsam"
 MANY = 8  # with more verdicts, the undecided ones are folded; with more rows, no sentence answers for all
