@@ -20,7 +20,7 @@ import bsam
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "examples", "tests", "benchmarks")
 INFO = f"bsam-{bsam.__version__}.dist-info"
-OPTIONAL = ["PIL", "jinja2", "pandas", "plotly", "rich", "safetensors", "scipy", "sklearn", "tensorboard", "timm"]
+OPTIONAL = ["PIL", "jinja2", "pandas", "plotly", "safetensors", "scipy", "sklearn", "tensorboard", "timm"]
 OPTIONAL += ["torchvision"]
 POSIX = ["crypt", "fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
 

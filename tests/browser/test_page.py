@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from bsam.lab.report.page.page import write_page
-from bsam.lab.report.recipe_table import TableSection
+from bsam.lab.report.table import Cell, Table
 from chromium import Browser
-from page_runs import EVIL, METHODS, PROBLEM, example_runs, score_of, table
+from page_runs import EVIL, METHODS, PROBLEM, claim_runs, example_runs, score_of, table
 
 pytestmark = pytest.mark.browser
 TABLE = "document.querySelector('#experiment-0 table')"
@@ -203,9 +203,51 @@ def test_panels_are_below_each_other_on_a_phone(browser, file, name, columns):
     assert found == {390: 1, 1400: columns}
 
 
+@pytest.fixture(scope="module")
+def claims(tmp_path_factory):
+    """A page with claims: confirmed, contradicted and open ones."""
+    file = tmp_path_factory.mktemp("claims") / "report.html"
+    write_page(file, claim_runs(), pd.DataFrame(columns=["experiment", "run"]))
+    return file
+
+
+OPEN_CELL = "document.querySelector('[popover]:popover-open')"
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_cell_of_the_claims_opens_by_click_and_by_keyboard(browser, claims, width):
+    browser.open(claims.as_uri(), width)
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    assert browser.value(OPEN_CELL) is None
+    assert browser.value("document.querySelectorAll('.grid .more:not([tabindex=\"-1\"])').length") == 1, "one tab stop"
+    browser.value("document.querySelector('.more').click()")
+    text = browser.value(f"{OPEN_CELL}.innerText")
+    assert "SAM better than SGD" in text
+    assert "95 % interval" in text
+    box = browser.value(f"(box => [box.left, box.right])({OPEN_CELL}.getBoundingClientRect())")
+    assert 0 <= box[0] < box[1] <= width
+    browser.value(f"{OPEN_CELL}.hidePopover()")
+    browser.value("document.querySelector('.more').focus()")
+    right, down = ({"key": key, "code": key} for key in ("ArrowRight", "ArrowDown"))
+    for key in (right, down, right):
+        browser.call("Input.dispatchKeyEvent", type="rawKeyDown", **key)
+    browser.press_enter()
+    assert "not run" in browser.value(f"{OPEN_CELL}.innerText"), "right, down and right again"
+    assert browser.value("document.activeElement.getAttribute('aria-label')").startswith("BSAM")
+    assert browser.messages == []
+
+
+def test_cells_of_the_claims_show_their_text_whole(browser, claims):
+    for width in (390, 700, 1024, 1400):
+        browser.open(claims.as_uri(), width)
+        wide = "[...document.querySelectorAll('.more')].filter(cell => cell.scrollWidth > cell.clientWidth + 1)"
+        assert browser.value(f"{wide}.map(cell => cell.innerText)") == [], width
+
+
 @pytest.mark.parametrize("width", [390, 1400])
 def test_headings_have_a_distance_from_what_stands_above(browser, tmp_path, width):
-    tables = [TableSection(f"Table {n}", ("method", "score"), (("SGD", "90"),)) for n in range(2)]
+    cell = {"method": "SGD", "data": "digits", "": Cell("90")}
+    tables = [Table.pivot(f"Table {n}", [cell], "method", "data") for n in range(2)]
     context = {"findings": ["A finding."], "tables": tables, "notes": ["A note."]}
     write_page(tmp_path / "report.html", *example_runs(tmp_path), context=context)
     browser.open((tmp_path / "report.html").as_uri(), width)

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from rich.console import Console
 
 from bsam.lab.recipes import RECIPES
 from finished_runs import finished_run, write_run
@@ -12,20 +11,6 @@ from finished_runs import finished_run, write_run
 @pytest.fixture(autouse=True)
 def quick(rough_eigenvalues):
     """Save most of the Hessian products."""
-
-
-@pytest.fixture
-def shown():
-    """What is printed, as text."""
-
-    def show(*printed, width=200):
-        console = Console(width=width, no_color=True)
-        with console.capture() as capture:
-            for each in printed:
-                console.print(each)
-        return capture.get()
-
-    return show
 
 
 @pytest.fixture(name="finished_run")

@@ -29,7 +29,7 @@ from .training.run_writer import CHECKPOINT_EVERY
 if TYPE_CHECKING:  # `bsam list` works without pandas
     from .report.recipe_results import ExperimentResult
 
-NEEDS = dict.fromkeys(("rich", "safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
+NEEDS = dict.fromkeys(("safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 
 def test_a_base_install_needs_one_extra(tmp_path, error_of, monkeypatch):
-    modules = ("rich", "sklearn", "pandas", "safetensors")
+    modules = ("sklearn", "pandas", "safetensors")
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)
     error = error_of("demo", "--out", tmp_path / "out")

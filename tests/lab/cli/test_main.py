@@ -38,7 +38,7 @@ def test_lists(capsys):
     assert "label-noise" in lists["recipes"]
 
 
-@pytest.mark.parametrize("module", ["rich", "safetensors"])
+@pytest.mark.parametrize("module", ["safetensors"])
 def test_a_missing_package_is_an_error_before_anything_runs(module, tmp_path, error_of, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     error = error_of(*SMALL, "--out", tmp_path / "out")
@@ -59,7 +59,7 @@ def test_a_training_whose_output_is_closed_says_what_is_saved(tmp_path):
 
 
 def test_a_command_that_saves_nothing_ends_quietly_if_its_output_is_closed(tmp_path):
-    report = ("run", "training-curves", "--out", str(tmp_path / "out"), "--report")  # rich prints this one
+    report = ("run", "training-curves", "--out", str(tmp_path / "out"), "--report")
     for arguments in (("list",), report):
         with Command(*arguments) as process:
             process.stdout.close()

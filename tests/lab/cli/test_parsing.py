@@ -52,7 +52,7 @@ def test_values_that_look_like_flags():
 
 
 def test_compare_without_its_extra_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "rich", None)
-    with pytest.raises(bsam.BsamError, match=r"rich.*'\.\[demo\]'"):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(bsam.BsamError, match=r"safetensors.*'\.\[demo\]'"):
         bsam.lab.compare("digits", methods=["sgd", "sam"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -87,7 +87,7 @@ def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tm
     monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: None)
     run_demo(demo_recipe(epochs=1), tmp_path, seeds=3)
     result = write_results(demo_recipe(epochs=1).experiment(seeds=3), tmp_path)
-    _, tuning = result.sections
+    _, tuning = result.tables
     assert "validation" in tuning.title
     assert "test" not in tuning.title
     (sentence,) = (note for note in result.notes if note.startswith(f"{TUNED_SGD} ("))

@@ -153,5 +153,5 @@ def test_runs_go_on_in_their_folders_and_tables_say_where_they_stopped(monkeypat
     (table,), notes = tuning_tables(tuned)
     assert "after the last epoch, or after the epoch given, where the worse half stops, on" in notes[0]
     cells = zip((first, first, last, last), table.rows[0][1:5], strict=True)
-    assert all(f"epoch {epoch}" in cell for epoch, cell in cells)
+    assert all(cell.marks == (f"epoch {epoch}",) for epoch, cell in cells)
     assert {plan.name for plan in tuned.trials} == {run_dir_name(run) for run in fit.asked}

@@ -39,7 +39,7 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
     assert sum(cell["n"] for cell in stored["table"]) == len(experiment.planned) * measures
     text = (tmp_path / "table.md").read_text()
     assert "Run on cpu, torch 2, bsam 1, 2026-11-10 to 2026-11-11." in text
-    assert text.count("## ") == len(result.sections) > 0
+    assert text.count("## ") == len(result.tables) > 0
     assert all(line in text for line in result.notes)
     context = pages[0]["context"]
     assert [*context["notes"], *context["findings"]] == result.notes
@@ -49,7 +49,7 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
 def test_nothing_finished_has_no_table_and_no_page(tmp_path):
     experiment = RECIPES["training-curves"].experiment("smoke")
     result = write_results(experiment, tmp_path)
-    assert (result.sections, result.page, len(result.files)) == ([], None, 2)
+    assert (result.tables, result.page, len(result.files)) == ([], None, 2)
     assert "5 runs are not finished." in (tmp_path / "table.md").read_text()
     assert origin_info([_entry(plan, tmp_path) for plan in experiment.planned]) == []
 
@@ -109,7 +109,7 @@ def test_data_that_changed_between_two_seeds_is_not_averaged(tmp_path):
         path = write_run(plan.run, tmp_path).path
         (path / "identity.json").write_text(json.dumps({"data": "new" if plan.run.seed else "old"}))
     result = write_results(experiment, tmp_path)
-    assert [section.title for section in result.sections] == [
+    assert [section.title for section in result.tables] == [
         f"ResNet-8, data photos ({name})" for name in ("old", "new")
     ]
     cells = json.loads((tmp_path / "results.json").read_text())["table"]

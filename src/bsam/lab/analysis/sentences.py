@@ -50,6 +50,12 @@ def evidence(row: Mapping[str, Any], digits: int = 2) -> str:
         theirs = numbers_text(row["their_mean"], row["their_std"], row["their_n"], digits)
         difference = "" if row["verdict"] == NOT_LEARNED else f": {difference_text(row, digits)}"
         text = f"{row['row']} {ours}, {row['against']} {theirs}{difference}."
+    return text + failures_text(row)
+
+
+def failures_text(row: Mapping[str, Any]) -> str:
+    """Return sentences on the seeds with which a row did not learn or diverged, to add to others."""
+    text = ""
     if row["failed"]:
         text += f" {row['row']} did not learn with {row['failed']} of {count_text(row['n'], 'seed')}."
     if row["diverged"]:

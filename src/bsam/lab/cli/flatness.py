@@ -5,26 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.grouping import group_by
+from ..common.printing import say, terminal_width
 from ..common.termination import resumable
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models, runs_in_folders
 from ..recipes.variants import variant_of
 from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
+from ..report.table import Column, Table
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked, write
-from .run_console import new_console, new_table
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
@@ -55,8 +52,7 @@ FLAG_HELP = {
 }
 FLATNESS = "flatness.json"
 MAX_TITLE = 100  # characters: figures have no room for more
-MIN_TITLE = 14  # characters of a title in one line of a table
-NEEDS = ("rich", "safetensors", "plotly")
+NEEDS = ("safetensors", "plotly")
 KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
 
@@ -86,9 +82,8 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def _flatness(arguments: argparse.Namespace) -> None:
     settings = FlatnessSettings(**{field.name: getattr(arguments, field.name) for field in fields(FlatnessSettings)})
-    console = new_console()
     models = find_models(
-        runs_in_folders(arguments.files, partial(console.print, soft_wrap=True)),
+        runs_in_folders(arguments.files, say),
         arguments.loader,
         arguments.images,
         arguments.data_dir,
@@ -98,13 +93,11 @@ def _flatness(arguments: argparse.Namespace) -> None:
         models=arguments.model,
     )
     with resumable(arguments.out, FLATNESS, "Finished models"):
-        written = flatness_report(models, settings, arguments.out, arguments.device, console)
-    console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
+        written = flatness_report(models, settings, arguments.out, arguments.device)
+    say(f"Written: {', '.join(map(str, written))}")
 
 
-def flatness_report(
-    models: MeasuredModels, options: FlatnessSettings, folder: Path, device: str, console: Console
-) -> list[Path]:
+def flatness_report(models: MeasuredModels, options: FlatnessSettings, folder: Path, device: str) -> list[Path]:
     """Measure each model whose numbers are not in ``folder`` yet, print a table and draw the figures.
 
     The loss of a model that was measured before is computed again: if it differs, the loader or its data has changed,
@@ -115,7 +108,6 @@ def flatness_report(
         options: what to measure, and how.
         folder: the folder for the results.
         device: the name of a device, or ``"auto"``.
-        console: prints the table.
 
     Returns:
         the paths of the files.
@@ -129,35 +121,20 @@ def flatness_report(
         entries = measured_entries(file, settings, models, torch_device, options)
         by_title = dict(zip(titles, entries, strict=True))
         for label, rows in group_by(by_title.items(), lambda pair: entry_label(pair[1])).items():
-            _print(f"Loss: {label}", dict(rows), console)  # numbers in one table have one meaning
+            table = flatness_table(f"Loss: {label}", dict(rows))  # numbers in one table have one meaning
+            say(table.to_text(terminal_width()))
         page = folder / "flatness.html"
         write(page, figures_html("Flatness", flatness_figures(by_title)))
         return [file, page]
 
 
-def _print(label: str, rows: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Print a table or, if it is wider than the console, a list."""
-    cells = {title: _cells(entry) for title, entry in rows.items()}
-    names = next(iter(cells.values()))
-    widths = [max(len(name), *(len(numbers[name]) for numbers in cells.values())) for name in names]
-    title_width = min(max(map(len, cells)), MIN_TITLE)
-    if title_width + 2 + sum(width + 3 for width in widths) <= console.width:  # two spaces and a border between columns
-        table = new_table(label, title_style="", min_width=min(len(label), console.width))
-        table.add_column("model", overflow="fold")
-        for name in names:
-            table.add_column(name, justify="right", no_wrap=True)
-        for title, numbers in cells.items():
-            table.add_row(title, *numbers.values())
-        console.print(table)
-        return
-    console.print(label, markup=False)
-    for title, numbers in cells.items():
-        console.print(f" {title}", markup=False)
-        for name, text in numbers.items():
-            console.print(f"   {name:<12}  {text}", markup=False)
+def flatness_table(title: str, entries: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the numbers of models by title."""
+    data = [{"model": model, **_numbers(entry)} for model, entry in entries.items()]
+    return Table.of(title, data, [Column(name, name, words=name == "model") for name in data[0]])
 
 
-def _cells(entry: Mapping[str, Any]) -> dict[str, str]:
+def _numbers(entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the numbers of a model as texts, by column."""
     sharpness, eigenvalues = entry["sharpness"], entry["eigenvalues"]
     low, high = entry["trace"]["interval"]

@@ -63,8 +63,8 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _write_page(arguments: argparse.Namespace, watched: bool) -> tuple[str, list[str]]:
     """Write the page; return a sentence on its runs, and what could not be read."""
+    from ..report.page.experiment_tables import tally
     from ..report.page.page import write_report
-    from ..report.page.tables import tally
 
     runs, problems = write_report(arguments.runs, arguments.out, arguments.baseline, arguments.title, watched)
     counts = f"{count_text(len(runs), 'run')} in {count_text(runs['experiment'].nunique(), 'experiment')}"

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..common.printing import say, terminal_width, wrapped
 from ..common.termination import SAVED, resumable
 from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
@@ -17,7 +18,7 @@ from ..recipes.start import check_weights_given, weights_by_network
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
 from ..training.run_dir import CHECKPOINT
-from .run_console import new_console, plan_table, rich_tables, show_runs, totals
+from .run_console import plan_table, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
@@ -118,10 +119,9 @@ def _run(arguments: argparse.Namespace) -> None:
 def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
     """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
     if arguments.dry_run:
-        console = new_console()
         states = planned_states(experiment, arguments.out)
-        console.print(plan_table(experiment, states))
-        console.print(totals(states), highlight=False)
+        say(plan_table(experiment, states).to_text(terminal_width()))
+        say(wrapped(totals(states)))
         if failed := {state.path.name: state.unreadable for state in states if state.unreadable is not None}:
             raise RunsFailed(failed, len(states))
         return
@@ -138,16 +138,14 @@ def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
 
 def show_experiment(experiment: Experiment, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
     """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
-    console = new_console()
     if train:
-        console.print(f"{experiment.title}. {totals(planned_states(experiment, options.out))}", highlight=False)
+        say(wrapped(f"{experiment.title}. {totals(planned_states(experiment, options.out))}"))
     with show_runs() as callbacks:
         result = run_experiment(experiment, options, callbacks, train)
-    for table in rich_tables(result.sections):
-        console.print(table)
-        console.print()
-    console.print("\n".join(result.notes), highlight=False)
-    console.print(f"Written: {', '.join(map(str, result.files))}", soft_wrap=True)
+    for table in result.tables:
+        say(f"{table.to_text(terminal_width())}\n")
+    say("\n".join(map(wrapped, result.notes)))
+    say(f"Written: {', '.join(map(str, result.files))}")
     if result.page is not None:
-        console.print(f"Open {result.page} in a browser.", soft_wrap=True)
+        say(f"Open {result.page} in a browser.")
     return result

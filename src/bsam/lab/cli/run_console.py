@@ -5,26 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common.grouping import count_text
-from ..common.printing import visible
 from ..common.progress import ProgressLine, duration
 from ..config import BASE, RADIUS_SCHEDULE, Run
 from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
 from ..recipes.variants import passes_of, variant_of
+from ..report.table import Column, Table
 from ..running.runner import Callbacks, Progress
 from ..tasks.noise_words import wrong_labels
 from ..training.run_dir import LOG, RunState
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
-    from rich.table import Table
-
-    from ..report.recipe_table import TableSection
 
 # the settings that determine how long a pass over the data takes
 COST = ("model", "data", "batch", "accumulate", "limit_train", "precision", "compile", "probe")
@@ -92,59 +85,15 @@ def name_of(run: Run) -> str:
     return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
 
 
-def new_console() -> Console:
-    """Return a console that shows control characters as escapes, as :func:`~bsam.lab.common.printing.say` does."""
-    from rich.console import Console
-
-    console = Console(markup=False)
-    console.on_broken_pipe = _raise_again  # type: ignore[method-assign] # by default, rich raises SystemExit
-    console.push_render_hook(_VisibleControls())  # type: ignore[arg-type] # no subclass, since rich is imported late
-    return console
-
-
-def _raise_again() -> None:
-    raise  # the error that rich handles
-
-
-class _VisibleControls:
-    """A rich render hook: it makes the control characters in what is printed visible, but not those that rich adds."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Visible(renderable) for renderable in renderables]
-
-
-@dataclass(frozen=True)
-class _Visible:
-    renderable: ConsoleRenderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
-        for segment in console.render(self.renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)
-
-
-def new_table(title: str, **options: Any) -> Table:
-    """Return an empty table for the terminal, in the style of all commands."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
-
-
 def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
-    """Return the plan for the terminal: each run, its state, and the time left."""
-    table, eta = (
-        new_table(f"{experiment.title}: {count_text(len(states), 'run')}", title_style="bold"),
-        EtaEstimator(states),
-    )
-    table.add_column("run", overflow="fold")
-    table.add_column("state", overflow="fold")
-    table.add_column("left", overflow="fold", justify="right")
+    """Return the plan: each run, its state, and the time left."""
+    eta, data = EtaEstimator(states), []
     for state in states:
         seconds = eta.left(state)
-        table.add_row(name_of(state.run), str(state), "?" if seconds is None else duration(seconds) if seconds else "-")
-    return table
+        left = "?" if seconds is None else duration(seconds) if seconds else ""
+        data.append({"run": name_of(state.run), "state": str(state), "left": left})
+    columns = (Column("run", "run", words=True), Column("state", "state", words=True), Column("left", "left"))
+    return Table.of(f"{experiment.title}: {count_text(len(states), 'run')}", data, columns)
 
 
 def totals(states: Sequence[RunState]) -> str:
@@ -172,27 +121,6 @@ def counts(progress: Progress) -> tuple[int, int, str]:
     waiting = max(0, len(states) - done - failed - progress.running)
     left = time_left((seconds / at_a_time, unknown))
     return done, failed, f"{progress.running} running, {failed} failed, {waiting} waiting, left: {left}"
-
-
-def rich_tables(sections: Sequence[TableSection]) -> list[Table]:
-    """Return the sections as tables for the terminal."""
-    from ..report.recipe_table import PAPER_ROW
-
-    tables = []
-    for section in sections:
-        table = new_table(section.title, title_style="bold", min_width=len(section.title), padding=(0, 1, 0, 0))
-        table.add_column(section.header[0], no_wrap=not section.wide)
-        for name in section.header[1:]:
-            is_paper = name == "paper"
-            text = name.replace("cross-entropy", "cross-\nentropy")  # rich would break the word anywhere
-            table.add_column(text, justify="right", style="dim" if is_paper else "", no_wrap=is_paper, overflow="fold")
-        for row in section.rows:
-            texts = row[1:]
-            if section.wide:
-                texts = tuple(text.replace(" ± ", "\n± ").replace(" (", "\n(") for text in texts)
-            table.add_row(row[0], *texts, style="dim" if row[0].endswith(PAPER_ROW) else "")
-        tables.append(table)
-    return tables
 
 
 @contextlib.contextmanager

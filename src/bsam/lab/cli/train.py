@@ -56,7 +56,7 @@ def add(command: argparse.ArgumentParser) -> None:
     groups("Output").add_argument("--out", type=Path, help=out, metavar="FOLDER")
     groups("Precision and speed").add_argument("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     add_checkpoint_flag(groups("Output"))
-    command.set_defaults(run=_train, needs={"rich": "train", "safetensors": "train"})
+    command.set_defaults(run=_train, needs={"safetensors": "train"})
 
 
 def _train(arguments: argparse.Namespace) -> None:

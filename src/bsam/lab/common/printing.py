@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 
 # The control characters, with which a terminal can be told to do almost anything, and those that change the direction
 # of the text around them.
@@ -11,6 +13,7 @@ _ESCAPES = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
     **{code: f"\\u{code:04x}" for code in _DIRECTION},
 }
+WIDEST = 160  # columns; longer lines are hard to read
 _IN_TEXT = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
 
 
@@ -43,5 +46,15 @@ def markdown_cell(text: str) -> str:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print text at once. All commands print with this function, or on a console of ``run_console.new_console``."""
+    """Print text at once. All commands print with this function."""
     print(visible(text), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def terminal_width() -> int:
+    """Return the number of columns for text: those of the terminal, at most 160; 120 if there is none."""
+    return min(shutil.get_terminal_size((120, 24)).columns, WIDEST)
+
+
+def wrapped(text: str) -> str:
+    """Return a sentence as lines that fit in the terminal, broken between words."""
+    return textwrap.fill(text, terminal_width(), break_long_words=False, break_on_hyphens=False)

@@ -25,7 +25,8 @@ from ..tasks.noise_words import noise_text, wrong_labels
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
-from .recipe_table import ENDED, TableSection, caption, cells_of, markdown, sections_of
+from .recipe_table import ENDED, caption, cells_of, markdown, tables_of
+from .table import Table
 from .tuning_section import tuning_tables
 
 WORDS = {"train": "training"}  # for the names of splits
@@ -43,7 +44,7 @@ class ExperimentResult:
 
     Args:
         states: the states of the final runs.
-        sections: the tables.
+        tables: the tables of the recipe, and those of tuning.
         notes: the lines below the tables.
         files: the files written.
         page: the page; None if no run has started.
@@ -53,7 +54,7 @@ class ExperimentResult:
     """
 
     states: Sequence[RunState]
-    sections: Sequence[TableSection]
+    tables: Sequence[Table]
     notes: Sequence[str]
     files: Sequence[Path]
     page: Path | None
@@ -126,11 +127,11 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
         compared = comparison(runs, compare_rows(runs, recipe.baseline), base_sentence(tuned.base), page)
         findings = compared.sentences
     findings += _at_equal_radii(runs) if recipe.at_equal_radii else []
-    cells, (tuning_sections, tuning_notes) = cells_of(runs, recipe.published), tuning_tables(tuned)
+    cells, (tables_of_tuning, tuning_notes) = cells_of(runs, recipe.published), tuning_tables(tuned)
     selected = {plan.name for plan in tune(experiment.selected, experiment.tuning, out).finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     noise = "; ".join(_noise_texts(entries))
-    sections = [*sections_of(cells, recipe.published, runs["settings"].iloc[0]), *tuning_sections]
+    tables = [*tables_of(cells, recipe.published, runs["settings"].iloc[0]), *tables_of_tuning]
     notes = [
         *caption(runs, cells, recipe.published),
         *experiment.notes,
@@ -151,14 +152,14 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     lines = [*notes, *findings, *origin_info(entries)]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         write_json(files[1], content)
-        write(files[0], markdown(experiment.title, sections, lines).encode())
+        write(files[0], markdown(experiment.title, tables, lines).encode())
         if len(begun):
             files.append(out / PAGE)
-            context = {"findings": findings, "tables": sections, "notes": notes}
+            context = {"findings": findings, "tables": tables, "notes": notes}
             options = {"problems": [*unreadable.values(), *runs.attrs["problems"]], "context": context}
             write_page(out / PAGE, begun, read_epochs(begun), recipe.baseline, experiment.title, **options)
     states, page = states_of(tuned.finals, out), out / PAGE if len(begun) else None
-    return ExperimentResult(states, sections, [*notes, *findings], files, page, compared, unreadable)
+    return ExperimentResult(states, tables, [*notes, *findings], files, page, compared, unreadable)
 
 
 def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = ()) -> pd.DataFrame:

@@ -1,10 +1,9 @@
-"""The table of a recipe as rows of text: a pivot of the table of runs by section, row and column."""
+"""The tables of a recipe: pivots of the table of runs by section, row and column."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,28 +11,19 @@ import pandas as pd
 
 from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
-from ..common.printing import markdown_cell, printable
+from ..common.printing import printable
 from ..config import Run
 from ..recipes.planning import measured_on, setting_text
 from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.variants import variants
 from ..tasks import task_class
 from ..training.run_dir import RunDir
+from .table import Cell, Table
 
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
 ENDED = ("finished", "diverged")
 EXTRAS = ("memorised", "top_eigenvalue", "training_seconds")  # shown if runs have them
-
-
-@dataclass(frozen=True)
-class TableSection:
-    """A section of the table as text. If it is wide, a terminal shows standard deviations below the means."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    wide: bool = False
 
 
 def extra_headers(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -88,10 +78,10 @@ def _statistics(values: pd.Series) -> dict[str, Any]:
     return {"mean": mean, "std": std, "n": int(values.count())}
 
 
-def sections_of(
+def tables_of(
     cells: Sequence[Mapping[str, Any]], published: str = "", settings: Mapping[str, Any] = MappingProxyType({})
-) -> list[TableSection]:
-    """Return the table as text, without rows and columns in which no run has ended.
+) -> list[Table]:
+    """Return a table for each section, without rows and columns in which no run has ended.
 
     Published numbers are next to ours or, for poses, in rows below them.
 
@@ -101,41 +91,38 @@ def sections_of(
         settings: the settings of a run, for the name of its loss.
     """
     headers = extra_headers(settings)
-    parts = ("", "paper", *headers.values(), "chosen")  # of a column
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
     notes, decimals = footnotes(cells), published_tables()[published]["decimals"] if published else 2
-    wide, sections = published == "pose", []
+    has_rows, tables = published == "pose", []  # for the published numbers
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
-        ours: dict[str, dict[tuple[str, str], str]] = {}
-        theirs: dict[str, dict[tuple[str, str], str]] = {}
+        ours, theirs = [], []
         for cell in group:
-            row, column = ours.setdefault(cell["row"], {}), cell["column"]
-            row[column, ""] = ours_text(cell)
+            place = {"method": cell["row"], "column": cell["column"]}
+            extras = {header: Cell(_text(cell[name], 1)) for name, header in headers.items() if name in cell}
+            ours.append({**place, "": our_number(cell), **extras})
             if cell["paper"]:
-                of_method = theirs.setdefault(cell["row"].partition(" (")[0] + PAPER_ROW, {}) if wide else row
-                of_method[column, "" if wide else "paper"] = paper_text(cell["paper"], notes, decimals)
-            row |= {(column, header): _text(cell[name], 1) for name, header in headers.items() if name in cell}
-            if cell["chosen"] and (not wide or column == "Mean"):
-                row[column, "chosen"] = setting_text(cell["chosen"])
-        rows = {**ours, **theirs}
-        columns = dict.fromkeys(cell["column"] for cell in group)
-        keys = [(name, part) for name in columns for part in parts if any((name, part) in row for row in rows.values())]
-        body = tuple((row, *(texts.get(key, "-") for key in keys)) for row, texts in rows.items())
-        sections.append(TableSection(title, ("method", *(part or name for name, part in keys)), body, wide))
-    return sections
+                paper = paper_number(cell["paper"], notes, decimals)
+                method = cell["row"].partition(" (")[0] + PAPER_ROW
+                theirs.append({**place, "method": method, "": paper} if has_rows else {**place, "paper": paper})
+            if cell["chosen"] and (not has_rows or cell["column"] == "Mean"):
+                ours.append({**place, "chosen": Cell(setting_text(cell["chosen"]))})
+        parts = ("", "paper", *headers.values(), "chosen")
+        tables.append(Table.pivot(title, [*ours, *theirs], "method", "column", parts))
+    return tables
 
 
-def ours_text(cell: Mapping[str, Any]) -> str:
-    """Return our number as text."""
+def our_number(cell: Mapping[str, Any]) -> Cell:
+    """Return our number, if a run has ended."""
+    diverged = cell["diverged"]
     if cell["mean"] is None:
-        return "diverged" if cell["diverged"] else "-"
+        return Cell("diverged" if diverged else None)
     count = f" ({cell['n']})" if cell["n"] else ""
-    return _text(cell, 2) + count + (f", {cell['diverged']} diverged" if cell["diverged"] else "")
+    return Cell(_text(cell, 2) + count, marks=(f"{diverged} diverged",) if diverged else ())
 
 
-def paper_text(number: Mapping[str, Any], notes: Sequence[str], decimals: int) -> str:
-    """Return a published number as text, with the mark of its footnote."""
-    return _text(number, decimals) + (FOOTNOTE_MARKS[notes.index(number["note"])] if number["note"] else "")
+def paper_number(number: Mapping[str, Any], notes: Sequence[str], decimals: int) -> Cell:
+    """Return a published number, with the mark of its footnote."""
+    return Cell(_text(number, decimals) + (FOOTNOTE_MARKS[notes.index(number["note"])] if number["note"] else ""))
 
 
 def _text(numbers: Mapping[str, Any], decimals: int) -> str:
@@ -175,11 +162,7 @@ def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: s
     return lines
 
 
-def markdown(title: str, sections: Sequence[TableSection], lines: Sequence[str]) -> str:
-    """Return the table and the lines below it as Markdown."""
-    text = [f"# {printable(title)}", ""]
-    for section in sections:
-        rows = [section.header, ("---", *["---:"] * (len(section.header) - 1)), *section.rows]
-        lines_of = [" | ".join(map(markdown_cell, row)) for row in rows]
-        text += [f"## {printable(section.title)}", "", *(f"| {line} |" for line in lines_of), ""]
-    return "\n".join([*text, *(f"{printable(line)}  " for line in lines)]) + "\n"
+def markdown(title: str, tables: Sequence[Table], lines: Sequence[str]) -> str:
+    """Return tables and the lines below them as Markdown."""
+    parts = [f"# {printable(title)}", *(f"## {printable(table.title)}\n\n{table.to_markdown()}" for table in tables)]
+    return "\n\n".join([*parts, "\n".join(f"{printable(line)}  " for line in lines)]) + "\n"

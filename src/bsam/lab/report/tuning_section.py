@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..common.grouping import group_by
 from ..common.progress import duration
@@ -10,13 +11,12 @@ from ..recipes.choice import SPLITS, Choice
 from ..recipes.planning import setting_text
 from ..recipes.tuning import TUNING_FACTORS, Tuned
 from ..recipes.variants import passes_of, variant_of
-from .recipe_table import TableSection
+from .table import Cell, Table
 
 NOISE, EDGE = "~", "*"  # marks
-LAST = ("noise", "chosen", "cost")  # the last columns
 
 
-def tuning_tables(tuned: Tuned) -> tuple[list[TableSection], list[str]]:
+def tuning_tables(tuned: Tuned) -> tuple[list[Table], list[str]]:
     """Return a table for the base optimizer, one per section and column of the recipe's table, and the lines below.
 
     Both are empty if nothing was tuned or no tuning run has ended.
@@ -35,23 +35,29 @@ def tuning_tables(tuned: Tuned) -> tuple[list[TableSection], list[str]]:
         labels = [f"candidate {number}" for number in range(1, len(choices[0].values) + 1)]
         if is_factor := choices[0].tuning.radii:
             labels = [f"x {factor:g}" for factor in TUNING_FACTORS]
-        rows = [(choice.plan.about["row"], *_scores(choice, not is_factor), *_last(choice)) for choice in choices]
+        cells: list[dict[str, Any]] = []
+        for choice in choices:
+            row = {**dict(zip(labels, _scores(choice, not is_factor), strict=True)), **_last(choice)}
+            cells += [{"method": choice.plan.about["row"], "factor": name, "": cell} for name, cell in row.items()]
         place = (section, column if len(columns) > 1 else "")
         title = f"Tuning: {', '.join(filter(None, place))}, score on {SPLITS[choices[0].tuning.split]} samples"
-        tables.append(TableSection(title, ("method", *labels, *LAST), tuple(rows)))
+        tables.append(Table.pivot(title, cells, "method", "factor"))
     return tables, _notes(begun[0]) if begun else []
 
 
-def _base_table(choice: Choice) -> TableSection:
-    """Return a table with a row per learning rate and a column per weight decay, in the order of the candidates."""
-    rates, decays = (
-        list(dict.fromkeys(tried[name] for tried in choice.plan.candidates)) for name in ("lr", "weight_decay")
-    )
-    scores = iter(_scores(choice))
-    rows = [(f"{rate:g}", *(next(scores) for _ in decays), *("" for _ in LAST)) for rate in rates]
-    rows[0] = (*rows[0][: -len(LAST)], *_last(choice))
+def _base_table(choice: Choice) -> Table:
+    """Return a table with a row per learning rate and a column per weight decay; the first row has the choice."""
+    tried, scores = choice.plan.candidates, _scores(choice)
+    cells: list[dict[str, Any]] = [
+        {"lr": f"{values['lr']:g}", "weight decay": f"{values['weight_decay']:g}", "": score}
+        for values, score in zip(tried, scores, strict=True)
+    ]
+    first, *others = dict.fromkeys(cell["lr"] for cell in cells)
+    for name, cell in _last(choice).items():
+        cells.append({"lr": first, "weight decay": name, "": cell})
+        cells += [{"lr": rate, "weight decay": name, "": Cell("")} for rate in others]
     title = f"Tuning: {variant_of(choice.plan.run).title} alone, lr in rows, weight decay in columns"
-    return TableSection(title, ("lr", *(f"{decay:g}" for decay in decays), *LAST), tuple(rows))
+    return Table.pivot(title, cells, "lr", "weight decay")
 
 
 def _notes(first: Choice) -> list[str]:
@@ -78,19 +84,21 @@ def _has_wrong_labels(choice: Choice) -> bool:
     return bool(choice.plan.run.task.label_noise) and choice.tuning.split == "holdout"
 
 
-def _scores(choice: Choice, with_values: bool = False) -> list[str]:
-    texts = []
+def _scores(choice: Choice, with_values: bool = False) -> list[Cell]:
+    cells = []
     for row, values in zip(choice.table.to_dict("records"), choice.values, strict=True):
         text = _number(row["score"]) + (f" ({_number(row['clean'])})" if _has_wrong_labels(choice) else "")
-        text += f", epoch {row['epoch']}" if row["epoch"] < choice.plan.run.epochs else ""
-        text += f", {row['diverged']} diverged" if row["diverged"] else ""
-        text = "diverged" if row["diverged"] == choice.tuning.seeds else text
-        texts.append(f"{next(iter(values.values())):g}: {text}" if with_values else text)
-    return texts
+        marks = [f"epoch {row['epoch']}"] if row["epoch"] < choice.plan.run.epochs else []
+        marks += [f"{row['diverged']} diverged"] if row["diverged"] else []
+        if row["diverged"] == choice.tuning.seeds:
+            text, marks = "diverged", []
+        value = f"{next(iter(values.values())):g}: " if with_values else ""
+        cells.append(Cell(value + text, marks=tuple(marks)))
+    return cells
 
 
-def _last(choice: Choice) -> tuple[str, str, str]:
-    """Return noise, choice and cost as text."""
+def _last(choice: Choice) -> dict[str, Cell]:
+    """Return noise, choice and cost."""
     chosen, best = "-", choice.best()
     if best is not None:
         marks = (NOISE if choice.is_noisy else "") + (EDGE if choice.table["edges"][best] else "")
@@ -99,7 +107,8 @@ def _last(choice: Choice) -> tuple[str, str, str]:
             chosen += f" ({setting_text(choice.values[true_best])})"
     passes = sum(passes_of(state.run) * len(state.epochs) for state in choice.states)
     seconds = sum(metrics["seconds"] for state in choice.states for metrics in state.epochs)
-    return _number(choice.noise), chosen, f"{passes:g} passes, {duration(seconds)}"
+    cost = f"{passes:g} passes, {duration(seconds)}"
+    return {"noise": Cell(_number(choice.noise)), "chosen": Cell(chosen), "cost": Cell(cost)}
 
 
 def _number(score: float | None) -> str:

@@ -38,19 +38,10 @@ def test_the_table_begins_with_the_class_that_is_recognised_worst():
     assert rows == ["| cat | 10 | 60.0 | dog $x (3) |", "| dog $x | 4 | 100.0 | - |", "| owl | 0 | - | - |"]
 
 
-def test_names_with_a_bar_or_bytes_that_are_not_utf8():
-    names = np.array([b"caf\xe9".decode("utf-8", "surrogateescape"), "a|b", "owl"])
-    *_, cafe, bar, _ = classes_table(RUN, {**KEPT, "class_names": names}).splitlines()
-    assert (cafe, bar) == (r"| caf? | 10 | 60.0 | a\|b (3) |", r"| a\|b | 4 | 100.0 | - |")
-
-
-def test_control_characters_in_names_do_not_break_the_table_or_reach_a_terminal():
+def test_control_characters_in_names_do_not_reach_a_terminal():
     names = np.array(["a\n| b", "c\td\x1b]0;e\x07", "owl"])
-    text = classes_table(RUN, {**KEPT, "class_names": names})
-    *_, first, second, _ = text.splitlines()
-    assert first == r"| a\x0a\| b | 10 | 60.0 | c\x09d\x1b]0;e\x07 (3) |"
-    assert second == r"| c\x09d\x1b]0;e\x07 | 4 | 100.0 | - |"
-    assert not {"\x1b", "\x07"} & {*text, *confusion_page("", {**KEPT, "class_names": names})}
+    kept = {**KEPT, "class_names": names}
+    assert not {"\x1b", "\x07", "\t"} & {*classes_table(RUN, kept), *confusion_page("", kept)}
 
 
 def test_the_matrix_has_true_classes_in_rows_and_is_small():

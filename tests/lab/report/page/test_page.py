@@ -14,15 +14,15 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from bsam.lab.analysis import claims, significance
+from bsam.lab.analysis import significance
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.figures.style import new_figure
+from bsam.lab.report.page import experiment_tables, pictures
 from bsam.lab.report.page import page as page_module
-from bsam.lab.report.page import pictures, tables
+from bsam.lab.report.page.experiment_tables import SIGNS, baseline_verdicts
 from bsam.lab.report.page.page import page_html, write_page
 from bsam.lab.report.page.render import figure_info
-from bsam.lab.report.page.tables import SIGNS, Column, baseline_verdicts
-from bsam.lab.report.recipe_table import TableSection
+from bsam.lab.report.table import Cell, Column, Table
 from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
 from pose_runs import write_predictions
 
@@ -95,14 +95,14 @@ def test_the_runs_and_their_states(html):
 
 
 def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, monkeypatch):
-    ordinary = tables.experiment_columns
+    ordinary = experiment_tables.experiment_columns
     more = [
-        Column("planned", "epochs", "d", of_runs="first", note="planned: the epochs."),
-        Column("trained", "epochs_done", of_runs="max"),
-        Column("least", "epochs_done", of_runs="min"),
-        Column("none", "claimed", of_runs="first"),
+        Column("planned", "epochs first", "d", note="planned: the epochs."),
+        Column("trained", "epochs_done max"),
+        Column("least", "epochs_done min"),
+        Column("none", "claimed first"),
     ]
-    monkeypatch.setattr(tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
+    monkeypatch.setattr(experiment_tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
     html = page_html(*example)
     rows = {row["method"]: row for row in cells_of(html)}
     assert {row["planned"] for row in rows.values()} == {"20"}
@@ -140,7 +140,7 @@ def test_every_outcome_has_a_sign():
     words = [
         value for name, value in vars(significance).items() if name in ("BETTER", "WORSE", "NONE_SHOWN", "TOO_FEW")
     ]
-    assert {*words, significance.NOT_LEARNED, claims.CONFIRMED, claims.CONTRADICTED, claims.OPEN} == set(SIGNS)
+    assert {*words, significance.NOT_LEARNED} == set(SIGNS)
 
 
 def test_names_and_titles_are_text_only(example):
@@ -403,13 +403,13 @@ def test_a_figure_with_an_empty_array_is_written():
 
 
 def test_a_recipe_says_what_its_console_says(example, no_plots):
-    row = ("SAM", "90.00 ± 1 (3)", "89.0", "88.0", "rho 0.1*")
-    section = TableSection("Tuning", ("method", "0.1", "paper", "paper", "chosen"), (row,))
+    tuned = {"method": "SAM", "": Cell("90.00 ± 1 (3)", marks=("1 diverged",)), "chosen": Cell("rho 0.1*")}
+    cells = [{**tuned, "data": data, "paper": Cell(paper)} for data, paper in (("A", "89.0"), ("B", "88.0"))]
+    table = Table.pivot("Tuning", cells, "method", "data", ("", "paper", "chosen"))
     texts = ["SGD is level with <SAM>.", "* At the edge of the grid."]
-    context = {"findings": texts[:1], "tables": [section], "notes": texts[1:]}
+    context = {"findings": texts[:1], "tables": [table], "notes": texts[1:]}
     html = unescape(page_html(*example, context=context))
-    assert all(text in html for text in (*texts, "Tuning"))
-    assert list(cells_of(html)[0].values()) == [row[0], row[1], row[3], row[4]], "of two equal titles, CSV has the last"
+    assert all(text in html for text in (*texts, "Tuning", "1 diverged", "90.00\u00a0±\u00a01\u00a0(3)"))
     assert html.count('data-label="paper"') == 2
 
 

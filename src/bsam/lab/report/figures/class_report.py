@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...common.printing import markdown_cell, printable
+from ...common.printing import printable
 from ...config import Run
 from ...inference.prediction_pictures import captioned, encoded, grid, stack, text_picture
 from ...recipes.planning import titles_of
 from ...recipes.variants import variant_of
+from ..table import Column, Table
 from .style import COLOURS
 
 if TYPE_CHECKING:
@@ -42,18 +43,22 @@ $rows
 
 def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     """Return the accuracy of each class and its most frequent mistake as a table in Markdown, the lowest first."""
-    names, confusion = [markdown_cell(name) for name in _names(predictions)], predictions["confusion"]
+    names, confusion = _names(predictions), predictions["confusion"]
     samples, right = confusion.sum(axis=1), confusion.diagonal()
-    accuracies = np.where(samples > 0, 100 * right / np.maximum(samples, 1), np.inf)  # classes without samples are last
+    accuracies = np.where(samples > 0, 100 * right / np.maximum(samples, 1), np.nan)
     mistakes = confusion - np.diag(right)
-    lines = [f"# {_title(run, predictions)}", "", "| class | samples | accuracy in % | most often mistaken for |"]
-    lines.append("|---|---|---|---|")
-    for n in accuracies.argsort(kind="stable"):
+    data = []
+    for n in accuracies.argsort(kind="stable"):  # classes without samples are last
         worst = mistakes[n].argmax()
-        accuracy = f"{accuracies[n]:.1f}" if samples[n] else "-"
-        mistaken_for = f"{names[worst]} ({mistakes[n, worst]})" if mistakes[n, worst] else "-"
-        lines.append(f"| {names[n]} | {samples[n]} | {accuracy} | {mistaken_for} |")
-    return "\n".join(lines) + "\n"
+        mistaken = {"worst": names[worst], "count": mistakes[n, worst] or None}
+        data.append({"class": names[n], "samples": samples[n], "accuracy": accuracies[n], **mistaken})
+    columns = (
+        Column("class", "class", words=True),
+        Column("samples", "samples"),
+        Column("accuracy in %", "accuracy", ".1f"),
+        Column("most often mistaken for", "count", lambda row: f"{row['worst']} ({row['count']})", words=True),
+    )
+    return f"# {_title(run, predictions)}\n\n{Table.of('', data, columns).to_markdown()}\n"
 
 
 def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:

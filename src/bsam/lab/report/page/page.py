@@ -17,21 +17,20 @@ from ...analysis.significance import check_baseline, compare_rows
 from ...common.grouping import count_text, group_by
 from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
-from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
-from .notes import duplicates_of, evaluated_on
-from .render import render
-from .tables import (
+from .claims_grid import claims_grid
+from .experiment_tables import (
     SIGNS,
     UNDECIDED,
     baseline_verdicts,
-    claim_verdicts,
     digits_of,
     experiment_table,
     pairs_table,
     runs_table,
     tally,
-    text_table,
 )
+from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
+from .notes import duplicates_of, evaluated_on
+from .render import render
 
 TITLE = "Runs of bsam"
 MANY = 8  # with more verdicts, the undecided ones are folded; with more rows, no sentence answers for all
@@ -64,7 +63,7 @@ def page_html(
             experiment has it, that is a problem.
         title: the title of the page.
         problems: sentences about what could not be read; gets those about damaged figures.
-        context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` (sections) and ``notes``.
+        context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` and ``notes``.
         watched: the page reloads itself.
     """
     problems = [] if problems is None else problems
@@ -92,16 +91,11 @@ def page_html(
         )
     summary: dict[str, Any] = {}
     if context is not None:
-        tables = [text_table(section.title, section.header, section.rows) for section in context["tables"]]
-        summary = {**context, "tables": tables, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems)}
+        summary = {**context, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems)}
     if find_spec("plotly") is None:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
-    groups = {
-        "Claims of the paper": claim_verdicts(runs),
-        "Each method against its baseline": baseline_verdicts(compared, runs),
-    }
-    # the verdicts that the user asked for come first
-    names = list(groups) if baseline is None else list(reversed(groups))
+    claims = claims_grid(runs, {experiment["title"]: experiment["id"] for experiment in experiments})
+    verdicts = baseline_verdicts(compared, runs)
     return render(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -110,17 +104,19 @@ def page_html(
         has_runs=len(runs) > 0,
         problems=list(dict.fromkeys(problems)),
         context=summary,
-        verdicts=[_verdict_group(name, groups[name], experiments) for name in names if groups[name]],
+        claims=claims,
+        verdicts=_verdicts_by_experiment(verdicts, experiments) if verdicts else None,
+        verdicts_open=claims is None or baseline is not None,  # those that the user asked for
         experiments=experiments,
         signs=SIGNS,
         watched=watched,
     )
 
 
-def _verdict_group(
-    name: str, verdicts: Sequence[Mapping[str, Any]], experiments: Sequence[Mapping[str, Any]]
+def _verdicts_by_experiment(
+    verdicts: Sequence[Mapping[str, Any]], experiments: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the verdicts of a group by experiment; with many of them, the undecided ones apart."""
+    """Return the verdicts by experiment; with many of them, the undecided ones apart."""
     ids = {experiment["title"]: experiment["id"] for experiment in experiments}
     parts = []
     for title, these in group_by(verdicts, lambda verdict: verdict["experiment"]).items():
@@ -130,7 +126,7 @@ def _verdict_group(
         shown = [verdict for verdict in these if verdict not in folded]
         summary = f"{tally((verdict['outcome'] for verdict in folded), SIGNS)}: {listed}"
         parts.append({"title": title, "id": ids[title], "shown": shown, "folded": folded, "summary": summary})
-    return {"name": name, "tally": tally((verdict["outcome"] for verdict in verdicts), SIGNS), "parts": parts}
+    return {"tally": tally((verdict["outcome"] for verdict in verdicts), SIGNS), "parts": parts}
 
 
 def draw_all(

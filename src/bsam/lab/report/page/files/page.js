@@ -25,6 +25,25 @@ for (const button of all("thead button")) {
   });
 }
 
+// ---- a grid: one stop of the Tab key, and arrow keys between the cells that open
+const STEPS = {ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0]};
+for (const table of all("table.grid")) {
+  const buttons = all(".more", table);
+  for (const button of buttons.slice(1)) button.tabIndex = -1;
+  table.addEventListener("focusin", event => {
+    if (!event.target.matches(".more")) return;
+    for (const button of buttons) button.tabIndex = button === event.target ? 0 : -1;
+  });
+  table.addEventListener("keydown", event => {
+    if (!event.target.matches(".more") || !(event.key in STEPS)) return;
+    event.preventDefault();
+    const rows = [...table.tBodies[0].rows], at = event.target.closest("td"), [down, right] = STEPS[event.key];
+    let row = rows.indexOf(at.parentElement), column = at.cellIndex, next = null;
+    while (!next && rows[row += down]?.cells[column += right]) next = rows[row].cells[column].querySelector(".more");
+    next?.focus();
+  });
+}
+
 // ---- copying a table, in the order that is shown
 const LATEX = {
   "\\": "\\textbackslash{}", "&": "\\&", "%": "\\%", "$": "\\$", "#": "\\#", "_": "\\_", "{": "\\{", "}": "\\}",
@@ -33,7 +52,7 @@ const LATEX = {
 };
 const latexText = text => text.replace(/[\\&%$#_{}~^±\u2212ρλ<>]/g, letter => LATEX[letter]);
 const markdownText = text => text.replace(/[\\|<>*_`[\]]/g, letter => `\\${letter}`).replace(/\s+/g, " ");
-const textOf = cell => all(".v, .badge, button", cell).map(part => part.textContent.replaceAll("\u00a0", " ")).join(", ");
+const textOf = cell => all(".v, .badge, :scope > button:not(.more)", cell).map(part => part.textContent.replaceAll("\u00a0", " ")).join(", ");
 const isText = cell => cell.classList.contains("text");
 const FORMATS = {
   LaTeX(heads, rows, title) {
@@ -189,7 +208,7 @@ themeChanged();
 let unfolded = [];
 function redrawForPrint(on) { // every flat plot in the light theme; surfaces are left out, contours show the same
   printing = on;
-  if (on) unfolded = all("#verdicts details:not([open])");
+  if (on) unfolded = all(":is(#claims, #verdicts) details:not([open])");
   for (const details of unfolded) details.open = on;
   if (window.Plotly) all(".plot").filter(plot => !isSurface(plot)).forEach(draw);
 }
