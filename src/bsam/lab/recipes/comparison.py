@@ -31,7 +31,7 @@ def compared_runs(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[s
 
     Args:
         methods: names of :func:`~bsam.lab.recipes.variants.variants`, or ``"base"``; at least two different ones.
-        settings: settings of :class:`~bsam.lab.config.Run` that all methods share; methods without a radius
+        settings: settings of :class:`~bsam.lab.training.Run` that all methods share; methods without a radius
             leave out its warm-up and its start.
 
     Example:
