@@ -73,7 +73,7 @@ def compare(
         data_dir: the folder with the files of the data set and of the weights.
         cache_dir: the folder for decoded images; None is next to the image files.
         checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
-        settings: further settings of :class:`bsam.lab.config.Run` for all runs.
+        settings: further settings of :class:`bsam.lab.training.Run` for all runs.
 
     Raises:
         bsam.BsamError: at the end, if any run failed. Runs that diverged are counted in the result instead.

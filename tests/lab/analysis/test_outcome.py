@@ -44,7 +44,7 @@ def test_held_out_labels_that_are_flipped_do_not_count(tmp_path):
 
 
 def test_pose_is_judged_by_its_loss_alone(tmp_path):
-    run = Run.of("bsam", base="adam", lr=0.1, **POSE)
+    run = Run.of("bsam", base="adam", lr=0.1, epochs=200, **POSE)
     assert sentence(tmp_path, run, (3.0, 2.9), test_pck=0.0, test_loss=9.0) is None
     again = Run.of("bsam", base="adam", lr=0.1, init="runs/first", **POSE)
     assert sentence(tmp_path, again, (3.0, 3.5), test_pck=0.0, test_loss=9.0) is None

@@ -12,6 +12,8 @@ WRONG = {
     "train --method bsam --rho-max=0.2": ["has no flag --rho-max.", "--set rho_max=0.2"],
     "train --method sam --roh 0.1": ["has no flag --roh.", "--set rho=0.1"],
     "train --method sam --rho": ["has no flag --rho.", "--set rho=VALUE"],
+    "train --method sam --radius 0.1": ["has no flag --radius.", "--sharpness-rho 0.1,", "--set rho=0.1"],
+    "compare --data digits --radius=0.1": ["`bsam compare` has no flag --radius.", "--sharpness-rho 0.1"],
     "train --metod sam": ["`bsam train` has no flag --metod. Did you mean --method?"],
     "train --method sam --label-smoth 0.1": ["--label-smoth. Did you mean --label-smoothing?"],
     "train --method sam --lr -1 --epoch_s 3": ["--epoch_s. Did you mean --epochs?"],

@@ -68,7 +68,7 @@ def test_groups_keep_their_other_settings(settings):
     network = build(name, seed=0)
     if "weight_bits" in settings:
         network = quantize(network, 4)
-    run = Run.of("sam", model=name, base="adamw", **settings)
+    run = Run.of("sam", model=name, base="adamw", decay="all", **settings)
     before, bare = trained_groups(run, network), undecayed(network)
     after = trained_groups(run.changed(decay="weights"), network)
 

@@ -161,7 +161,7 @@ def test_rho_min_is_the_same_in_every_group():
 
 @pytest.mark.parametrize("base", ["sgd", "adam", "adamw"])
 def test_every_base_optimizer_starts_with_the_learning_rates_of_the_parts(base):
-    run = Run.of("base", base=base, head_lr=0.3, model="resnet8", **{**SAME, "lr": 0.1})
+    run = Run.of("base", base=base, decay="all", head_lr=0.3, model="resnet8", **{**SAME, "lr": 0.1})
     network = build("resnet8", classes=3)
     for capturable in (False, True):
         if capturable and base == "sgd":

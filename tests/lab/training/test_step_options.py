@@ -257,7 +257,7 @@ def test_a_base_optimizer_by_name_is_the_class_of_torch(base):
     given = {name: named[name] for name in by_hand if named[name] != (0.7, 0.999)}
     momentum = {"momentum": 0.7} if {"betas", "momentum"} & set(named) else {}
     method = "base" if base == "adadelta" else "sam"  # its rho would be taken for SAM's
-    small = {**SAME, "lr": 3e-3, "limit_train": 48}
+    small = {"weight_decay": 1e-3, "decay": "all", **SAME, "lr": 3e-3, "limit_train": 48}
     run = Run.of(method, METHODS[method], base=base, base_arguments=given, **momentum, **small)
     trainer, _ = trained(run)
     (cls,) = (cls for name, cls in vars(torch.optim).items() if name.lower() == base and isinstance(cls, type))

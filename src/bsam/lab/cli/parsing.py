@@ -58,10 +58,8 @@ class Parser(argparse.ArgumentParser):
         name = _argument(flag)
         if name not in arguments:
             if name == "radius" and "sharpness_rho" in flags:
-                return (
-                    f". To measure the sharpness at this radius, write --sharpness-rho {value}; to set the radius of a "
-                    f"method such as SAM, --set rho={value}"
-                )
+                of_method = f", and to set that of a method such as sam, --set rho={value}" if "set" in flags else ""
+                return f". To measure the sharpness at a radius, write --sharpness-rho {value}{of_method}"
             if flag == "--list":
                 return ". `bsam list` lists methods, networks, data sets and recipes"
             if name in OF_TIMM and OF_TIMM[name].split()[0] in flags.values():

@@ -13,7 +13,7 @@ class Preset:
     """Defaults that follow from other settings.
 
     Args:
-        when: the values of other settings with which it applies, by name; :data:`SET` stands for any value except
+        when: the values of other settings with which it applies, by name; ``SET`` stands for any value except
             None. Without them, it always applies.
         words: when it applies, for help texts, such as "with quantization"; by default the values of ``when``.
         values: the defaults, by name.

@@ -32,7 +32,7 @@ def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) 
     Args:
         methods: names of :func:`~bsam.lab.recipes.variants.variants`, ``"base"``, ``MODULE:CLASS`` or classes; at least
             two different ones. A name may be followed by arguments: ``"sam:rho=0.1"``.
-        settings: settings of :class:`~bsam.lab.config.Run` that all methods share; methods without a radius
+        settings: settings of :class:`~bsam.lab.training.Run` that all methods share; methods without a radius
             leave out its warm-up and its start.
 
     Example:
