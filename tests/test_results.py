@@ -16,10 +16,10 @@ import pytest
 import scipy.stats
 import torch
 
-from bsam.lab.analysis.claims import paper_claims
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.analysis.significance import holm, paired_difference
 from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.paper import join, paper_claims
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.config import Run
 from bsam.lab.training.known_settings import stored_run
@@ -649,7 +649,7 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
 
 def test_the_claims_have_the_outcomes_of_the_page():
     """In the order of the table; a row names the number of seeds."""
-    claims_found = paper_claims(read_runs(ROOT / "results"))
+    claims_found = paper_claims(join(read_runs(ROOT / "results")))
     claims_found = claims_found[claims_found["at"] != "at matched radii"].to_dict("records")
     lines = iter((ROOT / "docs/results.md").read_text(encoding="utf-8").splitlines())
     reported = []

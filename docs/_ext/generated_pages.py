@@ -16,6 +16,7 @@ import bsam
 from bsam.common.method_info import MethodInfo
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
 from bsam.lab.cli import _parser
+from bsam.lab.paper import join
 from bsam.lab.report.page.page import write_page
 from bsam.lab.training.known_settings import grouped_settings
 from bsam.methods import METHODS
@@ -242,7 +243,7 @@ def write_report(app: Any) -> None:
     if app.builder.format == "html":
         Path(app.outdir).mkdir(parents=True, exist_ok=True)
         problems: list[str] = []
-        runs = read_runs([Path(__file__).parents[2] / "results"], problems)
+        runs = join(read_runs([Path(__file__).parents[2] / "results"], problems))
         for problem in problems:
             logger.warning(problem)
         write_page(Path(app.outdir, REPORT), runs, read_epochs(runs), title="Results of bsam")

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bsam.lab.analysis.claims import MATCHED_RADII, PAPER_RADII, TUNED_RADII, paper_claims
 from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.analysis.sentences import comparison, evidence, seeds_sentence, sentence
 from bsam.lab.analysis.significance import compare_rows
+from bsam.lab.paper import MATCHED_RADII, PAPER_RADII, TUNED_RADII, join, paper_claims
 from bsam.lab.recipes.planning import describe
 from bsam.lab.recipes.variants import arguments, variants
 from bsam.lab.training.config import Run
@@ -26,10 +26,10 @@ def runs_of(**scores):
             run = Run(variant.method, arguments(variant, "cifar10"), model="resnet18", data="cifar10", seed=seed)
             about = describe(run, tuned=True, row=f"{variant.title}, tuned") if "_tuned" in name else describe(run)
             known = {key: value for key, value in about.items() if key in COLUMNS and value is not None}
-            numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise}
+            numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise, "eigenvalue_samples": 256}
             more = {"seed": seed, "method": run.method, "settings": run.settings(), "unit": "test accuracy in %"}
             rows.append({**COLUMNS, **known, **numbers, **more})
-    return pd.DataFrame(rows)
+    return join(pd.DataFrame(rows))
 
 
 def outcomes(claims):

@@ -3,8 +3,8 @@
 import pytest
 
 from bsam.common.errors import BsamValueError
+from bsam.lab.paper import paper_table
 from bsam.lab.recipes.comparison import compared_runs, comparison_folder, plan_comparison, tuning_split
-from bsam.lab.recipes.published_numbers import paper_table
 from bsam.lab.recipes.tuning import tune
 from bsam.lab.recipes.variants import variant_of, variants
 from bsam.lab.training.config import Run

@@ -17,7 +17,7 @@ from ..tasks.settings import Split
 from ..training.config import Run
 from ..training.run_dir import RunDir, RunState
 from .planning import TUNING_SEED, Planned
-from .published_numbers import all_arguments
+from .variants import all_arguments
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     import pandas as pd

@@ -20,7 +20,7 @@ from ..training.config import Run
 from ..training.known_settings import usual_settings
 from ..training.run_dir import CONFIG, RunDir, check_function, initial_network
 from .planning import Planned
-from .published_numbers import STANDS_FOR
+from .scales import STANDS_FOR
 
 LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
 RANDOM = "random"  # as the initial weights: do not load pretrained ones

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from bsam.lab.analysis import claims, significance
+from bsam.lab import paper
+from bsam.lab.analysis import significance
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.figures.style import new_figure
 from bsam.lab.report.page import page as page_module
@@ -140,7 +141,7 @@ def test_every_outcome_has_a_sign():
     words = [
         value for name, value in vars(significance).items() if name in ("BETTER", "WORSE", "NONE_SHOWN", "TOO_FEW")
     ]
-    assert {*words, significance.NOT_LEARNED, claims.CONFIRMED, claims.CONTRADICTED, claims.OPEN} == set(SIGNS)
+    assert {*words, significance.NOT_LEARNED, paper.CONFIRMED, paper.CONTRADICTED, paper.OPEN} == set(SIGNS)
 
 
 def test_names_and_titles_are_text_only(example):
@@ -375,7 +376,7 @@ def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
     runs, epochs = example_runs(tmp_path)
     damaged = runs.loc[runs["row"] == "SAM", "path"].iloc[0] / "predictions.npz"
     damaged.write_bytes(b"no archive")
-    runs.at[0, "flatness"] = {"run": runs.at[0, "settings"], "samples": 1, "eigenvalues": {"none": 1}}
+    runs.at[0, "flatness"] = [{"samples": 1, "eigenvalues": {"values": [2, 1]}}]
     problems = []
     html = page_html(runs, epochs, problems=problems)
     assert [str(runs.at[0, "path"]) in problem for problem in problems] == [False, True, False, False]

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ...analysis.claims import CONFIRMED, CONTRADICTED, OPEN, paper_claims
 from ...analysis.runs_table import STATES
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
 from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
+from ...paper import CONFIRMED, CONTRADICTED, OPEN, paper_claims
 from ...recipes.planning import measured_on
 from ...recipes.variants import variants
 
@@ -117,13 +117,13 @@ def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     return page_table(title, columns, pd.DataFrame(rows, columns=[column.value for column in columns]))
 
 
-def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[Column]:
+def experiment_columns(unit: str, against: str, tops: Mapping[int, str], digits: int) -> list[Column]:
     """Return the columns of the table of an experiment.
 
     Args:
         unit: the title of the score.
         against: the baseline.
-        top: the title of the largest eigenvalue, with what it was measured on.
+        tops: what largest eigenvalues were measured on, by the number of samples.
         digits: the digits of scores.
     """
 
@@ -148,7 +148,15 @@ def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[C
         Column("published", "published", f".{digits}f", of_runs="first"),
         Column(gap, "difference", difference, _same(*ends), descending=True),
         measured("memorised, %", "memorised", "memorised", "wrong training labels that the network predicts, in %"),
-        measured("λmax", "top_eigenvalue", top, "the largest eigenvalue of the Hessian at the end of training"),
+        *(
+            measured(
+                "λmax" if len(tops) == 1 else f"λmax ({n:,} samples)",
+                f"top_eigenvalue {n}",
+                f"λmax, {on}",
+                "the largest eigenvalue of the Hessian at the end of training",
+            )
+            for n, on in tops.items()
+        ),
         Column("passes", "passes", ".4g", of_runs="first", note="passes: forward and backward passes per step."),
         Column("s/epoch", "seconds", ".3g", {"seconds per epoch": "seconds mean"}, "mean", SECONDS),
         Column("radius", "radius", ".4g", {"total radius": "radius first"}, "first", RADIUS),
@@ -166,8 +174,12 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> dict[str, An
         runs: its runs.
         compared: the rows of ``compare_rows``.
     """
-    top = f"λmax, {measured_on(next((settings for settings in runs['settings'] if settings), {}))}"
-    columns = experiment_columns(runs["unit"].iloc[0], compared["against"].iloc[0], top, digits_of(compared))
+    settings: Mapping[str, Any] = next((settings for settings in runs["settings"] if settings), {})
+    samples = sorted(runs["eigenvalue_samples"].dropna().astype(int).unique(), reverse=True)
+    values = {n: runs["top_eigenvalue"].where(runs["eigenvalue_samples"] == n) for n in samples}
+    runs = runs.assign(**{f"top_eigenvalue {n}": these for n, these in values.items()})
+    tops = {n: measured_on(settings, n) for n in samples}
+    columns = experiment_columns(runs["unit"].iloc[0], compared["against"].iloc[0], tops, digits_of(compared))
     of_runs = {column.name: (column.value, column.of_runs) for column in columns if column.of_runs}
     spreads = {f"{value} std": (value, "std") for value, how in of_runs.values() if how == "mean"}
     table = compared.rename(columns={"failed": "did not learn"}).set_index("row", drop=False).rename_axis(None)
