@@ -82,6 +82,18 @@ def test_a_smaller_eigenvalue_confirms_that_bsam_is_flatter():
     assert set(steep[steep["claim"].str.contains("λmax")]["outcome"]) == {"contradicted"}
 
 
+def test_only_networks_that_were_measured_on_equally_many_samples_are_compared():
+    runs = runs_of(sgd=95.0, sam=96.0, bsam=97.0)
+    runs.loc[runs["row"] == "SAM", "eigenvalue_samples"] = 1000
+    (flat,) = paper_claims(runs).loc[lambda claims: claims["claim"].str.contains("λmax")].to_dict("records")
+    assert (flat["row"], flat["shared"]) == ("SGD", 4)
+    assert flat["claim"].endswith("256 training samples)")
+    runs.loc[(runs["variant"] == "bsam") & (runs["seed"] > 0), "eigenvalue_samples"] = 1000
+    (flat,) = paper_claims(runs).loc[lambda claims: claims["claim"].str.contains("λmax")].to_dict("records")
+    assert (flat["row"], flat["shared"]) == ("SAM", 3)
+    assert flat["claim"].endswith("1,000 training samples)")
+
+
 def test_other_protocols_have_no_claims():
     runs = runs_of(sgd=95.0, sam=96.0, bsam=97.0)
     assert paper_claims(runs.assign(claimed=math.nan)).empty

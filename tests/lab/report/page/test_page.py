@@ -24,7 +24,8 @@ from bsam.lab.report.page.page import page_html, write_page
 from bsam.lab.report.page.render import figure_info
 from bsam.lab.report.page.tables import SIGNS, Column, baseline_verdicts
 from bsam.lab.report.recipe_table import TableSection
-from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
+from bsam.lab.training.config import Run
+from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, flatness, plots_of, score_of, table
 from pose_runs import write_predictions
 
 FILES = Path(page_module.__file__).parent / "files"
@@ -370,6 +371,29 @@ def test_skeletons(tmp_path):
     joints = np.load(tmp_path / "predictions.npz")["found"][0].astype(float)
     ends = {tuple(line[1:3]) for line in rows["Adam"][0]["lines"]}
     assert ends <= {tuple(np.round((joint + 0.5) / 32, 4).tolist()) for joint in joints}
+
+
+def test_a_network_has_one_largest_eigenvalue(tmp_path):
+    """Numbers of a column are of equally many samples, and the spectrum is that of the number in the table."""
+    runs, epochs = example_runs(tmp_path, seeds=1)
+    rows = {row: place for place, row in zip(runs.index, runs["row"], strict=True)}
+    runs["flatness"], runs["top_eigenvalue"] = None, np.nan
+    for row, maximum, samples in (("SGD", 78.0, 1000), ("SAM, rho 0.2", 303.0, 256), (EVIL, 28.0, 256)):
+        entry = flatness(Run("sgd"), maximum / 20)
+        training = {"samples": 256, "eigenvalues": {"maximum": 303.0, "converged": True}}
+        runs.at[rows[row], "flatness"] = [{**entry, "samples": samples}, training] if row == "SGD" else [training]
+        runs.loc[rows[row], ["top_eigenvalue", "eigenvalue_samples"]] = maximum, samples
+    html = page_html(runs, epochs)
+    large, small = (f"λmax, cross-entropy, {n} training samples" for n in ("1,000", "256"))
+    found = {row["method"]: (row[large], row[small]) for row in cells_of(html)}
+    assert {name: found[name] for name in ("SGD", "SAM", "SAM, rho 0.2")} == {
+        "SGD": ("78.0", ""),
+        "SAM": ("", ""),
+        "SAM, rho 0.2": ("", "303.0"),
+    }
+    plots = plots_of(html)
+    assert plots["eigenvalues"]["layout"]["yaxis"]["ticktext"] == ["SGD<br>max 78"]
+    assert sorted(trace["y"].tolist() for trace in plots["top_eigenvalue"]["data"]) == [[28.0], [303.0]]
 
 
 def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
