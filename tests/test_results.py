@@ -626,13 +626,13 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
     ),
     (
         "BSAM: smaller eigenvalues than SGD, MobileNetV1 with 4 bits",
-        ["BSAM flatter than SGD (λmax, cross-entropy, at most 256 training samples): MobileNetV1"],
+        ["BSAM flatter than SGD (λmax, cross-entropy, 256 training samples): MobileNetV1"],
     ),
     (
         "BSAM: smaller eigenvalues than SAM, 4 bits; than SGD, ResNet-18 with 4 bits",
         [
-            "BSAM flatter than SAM (λmax, cross-entropy, at most 256",
-            "BSAM flatter than SGD (λmax, cross-entropy, at most 256 training samples): ResNet-18",
+            "BSAM flatter than SAM (λmax, cross-entropy, 256",
+            "BSAM flatter than SGD (λmax, cross-entropy, 256 training samples): ResNet-18",
         ],
     ),
     ("SAM above SGD: EfficientNet, fine-tuned on Pet", ["SAM better than SGD: tf_efficientnet_lite0, Oxford"]),
