@@ -7,6 +7,7 @@ python benchmarks/report_page.py --runs 100 --keep page.html
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import tempfile
@@ -18,6 +19,7 @@ from safetensors.numpy import save
 
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
 from bsam.lab.config import Run
+from bsam.lab.paper import join
 from bsam.lab.report.page.page import write_page
 from bsam.lab.training.run_dir import run_dir_name
 
@@ -48,7 +50,7 @@ def main() -> None:
             settings |= {"probe": 1} if name != "base" else {}
             write_run(Run.of(name, METHODS[name], seed=seed, **settings), folder, number)
         moments = [time.perf_counter()]
-        runs = read_runs([folder])
+        runs = join(read_runs([folder]))
         epochs = read_epochs(runs)
         moments.append(time.perf_counter())
         page = options.keep or folder / "page.html"
@@ -81,18 +83,23 @@ def write_run(run: Run, folder: Path, number: int) -> None:
     ]
     names = ("loss", "max_sharpness", "min_sharpness", "bilateral", "cosine", "rho", "rho_min")
     readings = [{"step": step, **{name: random.uniform() for name in names}} for step in range(READINGS)]
+    weights = save({"weight": np.ones(2, np.float32)})
+    flatness = {
+        "run_dir": path.name,
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        "samples": 256,
+        "eigenvalues": {"maximum": random.uniform(1, 9), "converged": True},
+        "landscape": {"axis": axis.tolist(), "loss": loss.tolist()},
+    }
     files = {
         "config.json": run.settings(),
-        "curvature.json": {
-            "top_eigenvalue": random.uniform(1, 9),
-            "surface": {"axis": axis.tolist(), "loss": loss.tolist()},
-        },
+        "flatness.json": {"models": [flatness]},
     }
     for name, content in files.items():
         (path / name).write_text(json.dumps(content))
     for name, rows in {"metrics.jsonl": epochs, **({"probe.jsonl": readings} if run.probe else {})}.items():
         (path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "model.safetensors").write_bytes(save({"weight": np.ones(2, np.float32)}))
+    (path / "model.safetensors").write_bytes(weights)
     pixels = random.integers(0, 256, (16, 32, 32, 3), np.uint8)
     labels = {"class_names": np.arange(10).astype(str), "confusion": random.integers(1, 100, (10, 10))}
     mistakes = {"truth": np.arange(16) % 10, "found": np.arange(1, 17) % 10, "confidence": random.uniform(size=16)}

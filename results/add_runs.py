@@ -27,7 +27,7 @@ def entry(path: Path, commit: str | None) -> dict[str, object]:
         "reason": None,
         "last": epochs[-1],
         "metrics": f"{path.name}.jsonl",
-        "top_eigenvalue": files.top_eigenvalue(),
+        "flatness": files.flatness(),
         "wrong_labels": files.note("labels").get("wrong"),
         "settings": run.settings(),
         "about": files.about() or describe(run, shared=True),

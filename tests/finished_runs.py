@@ -1,5 +1,6 @@
 """Directories of finished runs, without training."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -58,16 +59,16 @@ def write_run(run, out):
     machine = {"device": "cpu", "torch": "2", "bsam": "1", "date": f"2026-11-1{run.seed}T00:00:00+00:00"}
     reading = {**dict.fromkeys(Reading.__dataclass_fields__, 1.0), "cosine": float(run.seed), "extra_passes": 0}
     base = place_of(run) / 10 + run.seed / 1000
-    surface = {"axis": [-1.0, 0.0, 1.0], "loss": [[3.0] * 3, [base + 1, base, base + 1], [3.0] * 3]}
+    flatness = {"run_dir": state.path.name, "sha256": hashlib.sha256(content).hexdigest(), "samples": 256}
+    flatness["eigenvalues"] = {"maximum": 10 + base, "converged": True}
+    if run.surface:
+        loss = [[3.0] * 3, [base + 1, base, base + 1], [3.0] * 3]
+        flatness["landscape"] = {"axis": [-1.0, 0.0, 1.0], "loss": loss}
     files = {
         "config.json": run.settings(),
         "environment.json": [machine],
         **({"baseline.json": BASELINE} if run.task.name == "pose" else {}),
-        **(
-            {"curvature.json": {"top_eigenvalue": 10 + base, "surface": surface if run.surface else None}}
-            if run.curvature
-            else {}
-        ),
+        **({"flatness.json": {"models": [flatness]}} if run.curvature else {}),
     }
     lines = {
         "metrics.jsonl": state.epochs,

@@ -59,7 +59,8 @@ def write_files(folder, readings):
 
 def table(rows):
     """A table of runs with these columns."""
-    return pd.DataFrame([{**COLUMNS, "settings": {}, **row} for row in rows])
+    joined = {"chosen": "", "claimed": np.nan, "note": ""}
+    return pd.DataFrame([{**COLUMNS, **joined, "settings": {}, **row} for row in rows])
 
 
 def example_runs(folder, seeds=3, epochs=20):
@@ -75,7 +76,13 @@ def example_runs(folder, seeds=3, epochs=20):
                 write_files(path, 500 if epochs > 100 else 5)
             numbers = {"score": score_of(method, seed), "passes": float(passes), "seconds": 2.0 * passes}
             numbers |= {"radius": radius or np.nan, "published": 61.5 if radius is None else np.nan}
-            numbers |= {"memorised": 30.0, "top_eigenvalue": 10.0 + place, "epochs_done": epochs, "place": place}
+            numbers |= {
+                "eigenvalue_samples": 256,
+                "memorised": 30.0,
+                "top_eigenvalue": 10.0 + place,
+                "epochs_done": epochs,
+                "place": place,
+            }
             about = {
                 "row": method,
                 "seed": seed,
@@ -84,7 +91,7 @@ def example_runs(folder, seeds=3, epochs=20):
                 "name": f"{method}-seed{seed}",
             }
             about |= {"chosen": "the paper's" if radius else "", "settings": run.settings(), "path": path}
-            about["flatness"] = flatness(run, 1.0 + place) if seed == 0 else None
+            about["flatness"] = [flatness(run, 1.0 + place)] if seed == 0 else None
             rows.append({**common, **about, **numbers})
     half = {**common, "settings": Run("gsam", epochs=epochs).settings(), "epochs_done": epochs // 2, "path": folder}
     failed = {"state": "diverged", "reason": "the loss of step 7 is nan", "name": "diverged"}

@@ -107,7 +107,7 @@ OTHER_TYPES = {  # files, and the commands that read them
     "run/environment.json": ["train --out run"],
     "run/metrics.jsonl": ["train --out run", "flatness run --out other", "report run"],
     "run/probe.jsonl": ["flatness run --out other"],
-    "run/curvature.json": ["report run"],
+    "run/flatness.json": ["report run"],
     "flatness/flatness.json": ["flatness run --out flatness", "report flatness"],
     "run/checkpoint.pt": ["train --out run"],
     "run/tensorboard": ["train --out run"],

@@ -85,7 +85,7 @@ def built(tmp_path_factory):
 def package():
     """The files of the package, relative to ``src``."""
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src/bsam/lab/report/page/files").iterdir()]
-    files.append(ROOT / "src/bsam/lab/recipes/published.json")
+    files.append(ROOT / "src/bsam/lab/published.json")
     return {path.relative_to(ROOT / "src").as_posix() for path in files} | {"bsam/py.typed"}
 
 

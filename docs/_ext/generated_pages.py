@@ -17,6 +17,7 @@ from bsam.common.method_info import MethodInfo
 from bsam.lab import cli
 from bsam.lab.analysis.runs_table import read_epochs, read_runs
 from bsam.lab.config import settings_by_heading
+from bsam.lab.paper import join
 from bsam.lab.report.page.page import write_page
 from bsam.methods import METHODS
 
@@ -243,7 +244,7 @@ def write_report(app: Any) -> None:
     if app.builder.format == "html":
         Path(app.outdir).mkdir(parents=True, exist_ok=True)
         problems: list[str] = []
-        runs = read_runs([Path(__file__).parents[2] / "results"], problems)
+        runs = join(read_runs([Path(__file__).parents[2] / "results"], problems))
         for problem in problems:
             logger.warning(problem)
         write_page(Path(app.outdir, REPORT), runs, read_epochs(runs), title="Results of bsam")

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bsam.lab.analysis.claims import MATCHED_RADII, PAPER_RADII, TUNED_RADII, paper_claims
 from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.analysis.sentences import comparison, evidence, seeds_sentence, sentence
 from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.config import Run
+from bsam.lab.paper import MATCHED_RADII, PAPER_RADII, TUNED_RADII, join, paper_claims
 from bsam.lab.recipes.planning import describe
 from bsam.lab.recipes.variants import arguments, variants
 
@@ -26,10 +26,10 @@ def runs_of(**scores):
             run = Run(variant.method, arguments(variant, "cifar10"), model="resnet18", data="cifar10", seed=seed)
             about = describe(run, tuned=True, row=f"{variant.title}, tuned") if "_tuned" in name else describe(run)
             known = {key: value for key, value in about.items() if key in COLUMNS and value is not None}
-            numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise}
+            numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise, "eigenvalue_samples": 256}
             more = {"seed": seed, "method": run.method, "settings": run.settings(), "unit": "test accuracy in %"}
             rows.append({**COLUMNS, **known, **numbers, **more})
-    return pd.DataFrame(rows)
+    return join(pd.DataFrame(rows))
 
 
 def outcomes(claims):
@@ -80,6 +80,18 @@ def test_a_smaller_eigenvalue_confirms_that_bsam_is_flatter():
     assert set(flat["outcome"]) == {"confirmed"}
     steep = paper_claims(runs_of(sgd=95.0, sam=96.0, bsam=94.0))
     assert set(steep[steep["claim"].str.contains("λmax")]["outcome"]) == {"contradicted"}
+
+
+def test_only_networks_that_were_measured_on_equally_many_samples_are_compared():
+    runs = runs_of(sgd=95.0, sam=96.0, bsam=97.0)
+    runs.loc[runs["row"] == "SAM", "eigenvalue_samples"] = 1000
+    (flat,) = paper_claims(runs).loc[lambda claims: claims["claim"].str.contains("λmax")].to_dict("records")
+    assert (flat["row"], flat["shared"]) == ("SGD", 4)
+    assert flat["claim"].endswith("256 training samples)")
+    runs.loc[(runs["variant"] == "bsam") & (runs["seed"] > 0), "eigenvalue_samples"] = 1000
+    (flat,) = paper_claims(runs).loc[lambda claims: claims["claim"].str.contains("λmax")].to_dict("records")
+    assert (flat["row"], flat["shared"]) == ("SAM", 3)
+    assert flat["claim"].endswith("1,000 training samples)")
 
 
 def test_other_protocols_have_no_claims():

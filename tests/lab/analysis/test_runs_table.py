@@ -1,5 +1,6 @@
 """Runs as one table: run directories, results.json, CSV files; what cannot be read is named, and the rest is read."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.planning import TUNING_SEED, describe
 from bsam.lab.recipes.variants import passes_of
+from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -39,6 +41,18 @@ def read(*paths):
     return runs
 
 
+ENTRY = {"run_dir": run_dir_name(Run("sam", epochs=2)), "sha256": None, "samples": 256}
+DAMAGED_ENTRIES = (
+    5,
+    {"samples": 256},
+    {**ENTRY, "samples": "many"},
+    {**ENTRY, "eigenvalues": {"maximum": "high", "converged": True}},
+    {**ENTRY, "eigenvalues": 5},
+    {**ENTRY, "run_dir": ["a"]},
+    {name: value for name, value in ENTRY.items() if name != "sha256"},
+)
+
+
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_rows_have_the_numbers_of_the_directories(name, out, tmp_path):
     _, states = out(name)
@@ -53,8 +67,10 @@ def test_rows_have_the_numbers_of_the_directories(name, out, tmp_path):
         assert (row["state"], row["seed"], row["epochs_done"]) == ("finished", run.seed, run.epochs)
         assert row["settings"] == run.settings()
         assert row["passes"] == passes_of(run)
-        curvature = json.loads((state.path / "curvature.json").read_text()) if run.curvature else {}
-        assert row["top_eigenvalue"] == pytest.approx(curvature.get("top_eigenvalue", math.nan), nan_ok=True)
+        measured = json.loads((state.path / "flatness.json").read_text())["models"] if run.curvature else []
+        assert (row["flatness"] or []) == measured
+        maxima = [entry["eigenvalues"]["maximum"] for entry in measured] or [math.nan]
+        assert [row["top_eigenvalue"]] == pytest.approx(maxima, nan_ok=True)
         assert row["memorised"] == pytest.approx(100 * lines[-1].get("memorised", math.nan), nan_ok=True)
     losses = [line["train_loss"] for state in states for line in state.epochs]
     assert sorted(epochs["train_loss"]) == sorted(losses)
@@ -76,8 +92,78 @@ def test_all_of_results_is_read():
     assert kept > 100
     measured = [entry for path in RESULTS.glob("*/flatness*.json") for entry in json.loads(path.read_text())["models"]]
     attached = runs[runs["flatness"].notna()]
-    assert len(attached) == len(measured) > 0
-    assert all(row.flatness["metrics"] == row.last for row in attached.itertuples())
+    shown = [(row.last, entry["sha256"]) for row in attached.itertuples() for entry in row.flatness if "file" in entry]
+    assert len(shown) == len(measured) > 0
+    assert all((entry["metrics"], entry["sha256"]) in shown for entry in measured)
+
+
+def measured(planned, samples, maximum, folder, sha256, **more):
+    """Write a ``flatness.json`` with a measurement of the network of a run."""
+    key = {"run_dir": run_dir_name(planned), "sha256": sha256, "samples": samples}
+    entry = {**key, "eigenvalues": {"values": [maximum, 1.0], "maximum": maximum, "converged": True}, **more}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "flatness.json").write_text(json.dumps({"models": [entry]}))
+    return entry
+
+
+def digest_of(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_network_has_the_measurement_with_the_most_samples(train, tmp_path):
+    """Wherever its files are, in any order, and also if the run directory has another name."""
+    run = Run("sam", epochs=2)
+    folder = train(run, "renamed")
+    digest = digest_of(folder)
+    small = measured(run, 256, 300.0, folder, digest)
+    large = measured(run, 1000, 78.0, tmp_path / "large", digest)
+    tiny = measured(run, 100, 500.0, tmp_path / "tiny", digest)
+    for paths in ([tmp_path], [tmp_path / "tiny", folder, tmp_path / "large"], [tmp_path / "large", folder, tmp_path]):
+        (row,) = read(*paths).to_dict("records")
+        assert (row["path"], row["top_eigenvalue"], row["eigenvalue_samples"]) == (folder, 78.0, 1000)
+        assert row["flatness"] == [large, small, tiny]
+
+
+def test_a_measurement_belongs_to_the_weights_that_were_measured(train, tmp_path):
+    """Not to those of a run with equal settings and metrics."""
+    run, other = Run("sam", epochs=2), Run("sam", epochs=2, seed=1)
+    folder = train(run, "a")
+    train(other, "b")
+    measured(run, 1000, 78.0, tmp_path / "flatness", digest_of(folder))
+    (folder / "model.safetensors").write_bytes(b"trained again")
+    problems = []
+    runs = read_runs(tmp_path, problems)
+    assert runs["flatness"].isna().all()
+    assert runs["top_eigenvalue"].isna().all()
+    (problem,) = problems
+    assert run_dir_name(run) in problem
+    assert "measure it again" in problem
+    measured(run, 1000, 78.0, tmp_path / "flatness", digest_of(folder))
+    found = read(tmp_path).set_index("name")["top_eigenvalue"].to_dict()
+    assert found == pytest.approx({"a": 78.0, "b": math.nan}, nan_ok=True)
+
+
+def test_a_measured_run_whose_directory_is_gone_is_a_row(tmp_path):
+    """Its weights are known from the measurement; a run that only served to tune others is no row."""
+    metrics = {"epoch": 2, "test_accuracy": 0.9, "holdout_accuracy": 0.8, "seconds": 1.0}
+    for run in (Run("sam", epochs=2), Run("sam", epochs=2, seed=10_000, eval_split="holdout")):
+        known = {"file": "runs/gone", "run": run.settings(), "metrics": metrics}
+        measured(run, 1000, 78.0, tmp_path / str(run.seed), "a", **known)
+        measured(run, 2000, 79.0, tmp_path / str(run.seed) / "again", "a", **known)
+        measured(run, 3000, 80.0, tmp_path / str(run.seed) / "other", "b", **known)
+    problems = []
+    (row,) = read_runs(tmp_path / "0", problems).to_dict("records")
+    assert (row["name"], row["score"], row["top_eigenvalue"], row["seed"]) == ("gone", 90.0, 79.0, 0)
+    assert [problem for problem in problems if "measure it again" in problem] == problems != []
+    assert read_runs(tmp_path / "10000", []).empty
+
+
+def test_a_failed_measurement_is_no_number(train, tmp_path):
+    for seed, wrong in enumerate(({"maximum": None, "converged": False}, {"maximum": 3.0, "converged": False})):
+        run = Run("sam", epochs=2, seed=seed)
+        folder = train(run, f"{seed}")
+        measured(run, 256, 0.0, folder, digest_of(folder), eigenvalues=wrong)
+    assert read(tmp_path)["top_eigenvalue"].isna().all()
 
 
 def test_a_run_says_what_it_is(train):
@@ -216,7 +302,7 @@ def test_wrong_csv_files_are_named(tmp_path, content, word):
         ("run.json", '{"a": 1}'),
         *(("run.json", value) for value in ({"experiment": 3}, {"radius": "x"}, {"radius": [1]}, {"radius": math.inf})),
         *(("run.json", value) for value in ({"published": "97"}, {"passes": "2"}, {"chosen": 5}, {"tuned": "no"})),
-        ("curvature.json", '{"top_eigenvalue": "high"}'),
+        *(("flatness.json", json.dumps({"models": [entry]})) for entry in DAMAGED_ENTRIES),
     ],
 )
 def test_damaged_files_are_named_and_the_rest_is_read(train, tmp_path, file, content):

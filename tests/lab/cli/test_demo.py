@@ -86,5 +86,5 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
         result = fit(replace(settings, surface=None), device="cpu")
         names = ("test_accuracy", "memorised")
         assert [run["last"][name] for name in names] == [result.last.metrics[name] for name in names]
-        assert run["top_eigenvalue"] == result.top_eigenvalue
+        assert [entry["eigenvalues"]["maximum"] for entry in run["flatness"]] == [result.top_eigenvalue]
         assert row["memorised"]["mean"] == 100 * result.last.metrics["memorised"]

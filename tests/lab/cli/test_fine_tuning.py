@@ -185,9 +185,10 @@ def test_a_recipe_trains_the_networks_of_files(tmp_path, monkeypatch):
     assert {(run.model, run.weights, run.data) for run in runs} == {("resnet50", "a.safetensors", "oxford_pet")}
     assert len(runs) == 7
     assert (options["data_dir"], options["cache_dir"]) == (tmp_path, tmp_path / "cache")
-    entries = json.loads((tmp_path / "out/results.json").read_text())["runs"]
-    sgd = {entry["settings"]["data"]: entry["about"] for entry in entries if entry["about"]["variant"] == "sgd"}
-    assert sgd["oxford_pet"]["published"] == 93.11
+    table = json.loads((tmp_path / "out/results.json").read_text())["table"]
+    assert [cell["paper"]["mean"] for cell in table if (cell["row"], cell["column"]) == ("SGD", "Oxford-IIIT Pet")] == [
+        93.11
+    ]
 
 
 def test_the_directory_of_a_run_has_the_name_of_the_folder():

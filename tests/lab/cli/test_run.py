@@ -343,7 +343,7 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
     assert "not finished" not in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["environment.json", "labels.json", "data.json", "curvature.json"])
+@pytest.mark.parametrize("name", ["environment.json", "labels.json", "data.json", "flatness.json"])
 def test_results_without_a_run_with_a_damaged_note(name, tmp_path, monkeypatch, error_of):
     monkeypatch.setattr(job, "fit", FakeFit())
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]

@@ -66,8 +66,9 @@ def test_a_run_from_start_to_end(tmp_path, capsys, monkeypatch, error_of):
         assert line.startswith(f"epoch {i + 1}/3  {losses}  {shares}  BilS ")
         assert re.search(r"  lr \S+  rho_min \S+  .*" + (r"left \d+:\d\d$" if i < 2 else r" s$"), line)
     assert last.startswith(f"After epoch 3: train loss {metrics[2]['train_loss']:.4f}  ")
-    eigenvalue = json.loads((folder / "curvature.json").read_text())["top_eigenvalue"]
-    assert top == f"Largest eigenvalue of the Hessian (cross-entropy, at most 256 training samples): {eigenvalue:.4g}"
+    (entry,) = json.loads((folder / "flatness.json").read_text())["models"]
+    eigenvalue = entry["eigenvalues"]["maximum"]
+    assert top == f"Largest eigenvalue of the Hessian (cross-entropy, 64 training samples): {eigenvalue:.4g}"
     files = ("config.json", "metrics.jsonl", "model.safetensors", "flipped.json", "environment.json", "tensorboard/")
     assert all(name in written for name in (*files, "confusion.html", "mistakes.png"))
     assert RunDir(folder).run() == run

@@ -10,17 +10,12 @@ from bsam.lab.recipes import Planned, describe
 from bsam.lab.recipes.planning import with_seed
 from bsam.lab.training.run_dir import run_dir_name
 
-KEYS = {"experiment", "row", "place", "section", "column", "variant", "radius", "passes", "chosen", "tuned"} | {
-    "published",
-    "claimed",
-    "note",
-    "trial",
-    "shared",
-}
+KEYS = {"experiment", "row", "place", "section", "column", "variant", "radius", "passes", "tuned", "trial", "shared"}
 CIFAR = Run("sam", model="resnet18", data="cifar10")
 
 
 def test_a_description_has_these_keys_and_no_others():
+    """What the paper says about a run is no part of it."""
     assert describe(CIFAR).keys() == KEYS
     assert describe(CIFAR, row="mine", published=1.0) == {**describe(CIFAR), "row": "mine", "published": 1.0}
     with pytest.raises(BsamValueError, match="rwo"):
@@ -86,13 +81,8 @@ def test_rows_name_the_arguments_that_differ(method, arguments, row, variant, ra
     assert describe(replace(CIFAR, method=method, arguments=arguments), tuned=True)["row"] == row.partition(",")[0]
 
 
-def test_how_the_radius_was_chosen():
-    radii = {"sam": {}, "sam-sum": {"rho": 0.1}, "by hand": {"rho": 0.3}}
-    chosen = [describe(replace(CIFAR, arguments=radius))["chosen"] for radius in radii.values()]
-    assert chosen == ["the paper's", "BSAM's total radius", "set by hand"]
-    assert describe(Run("sam"))["chosen"] == "default"
-    assert describe(Run("sgd"))["chosen"] == ""
-    assert not describe(Run("sam", eval_split="holdout", seed=10_000))["trial"]  # only tuning says so
+def test_only_tuning_says_that_a_run_is_a_trial():
+    assert not describe(Run("sam", eval_split="holdout", seed=10_000))["trial"]
     assert describe(Run("sam"), trial=True)["trial"]
 
 

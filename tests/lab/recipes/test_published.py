@@ -1,12 +1,15 @@
 """Published numbers, as printed, and the runs that they are shown beside."""
 
+import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
+from bsam.lab.analysis.runs_table import COLUMNS, read_runs
 from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, describe, place, recipe
-from bsam.lab.recipes.published_numbers import published_number, published_tables
+from bsam.lab.paper import join, of_paper, published_number, published_tables
+from bsam.lab.recipes import RECIPES, place, recipe
 from bsam.lab.report.recipe_results import runs_of
 from bsam.lab.report.recipe_table import cells_of
 from finished_runs import write_run
@@ -34,10 +37,11 @@ def test_a_given_number_wins_against_that_of_the_table(tmp_path):
     sgd, sam = Run("sgd", model="resnet18", data="cifar10", epochs=2), replace(CIFAR, epochs=2)
     made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [place(sgd, published=50.0), sam])
     experiment = made.experiment()
-    assert [plan.about["published"] for plan in experiment.planned] == [50.0, 96.74]
     for plan in experiment.planned:
         write_run(plan.run, tmp_path)
-    cells = cells_of(runs_of(experiment.planned, tmp_path), "classification")
+    runs = join(runs_of(experiment.planned, tmp_path))
+    assert runs["published"].tolist() == join(read_runs(tmp_path))["published"].tolist() == [50.0, 96.74]
+    cells = cells_of(runs, "classification")
     assert [(cell["paper"]["mean"], cell["paper"]["std"]) for cell in cells] == [(50.0, None), (96.74, 0.05)]
 
 
@@ -103,10 +107,12 @@ def test_numbers_from_elsewhere_have_a_note():
     ],
 )
 def test_published_numbers_stand_where_they_belong(name, count):
-    found = [plan.about["published"] for plan in RECIPES[name].experiment("paper", 1).planned]
-    assert sum(number is not None for number in found) == count
-    smoke = [plan.about["published"] for plan in RECIPES[name].experiment("smoke", 1).planned]
-    assert set(smoke) == {None}  # the paper has no digits
+    def published(scale):
+        planned = RECIPES[name].experiment(scale, 1).planned
+        return [of_paper(plan.run, table=plan.about.get("published_table", ""))["published"] for plan in planned]
+
+    assert sum(number is not None for number in published("paper")) == count
+    assert set(published("smoke")) == {None}  # the paper has no digits
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_published_numbers_stand_where_they_belong(name, count):
     ],
 )
 def test_a_run_has_a_published_number_only_with_the_papers_protocol(change, published, claimed, word):
-    about = describe(Run.of(**{"method": "sam", "model": "resnet18", "data": "cifar10", **change}))
+    about = of_paper(Run.of(**{"method": "sam", "model": "resnet18", "data": "cifar10", **change}))
     assert (about["published"], about["claimed"]) == (published, claimed)
     assert word in about["note"]
     assert bool(about["note"]) == bool(word)
@@ -135,4 +141,45 @@ def test_a_run_has_a_published_number_only_with_the_papers_protocol(change, publ
 
 def test_a_tuned_run_has_the_number_of_its_method():
     run = replace(CIFAR, arguments={"rho": 0.2})
-    assert (describe(run)["published"], describe(run, tuned=True)["published"]) == (None, 96.74)
+    assert (of_paper(run)["published"], of_paper(run, tuned=True)["published"]) == (None, 96.74)
+
+
+def test_how_the_radius_was_chosen():
+    radii = {"sam": {}, "sam-sum": {"rho": 0.1}, "by hand": {"rho": 0.3}}
+    chosen = [of_paper(replace(CIFAR, arguments=radius))["chosen"] for radius in radii.values()]
+    assert chosen == ["the paper's", "BSAM's total radius", "set by hand"]
+    assert of_paper(Run("sam"))["chosen"] == "default"
+    assert of_paper(Run("sgd"))["chosen"] == ""
+    assert of_paper(CIFAR, tuned=True)["chosen"] == ""  # the run says on which samples
+
+
+def test_what_is_stored_stays():
+    stored = [
+        {"chosen": "", "published": 1.0},
+        {"chosen": "tuned", "tuned": True},
+        {"settings": None, "chosen": ""},
+        {},
+    ]
+    runs = pd.DataFrame([{**COLUMNS, "settings": CIFAR.settings(), **values} for values in stored])
+    found = join(runs)
+    assert found["chosen"].tolist() == ["", "tuned", "", "the paper's"]
+    assert found["published"].tolist() == pytest.approx([1.0, 96.74, math.nan, 96.74], nan_ok=True)
+    assert found["claimed"].tolist() == pytest.approx([96.74, 96.74, math.nan, 96.74], nan_ok=True)
+    assert found["note"].tolist() == [""] * 4
+    assert join(runs.iloc[:0]).columns.tolist() == found.columns.tolist()
+    assert not {"claimed", "note"} & {*runs}
+
+
+def test_settings_of_any_type_have_no_number():
+    """A page shows runs of others, whose settings may be anything that JSON has."""
+    for value in ([1], {"a": 1}, "x", None):
+        run = Run("bsam", {"rho_min": value}, model="resnet18", data="cifar10")
+        assert of_paper(run, table="rho-min") == {**of_paper(run), "published": None}
+
+
+def test_a_recipe_shows_its_table_at_any_number_of_epochs():
+    run = replace(CIFAR, epochs=24)
+    assert of_paper(run)["published"] is None
+    assert of_paper(run, table="classification")["published"] == 96.74
+    assert of_paper(run, table="of another version")["published"] is None
+    assert of_paper(Run("sam", model="resnet18"), table="classification")["published"] is None  # on digits

@@ -75,7 +75,6 @@ ROWS = [
     (lambda: begin([]), "list of Run"),
     (lambda: begin([Run("sam")], baseline="nonsense"), "baseline.*SAM.*nonsense"),
     (lambda: begin([Run("sam", {"rho": rho}) for rho in (0.1, 0.2)], baseline="sam"), "baseline"),
-    (lambda: begin([Run("sam")], published="nope"), "published.*nope"),
     *((lambda known=known: place(Run("sam"), **known), next(iter(known))) for known in WRONG_ENTRIES),
     (lambda: select(planned("radius", "paper"), ["adam"]), "sam-follow"),
     (lambda: select(planned("pose", "smoke"), data=["mpii"]), "stick_figures"),

@@ -30,7 +30,8 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
         assert run["settings"] == json.loads(json.dumps(plan.run.settings()))
         assert run["last"] == RunDir(tmp_path / plan.name).last_metrics()
         assert (run["state"], run["machines"][0]["device"]) == ("done", "cpu")
-        assert (run["top_eigenvalue"] is not None) == plan.run.curvature
+        assert run["flatness"] == RunDir(tmp_path / plan.name).flatness()
+        assert bool(run["flatness"]) == plan.run.curvature
         assert run["about"] == RunDir(tmp_path / plan.name).about() == {**plan.about, "shared": True}
         noise = plan.run.task.label_noise
         wrong = noise * {"all": 0.9, "other": 1.0}[plan.run.task.noise_labels] if noise else None
@@ -180,6 +181,14 @@ def test_other_results_are_not_overwritten(content, other, tmp_path):
         assert str(file) in str(error.value)
         assert other in str(error.value)
     assert json.loads(file.read_text()) == content
+
+
+def test_a_table_that_does_not_exist_is_an_error_before_training(tmp_path):
+    made = recipe("Mine", scales=["smoke"], published="nope")(lambda scale: [Run("sam", **scale.settings)])
+    for check in (check_folder, claim_folder):
+        with pytest.raises(bsam.BsamError, match=r"published must be one of classification, .*nope"):
+            check(tmp_path, made.experiment())
+    assert not (tmp_path / "results.json").exists()
 
 
 def test_a_folder_says_what_it_is_for_before_there_are_results(tmp_path):

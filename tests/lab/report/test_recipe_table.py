@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from bsam.lab.analysis.runs_table import COLUMNS
+from bsam.lab.paper import join
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.variants import MATCHED, variants
 from bsam.lab.report.recipe_table import caption, cells_of, markdown, our_number, tables_of
@@ -26,7 +27,7 @@ def header_of(table):
 
 @pytest.fixture
 def table(finished_run, tmp_path):
-    """A table of runs as ``read_runs`` makes it; all are finished unless ``states`` says otherwise, by number."""
+    """A table of runs as ``join`` makes it; all are finished unless ``states`` says otherwise, by number."""
 
     def make(name, scale="paper", seeds=2, states=None, keep=lambda plan: True):
         planned = [plan for plan in RECIPES[name].experiment(scale, seeds).planned if keep(plan)]
@@ -45,7 +46,7 @@ def table(finished_run, tmp_path):
                 "path": tmp_path / plan.name,
             }
             rows.append({**COLUMNS, **row})
-        return pd.DataFrame(rows)
+        return join(pd.DataFrame(rows))
 
     return make
 

@@ -82,7 +82,8 @@ def test_all_processes_evaluate_and_one_measures(ranks, monkeypatch):
     assert second["calls"] == []
     assert (first["sizes"], second["sizes"]) == ([20, 10], [20])
     assert first["result"] == second["result"]
-    assert first["result"][0] == RunDir(folder / "measured").top_eigenvalue()
+    (entry,) = RunDir(folder / "measured").flatness()
+    assert first["result"][:2] == [entry["eigenvalues"]["maximum"], entry["landscape"]["loss"]]
     monkeypatch.setitem(EVALUATION_BATCH, "cpu", cases.SMALL_BATCH)
     task = Classification(cases.MEASURED, torch.device("cpu"))
     network = RunDir(folder / "measured").load_into(task.network()).eval()

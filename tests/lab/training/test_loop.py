@@ -114,10 +114,10 @@ def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network(data, evenly
     chosen = evenly(noisy, 30)
     model, x, y = trainer.network.eval(), data.train.x[chosen], noisy[chosen]
     centre = F.cross_entropy(model(x), y).item()
-    assert result.surface.axis == (-1.0, -0.5, 0.0, 0.5, 1.0)
-    assert [len(row) for row in result.surface.loss] == [5] * 5
-    assert result.surface.loss[2][2] == pytest.approx(centre, rel=1e-5)
-    assert result.surface.loss[0][0] > 1.1 * centre
+    assert [axis.tolist() for axis in result.surface.axes] == [[-1.0, -0.5, 0.0, 0.5, 1.0]] * 2
+    assert result.surface.loss.shape == (5, 5)
+    assert result.surface.loss[2, 2] == pytest.approx(centre, rel=1e-5)
+    assert result.surface.loss[0, 0] > 1.1 * centre
 
     names, params = zip(*model.double().named_parameters(), strict=True)
 
@@ -135,7 +135,7 @@ def test_the_top_eigenvalue_and_the_surface_are_of_the_last_network(data, evenly
 def test_without_a_folder_a_run_that_diverges_has_nan_metrics():
     result = fit(Run.of("sgd", epochs=1, curvature=True, surface=3, **{**SMALL, "lr": 1e30}), device="cpu")
     assert math.isnan(result.top_eigenvalue)
-    assert math.isnan(result.surface.loss[1][1])
+    assert math.isnan(result.surface.loss[1, 1])
     assert math.isnan(result.last.metrics["train_loss"])
 
 

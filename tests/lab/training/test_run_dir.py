@@ -1,5 +1,6 @@
 """Read a run directory: the state of a run, and files that cannot be read."""
 
+import hashlib
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import bsam
 from bsam.lab.config import Run
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.training import loop, trainer
+from bsam.lab.training.flatness_numbers import largest_eigenvalue
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 RUN = Run("sam", epochs=2, batch=32, limit_train=64, limit_test=50, probe=1, curvature=True, surface=3)
@@ -133,13 +135,25 @@ def test_the_state_of_a_run(tmp_path, runs):
 
 def test_results_are_read(folder, runs):
     result, run_dir = runs.train(RUN, folder), RunDir(folder)
-    assert (run_dir.run(), run_dir.top_eigenvalue(), run_dir.surface()) == (RUN, result.top_eigenvalue, result.surface)
+    (entry,) = run_dir.flatness()
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert run_dir.run() == RUN
+    assert (entry["run_dir"], entry["sha256"], entry["samples"]) == (
+        run_dir_name(RUN),
+        weights,
+        16,
+    )  # as in the shared runs
+    assert entry["eigenvalues"]["maximum"] == largest_eigenvalue(entry) == result.top_eigenvalue
+    assert (entry["landscape"]["axis"], entry["landscape"]["loss"]) == (
+        result.surface.axes[0].tolist(),
+        result.surface.loss.tolist(),
+    )
     assert run_dir.metrics() == [epoch.metrics for epoch in result.epochs]
     assert run_dir.last_metrics() == result.last.metrics
     assert [reading["step"] for reading in run_dir.probe()] == [*range(4)]
     assert run_dir.weights().keys() == DigitsNet().state_dict().keys()
-    (folder / "curvature.json").unlink()
-    assert (run_dir.top_eigenvalue(), run_dir.surface()) == (None, None)
+    (folder / "flatness.json").unlink()
+    assert run_dir.flatness() == []
 
 
 def test_a_folder_without_a_finished_run(folder, tmp_path):
@@ -166,7 +180,7 @@ def test_a_folder_without_a_finished_run(folder, tmp_path):
 READERS = {
     "metrics.jsonl": lambda run_dir: run_dir.state(RUN),
     "probe.jsonl": RunDir.probe,
-    "curvature.json": RunDir.top_eigenvalue,
+    "flatness.json": RunDir.flatness,
     "predictions.npz": RunDir.predictions,
     "model.safetensors": RunDir.weights,
 }

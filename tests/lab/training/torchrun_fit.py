@@ -97,7 +97,7 @@ def measured(folder: pathlib.Path) -> dict[str, object]:
         counted(module, name)
     EVALUATION_BATCH["cpu"] = SMALL_BATCH
     result = fit(MEASURED, folder / "measured", device="cpu", task=Evaluated)
-    surface = None if result.surface is None else result.surface.loss
+    surface = None if result.surface is None else result.surface.loss.tolist()
     metrics = {**result.last.metrics, "seconds": 0}
     return {"calls": calls, "sizes": Evaluated.sizes[:2], "result": [result.top_eigenvalue, surface, metrics]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import statistics
 import warnings
@@ -16,12 +17,14 @@ import pandas as pd
 
 from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..common.stored_files import inside, reading
+from ..common.grouping import group_by
+from ..common.stored_files import inside, read_bytes, reading
 from ..config import Run
-from ..recipes.planning import TUNING_SEED, describe
+from ..recipes.planning import TUNING_SEED, check_text, describe
 from ..tasks import task_class
 from ..training.files import read_json, read_json_lines
-from ..training.run_dir import ABOUT, CONFIG, CURVATURE, METRICS, RunDir, stored_run
+from ..training.flatness_numbers import largest_eigenvalue
+from ..training.run_dir import ABOUT, CONFIG, METRICS, NETWORK, RunDir, run_dir_name, stored_run
 from .outcome import failure, score_title
 from .trained_on import separate_experiments
 
@@ -48,7 +51,6 @@ class _Source:
     epochs: Sequence[Mapping[str, Any]]
     state: str
     reason: str | None = None
-    top_eigenvalue: float | None = None
     metrics: Path | None = None
     identity: Mapping[str, Any] | None = None
 
@@ -73,6 +75,13 @@ def _score(source: _Source) -> float | None:
     return measure.shown(source.last, source.run.eval_split)
 
 
+def _chosen(source: _Source) -> str | None:
+    value = source.about.get("chosen")
+    if value is not None:
+        check_text("chosen", value)
+    return value
+
+
 def _seconds(source: _Source) -> float | None:
     seconds = [_number(epoch.get("seconds"), "the seconds of each epoch") for epoch in source.epochs]
     return None if source.about.get("shared", True) or not seconds else statistics.median(seconds)
@@ -89,12 +98,8 @@ def _memorised(source: _Source) -> float | None:
     return None if value is None else 100 * _number(value, "memorised")
 
 
-def _eigenvalue(source: _Source) -> float | None:
-    value = None if source.top_eigenvalue is None else _number(source.top_eigenvalue, "top_eigenvalue")
-    return None if source.last is None else value
-
-
-# The columns: the value of runs that do not have it, and how it is read; None takes it from ``describe``.
+# The columns: the value of runs that do not have it, and how it is read; None takes it from ``describe``. Those of
+# measurements are added after all runs.
 READERS: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "experiment": ("", None),
     "row": ("", None),
@@ -115,19 +120,19 @@ READERS: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "radius": (NO_NUMBER, None),
     "passes": (NO_NUMBER, None),
     "seconds": (NO_NUMBER, _seconds),
-    "chosen": ("", None),
+    "chosen": (None, _chosen),
     "tuned": (False, None),
     "published": (NO_NUMBER, None),
-    "claimed": (NO_NUMBER, None),
-    "note": ("", None),
+    "published_table": ("", None),
     "failure": ("", _failure),
     "memorised": (NO_NUMBER, _memorised),
-    "top_eigenvalue": (NO_NUMBER, _eigenvalue),
+    "top_eigenvalue": (NO_NUMBER, lambda source: None),
+    "eigenvalue_samples": (NO_NUMBER, lambda source: None),
     "settings": (None, lambda source: source.run.settings()),
     "identity": (None, lambda source: source.identity),
     "last": (None, lambda source: source.last),
     "metrics": (None, lambda source: source.metrics),
-    "flatness": (None, None),  # added later
+    "flatness": (None, lambda source: None),
     "name": ("", lambda source: source.path.name),
     "path": (None, lambda source: source.path),
 }
@@ -147,6 +152,7 @@ def read_runs(paths: str | Path | Iterable[str | Path], problems: list[str] | No
     reader = _Reader()
     for path in [path for path in folders if path.suffix != ".csv"]:
         reader.add(path)
+    reader.add_flatness()
     separate_experiments(reader.rows)
     for path in [path for path in folders if path.suffix == ".csv"]:  # others' results join ours
         reader.add(path)
@@ -184,6 +190,8 @@ class _Reader:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.problems: list[str] = []
+        self._measured: list[tuple[Path, Mapping[str, Any]]] = []  # entries with their file
+        self._digests: dict[Path, str | None] = {}
         self._visited: set[Path] = set()
 
     @contextlib.contextmanager
@@ -198,7 +206,7 @@ class _Reader:
 
     def add(self, path: Path) -> None:
         """Add the runs at a path."""
-        before = len(self.rows) + len(self.problems)
+        before = len(self.rows) + len(self.problems) + len(self._measured)
         if not path.exists():
             self.problems.append(f"{path} does not exist.")
         elif path.suffix == ".csv":
@@ -208,12 +216,10 @@ class _Reader:
             self.problems.append(f"{path} is neither a folder nor a CSV file: give the folder that it is in.")
         else:
             self._add_folder(path)
-        if before == len(self.rows) + len(self.problems):
+        if before == len(self.rows) + len(self.problems) + len(self._measured):
             self.problems.append(f"{path} has no runs: give run directories, folders with them, or CSV files.")
 
     def _add_folder(self, top: Path) -> None:
-        measured: list[tuple[Path, Mapping[str, Any]]] = []
-
         def add_problem(error: OSError) -> None:
             self.problems.append(f"{error.filename} cannot be read ({error.strerror}): change its permissions.")
 
@@ -232,23 +238,17 @@ class _Reader:
                     self._add_entries(folder, read_json(folder / RESULTS, dict, HINT))
             for file in sorted(folder.glob(FLATNESS)):
                 with self._record_problems(file):
-                    measured += [(file, entry) for entry in read_json(file, dict, HINT)["models"]]
-        for file, entry in measured:
-            with self._record_problems(file):
-                self._add_flatness(file, entry)
+                    self._measured += [(file, entry) for entry in read_json(file, dict, HINT)["models"]]
 
     def _add_run_dir(self, path: Path) -> None:
         files = RunDir(path)
         state = files.state(files.run())
-        eigenvalue = None
-        with self._record_problems(path / CURVATURE):
-            eigenvalue = files.top_eigenvalue()
         identity: Mapping[str, Any] = {}
         with self._record_problems(path):
             identity = files.note("identity", HINT)
         about, metrics = files.about() or _without_plan(state.run), path / METRICS
         found = state.run, about, path, state.epochs, str(state), state.diverged
-        self._add(_Source(*found, eigenvalue, metrics, identity))
+        self._add(_Source(*found, metrics, identity))
 
     def _add_entries(self, folder: Path, results: Mapping[str, Any]) -> None:
         """Add the runs in ``results.json`` whose directories are gone."""
@@ -265,23 +265,58 @@ class _Reader:
         with self._record_problems(path):
             kept = read_json_lines(metrics, HINT) if metrics is not None else []
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
-            run, eigenvalue = stored_run(entry["settings"]), entry.get("top_eigenvalue")
+            run = stored_run(entry["settings"])
             about, identity = entry.get("about") or _without_plan(run), entry.get("identity")
             found = run, about, path, epochs, entry["state"], entry["reason"]
-            self._add(_Source(*found, eigenvalue, metrics, identity))
+            self._add(_Source(*found, metrics, identity))
+            self._measured += [(path.parent / RESULTS, one) for one in entry.get("flatness", ())]
 
-    def _add_flatness(self, file: Path, entry: Mapping[str, Any]) -> None:
-        """Add the flatness of a network to its run; add the run if it was not found."""
-        if "run" not in entry:
+    def add_flatness(self) -> None:
+        """Add the measurements to their runs, after all runs; add the runs that were not found."""
+        finished = [row for row in self.rows if row["last"]] if self._measured else []
+        named = group_by(finished, lambda row: run_dir_name(Run.of(**row["settings"])))
+        for file, entry in self._measured:
+            with self._record_problems(file):
+                self._add_measurement(file, entry, named)
+
+    def _add_measurement(self, file: Path, entry: Mapping[str, Any], named: dict[str, list[dict[str, Any]]]) -> None:
+        """Add a measurement to the runs with its settings and its weights.
+
+        Of several measurements, that of the most samples comes first: it is shown.
+
+        Args:
+            file: the file with the measurement.
+            entry: the measurement.
+            named: the runs, by the name that their settings give their directory.
+        """
+        if "run_dir" not in entry:
             self.problems.append(f"{file}: {entry['file']} is left out, because its run is not known.")
             return
-        rows = [row for row in self.rows if row["last"] == entry["metrics"]]
-        if not rows:
-            run, path = stored_run(entry["run"]), inside(file.parent, Path(entry["file"]).name)
+        name, largest = entry["run_dir"], largest_eigenvalue(entry)
+        samples = _number(entry["samples"], "samples")
+        if name not in named and "run" in entry:
+            before, run = len(self.rows), stored_run(entry["run"])
+            path = inside(file.parent, Path(entry["file"]).name)
             self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
-            rows = self.rows[-1:]
+            self._digests[path], named[name] = entry["sha256"], self.rows[before:]  # none if it served to tune others
+        runs = named.get(name, [])  # none if it is not finished
+        rows = [row for row in runs if self._weights(row["path"]) in (entry["sha256"], None)]
+        if runs and not rows:
+            reason = f"the weights in {runs[0]['path']} are not those that were measured"
+            self.problems.append(f"{file}: {name} is left out, because {reason}: measure it again.")
         for row in rows:
-            row["flatness"] = entry
+            known = [*(row["flatness"] or ()), entry]
+            row["flatness"] = sorted(known, key=lambda one: one["samples"], reverse=True)
+            if largest is not None and not samples <= row["eigenvalue_samples"]:
+                row["top_eigenvalue"], row["eigenvalue_samples"] = largest, samples
+
+    def _weights(self, path: Path) -> str | None:
+        """Return the digest of the trained weights in a run directory; None if they are gone."""
+        if path not in self._digests:
+            file = path / NETWORK
+            with reading(file, HINT):
+                self._digests[path] = hashlib.sha256(read_bytes(file)).hexdigest() if file.exists() else None
+        return self._digests[path]
 
     def _add(self, source: _Source) -> None:
         about = {name: source.about.get(name) for name, (_, read) in READERS.items() if read is None}
@@ -373,7 +408,7 @@ def _without_unasked(table: pd.DataFrame) -> pd.DataFrame:
 def _without_copies(table: pd.DataFrame, problems: list[str]) -> pd.DataFrame:
     """Keep one run for each seed of a row: the one that has come furthest, then the one with the most data."""
     keys = ["experiment", "row", "seed"]
-    data = table[["top_eigenvalue", "flatness", "metrics"]].notna().sum(axis=1)
+    data = table[["flatness", "metrics"]].notna().sum(axis=1)
     rank = table.assign(state=table["state"].map(STATES.index), epochs_done=-table["epochs_done"], data=-data)
     kept = rank.sort_values(["state", "epochs_done", "data"], kind="stable").drop_duplicates(keys).index
     best = table.loc[kept].set_index(keys)

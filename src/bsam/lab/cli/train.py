@@ -30,6 +30,7 @@ from ..tasks import TASKS
 from ..tasks.noise_words import noise_text
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.files import LOCK
+from ..training.flatness_numbers import largest_eigenvalue
 from ..training.loop import fit
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from ..training.trainer import Trainer
@@ -114,8 +115,9 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
 
 def _summarize(run: Run, run_dir: RunDir) -> None:
     _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, run_dir.last_metrics()))}")
-    if (top := run_dir.top_eigenvalue()) is not None:
-        _say(f"Largest eigenvalue of the Hessian ({measured_on(run.settings())}): {top:.4g}")
+    for entry in run_dir.flatness():
+        if (top := largest_eigenvalue(entry)) is not None:
+            _say(f"Largest eigenvalue of the Hessian ({measured_on(run.settings(), entry['samples'])}): {top:.4g}")
     files = (file for file in run_dir.path.iterdir() if file.name != LOCK and file.suffix != ".draft")
     names = sorted(f"{file.name}/" if file.is_dir() else file.name for file in files)
     _say(f"Written to {run_dir.path}: {', '.join(names)}")

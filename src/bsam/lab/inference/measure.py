@@ -30,8 +30,8 @@ from ..common.stored_files import MAX_TEXT, read_bytes, reading
 from ..config import MAX_SEED
 from ..training.environment import environment_info
 from ..training.files import check_keys, write_json
+from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.run_dir import check_settings
-from .flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from .subjects import MeasuredModels
 
 T = TypeVar("T")
@@ -216,11 +216,11 @@ def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     with reading(file, HINT):
         content = json.loads(read_bytes(file, MAX_TEXT))
         theirs = dict(content["settings"])
+    check_settings(file.parent, theirs, settings)
+    with reading(file, HINT):
         for entry in content["models"]:
             check_keys(entry, ENTRY)
-        entries = [_with_nan(entry) for entry in content["models"]]
-    check_settings(file.parent, theirs, settings)
-    return entries
+        return [_with_nan(entry) for entry in content["models"]]
 
 
 def _with_nan(value: Any) -> Any:

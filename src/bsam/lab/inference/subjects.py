@@ -148,8 +148,14 @@ def find_models(
         {"images": samples},
         load=lambda path, device: load_run(path, samples, device, data, models, **data_folders),
         weights=lambda path: path / NETWORK,
-        about=lambda path: {"run": RunDir(path).run().settings(), "metrics": RunDir(path).last_metrics()},
+        about=_about,
     )
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """Return what is recorded of a run: the name that its settings give its directory, the settings, its metrics."""
+    run = RunDir(path).run()
+    return {"run_dir": run_dir_name(run), "run": run.settings(), "metrics": RunDir(path).last_metrics()}
 
 
 def _titles(paths: Sequence[Path], names: Sequence[str]) -> list[str]:

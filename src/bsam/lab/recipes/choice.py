@@ -16,7 +16,7 @@ from ..config import Run, Split
 from ..tasks import TASKS
 from ..training.run_dir import RunDir, RunState
 from .planning import TUNING_SEED, Planned
-from .published_numbers import all_arguments
+from .variants import all_arguments
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     import pandas as pd

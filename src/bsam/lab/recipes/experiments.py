@@ -12,7 +12,6 @@ from ..common.grouping import group_by
 from ..common.names import find_name, find_object
 from ..config import Run, imported
 from .planning import Planned, place, with_seed
-from .published_numbers import describe_paper, published_number, published_tables
 from .scales import SCALES, Scale
 from .tuning import Tuning, with_tuned_radii
 from .variants import baseline_row
@@ -109,15 +108,9 @@ class Recipe:
         if self.baseline is not None and not any(baseline_row(names, self.baseline) for names in rows_of):
             known = "; ".join(dict.fromkeys(plan.about["row"] for plan in planned))
             raise BsamValueError(f"baseline of the recipe {self.name} must be a row ({known}), got {self.baseline!r}")
-        return [self._with_published(plan) for plan in planned] if self.published else planned
-
-    def _with_published(self, plan: Planned) -> Planned:
-        """Return a planned run with the number of the table, unless the plan has another number."""
-        if self.published not in published_tables():
-            raise BsamValueError(f"published must be one of {', '.join(published_tables())}; got {self.published!r}")
-        number = published_number(self.published, plan.run)
-        is_given = plan.about["published"] != describe_paper(plan.run, plan.about["tuned"])["published"]
-        return plan if number is None or is_given else replace(plan, about={**plan.about, "published": number["mean"]})
+        if not self.published:
+            return planned
+        return [replace(plan, about={"published_table": self.published, **plan.about}) for plan in planned]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from ..tasks import TASKS
 from ..tasks.noise_words import noise_text
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
-from .published_numbers import all_arguments, describe_paper, paper_arguments, total_radius
-from .variants import passes_of, variant_of, variants
+from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
 # settings that do not make another experiment: those of the row, of the seed, of speed and of measurements
@@ -36,7 +35,8 @@ TITLED = frozenset(
     ("task", "model", "data", "label_noise", "noise_labels", "weight_bits", "weights", "limit_train", "eval_split")
 ) | {"epochs", "init"}
 # entries of a description: numbers, which may be unknown (None), and checks of those that are no text
-NUMBERS = ("radius", "passes", "published", "claimed")
+NUMBERS = ("radius", "passes", "published")
+GIVEN = ("chosen", "published", "published_table")  # entries that only whoever plans a run gives
 CHECKS: Mapping[str, Check] = {
     "place": partial(check_count, low=0),
     **dict.fromkeys(NUMBERS, check_number),
@@ -96,19 +96,20 @@ def with_seed(planned: Sequence[Planned], seed: int, **more: Any) -> list[Planne
 
 
 def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, Any]:
-    """Say what a run is: its experiment, its row, how its settings were chosen, and what was published.
+    """Say what a run is: its experiment, its row, its radius, ...
 
     Args:
         run: the run.
         wrong: the fraction of the training labels that are wrong, if it is known; None computes it.
-        known: entries that differ from what follows from the settings, such as ``row`` or ``published``.
+        known: entries that differ from what follows from the settings, such as ``row``, and those that do not follow:
+            how the settings were ``chosen``, a ``published`` number, and a ``published_table`` of the paper.
 
     Example:
         >>> about = describe(
         ...     Run("sam", {"rho": 0.2}, model="resnet18", data="cifar10", batch=256)
         ... )
-        >>> about["experiment"], about["row"], about["radius"], about["chosen"]
-        ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2, 'set by hand')
+        >>> about["experiment"], about["row"], about["radius"]
+        ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2)
     """
     variant, tuned = variant_of(run), bool(known.get("tuned", False))
     is_unknown = run.method != BASE and known_method(run.method) is None  # a stored run of somebody's class
@@ -123,12 +124,11 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
         "radius": total_radius(run),
         "passes": None if is_unknown else passes_of(run),
         "tuned": tuned,
-        **describe_paper(run, tuned),
         "trial": False,
         "shared": False,
     }
-    if unknown := known.keys() - about.keys():
-        raise BsamValueError(f"a run is described by {', '.join(about)}; got {min(unknown)!r}")
+    if unknown := known.keys() - about.keys() - {*GIVEN}:
+        raise BsamValueError(f"a run is described by {', '.join((*about, *GIVEN))}; got {min(unknown)!r}")
     for name, value in known.items():
         if value is not None or name not in NUMBERS:
             CHECKS.get(name, check_text)(name, value)
@@ -178,7 +178,7 @@ def row_title(run: Run) -> str:
     variant = variant_of(run)
     if run.method == BASE:
         return variant.title
-    usual = paper_arguments(run).get(variant.name) or all_arguments(run.method, {})
+    usual = usual_arguments(run).get(variant.name) or all_arguments(run.method, {})
     values = all_arguments(run.method, run.arguments)
     different = [setting_text(value, name) for name, value in values.items() if value != usual.get(name)]
     different += [setting_text(value, name) for name in RADIUS_SCHEDULE if (value := getattr(run, name))]

@@ -14,6 +14,10 @@ NETWORK_SETTINGS: Mapping[str, Mapping[str, Any]] = {  # where the paper's diffe
     "pyramidnet110": {"lr": 0.1, "weight_decay": 5e-4},
     "timm:efficientnet_b0": {"weight_decay": 1e-5},
 }
+STANDS_FOR = {  # networks whose weights can be converted: the paper's networks that they replace
+    "resnet50": "timm:resnet50",
+    **dict.fromkeys((f"timm:tf_efficientnet_lite{i}" for i in range(3)), "timm:efficientnet_b0"),
+}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
 from .planning import Planned
-from .published_numbers import STANDS_FOR
+from .scales import STANDS_FOR
 
 LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
 RANDOM = "random"  # as the initial weights: do not load pretrained ones

@@ -13,8 +13,7 @@ from .choice import Choice as Choice
 from .choice import Tuning as Tuning
 from .choice import settings_text
 from .planning import Planned, describe, experiment_title, setting_text, state_of
-from .published_numbers import all_arguments, total_radius
-from .variants import variant_of
+from .variants import all_arguments, radius_choice, total_radius, variant_of
 
 TUNING_FACTORS = (0.5, 1, 2, 4)  # multiples of a run's radii
 LR_FACTORS = (0.3, 1, 3)  # multiples of the learning rate
@@ -144,7 +143,7 @@ def _final(plan: Planned, base: Choice | None, choice: Choice | None) -> Planned
         parts.append(f"{settings_text(list(base.values[0]))} {of_base}")
     if not parts:
         return plan
-    as_planned = [] if is_tuned else [plan.about["chosen"]]  # the radius
+    as_planned = [] if is_tuned else [plan.about.get("chosen", radius_choice(plan.run))]
     words = "; ".join(filter(None, (*as_planned, *parts)))
     return replace(plan, about={**plan.about, "chosen": words, "tuned": is_tuned})
 

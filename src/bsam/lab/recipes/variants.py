@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeAlias
 
+from ...common.checks import is_number
 from ...methods import METHODS
-from ..common.methods import is_own, method_class
-from ..config import BASE, Run, method_title
+from ..common.methods import is_own, known_method, method_class
+from ..config import BASE, Run, arguments_of, method_title
 
 Arguments: TypeAlias = Mapping[str, Any]
 
@@ -157,6 +160,65 @@ def variant_of(run: Run) -> MethodVariant:
         if variant.method == run.method and not variant.radii and variant.arguments.items() <= run.arguments.items()
     ]
     return max(matches, key=lambda variant: len(variant.arguments))
+
+
+def default_arguments(method: str) -> Arguments:
+    """Return the arguments of a method that have defaults; none if it is a class of the user that was not imported."""
+    return {} if method == BASE or known_method(method) is None else _default_arguments(method)
+
+
+@cache
+def _default_arguments(method: str) -> Arguments:
+    parameters = inspect.signature(method_class(method)).parameters
+    defaults = {name: parameters[name].default for name in arguments_of(method)}
+    return {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+
+
+def all_arguments(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a method, with defaults for those not given; a rho_floor equal to rho becomes None."""
+    values = {**default_arguments(method), **given}
+    if values.get("rho_floor") is not None and values["rho_floor"] == values.get("rho"):
+        values["rho_floor"] = None
+    return values
+
+
+def total_radius(run: Run) -> float | None:
+    """Return rho, or rho_max + rho_min; None if the method has neither.
+
+    To first order in the radii, SAM and BSAM correct the gradient in proportion to it.
+    """
+    values = all_arguments(run.method, run.arguments)
+    names = ("rho_max", "rho_min") if "rho_max" in values else ("rho",)
+    radii: list[Any] = [values.get(name) for name in names]
+    return float(sum(radii)) if all(map(is_number, radii)) else None
+
+
+def radius_choice(run: Run) -> str:
+    """Return where the radii of a run that was not tuned come from; empty if its method has none.
+
+    Example:
+        >>> radius_choice(Run("sam")), radius_choice(Run("sam", {"rho": 0.2}))
+        ('default', 'set by hand')
+    """
+    # a report does not import a class of the user, so its defaults are unknown there
+    values = run.arguments if is_own(run.method) else all_arguments(run.method, run.arguments)
+    radii = {name: value for name, value in values.items() if name.startswith("rho")}
+    is_default = radii.items() <= default_arguments(run.method).items()
+    return ("default" if is_default else "set by hand") if radii else ""
+
+
+def usual_arguments(run: Run) -> Mapping[str, Mapping[str, Any]]:
+    """Return all arguments that recipes use for each variant of a run's method, by the variant's name.
+
+    For poses and for fine-tuning, the radii are those of CIFAR-10.
+    """
+    return _arguments_on(run.method, "cifar10" if run.task.name == "pose" or run.weights is not None else run.data)
+
+
+@cache
+def _arguments_on(method: str, data: str) -> Mapping[str, Mapping[str, Any]]:
+    of_method = [variant for variant in variants().values() if variant.method == method]
+    return {variant.name: all_arguments(method, arguments(variant, data)) for variant in of_method}
 
 
 def passes_of(run: Run) -> float:

@@ -18,6 +18,7 @@ from ..analysis.significance import compare_rows
 from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
+from ..paper import check_table, join
 from ..recipes.experiments import Experiment
 from ..recipes.planning import Planned, states_of
 from ..recipes.tuning import base_sentence, tune
@@ -64,7 +65,10 @@ class ExperimentResult:
 
 
 def check_folder(out: Path, experiment: Experiment) -> None:
-    """Raise if the folder holds results of another recipe, or with other settings or another tuning."""
+    """Raise if the folder holds results of another recipe, or with other settings or another tuning, or if the recipe
+    shows a table of published numbers that does not exist.
+    """
+    check_table(experiment.recipe.published)
     file, ours = out / RESULTS, _kind(experiment)
     if not file.exists():
         return
@@ -117,7 +121,7 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     entries = [_entry(plan, out) for plan in tuned.finals]
     trials = [_entry(plan, out) for plan in (*tuned.base_trials, *tuned.trials)]
     unreadable = {entry["folder"]: entry["reason"] for entry in (*entries, *trials) if entry["state"] == UNREADABLE}
-    runs = runs_of(tuned.finals, out, unreadable)
+    runs = join(runs_of(tuned.finals, out, unreadable))
     if recipe.timed:
         runs["training_seconds"] = runs["seconds"] * runs["epochs"]
     begun = runs[runs["state"] != "not started"].reset_index(drop=True)
@@ -181,7 +185,7 @@ def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = 
     table = [{**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.chosen} for plan in finals]
     for row, plan in zip(table, finals, strict=True):  # the data changed between two runs: no mean over both
         row["section"] += row["experiment"].removeprefix(plan.about["experiment"])
-    runs = pd.DataFrame(table).astype({"published": float, "radius": float})
+    runs = pd.DataFrame(table).astype({"published": float, "radius": float, "chosen": object})
     runs.attrs["problems"] = problems
     return runs
 
@@ -239,7 +243,7 @@ def _entry(plan: Planned, out: Path) -> dict[str, Any]:
     unknown: dict[str, Any] = {
         "epochs_done": 0,
         "last": None,
-        "top_eigenvalue": None,
+        "flatness": [],
         "training_seconds": 0.0,
         "machines": [],
     }
@@ -257,7 +261,7 @@ def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
         "reason": state.diverged,
         "epochs_done": len(state.epochs),
         "last": dict(state.epochs[-1]) if state.finished else None,
-        "top_eigenvalue": files.top_eigenvalue() if state.finished else None,
+        "flatness": files.flatness() if state.finished else [],
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
         "wrong_labels": files.note("labels").get("wrong", wrong_labels(plan.run)) if noise else None,
         "machines": files.machines(),

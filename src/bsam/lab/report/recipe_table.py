@@ -13,8 +13,8 @@ from ..analysis.outcome import score_title
 from ..common.grouping import count_text, group_by
 from ..common.printing import printable
 from ..config import Run
+from ..paper import published_number, published_tables
 from ..recipes.planning import measured_on, setting_text
-from ..recipes.published_numbers import published_number, published_tables
 from ..recipes.variants import variants
 from ..tasks import task_class
 from ..training.run_dir import RunDir

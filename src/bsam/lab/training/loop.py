@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamRuntimeError
+from ...flatness.dataset_loss import num_samples
 from ...flatness.hessian import HessianOperator
-from ...flatness.landscape import landscape
+from ...flatness.landscape import Landscape, landscape
 from ...flatness.sharpness import Sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
@@ -23,7 +24,8 @@ from ..config import Run, imported
 from ..tasks import Task, task_class
 from .captured_steps import side_stream
 from .distributed import distributed_context
-from .run_dir import LossSurface, RunDir, initial_network
+from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
+from .run_dir import RunDir, initial_network
 from .run_writer import CHECKPOINT_EVERY, RunWriter
 from .trainer import Trainer
 
@@ -52,7 +54,7 @@ class Result:
     epochs: tuple[Epoch, ...]
     seconds_per_step: float  #: the mean within an epoch, since steps may differ; the median over epochs
     top_eigenvalue: float | None = None  #: the largest eigenvalue of the Hessian; NaN if the computation failed
-    surface: LossSurface | None = None
+    surface: Landscape | None = None
     measure: str = "accuracy"  #: the name of the task's measure
 
     def __repr__(self) -> str:
@@ -170,18 +172,14 @@ def fit(
                     on_epoch(number + 1, metrics)
         if number := received():  # it arrived after the last step
             raise Terminated(number)
-        top, surface = None, None
+        measured: tuple[dict[str, Any], float | None, Landscape | None] = {}, None, None
         if len(epochs) == run.epochs:
-            if context.is_main:
-                top, surface = _top_eigenvalue(trainer), _loss_surface(trainer)
-            top, surface = context.broadcast((top, surface))
-            curvature = {"top_eigenvalue": top, "surface": None if surface is None else asdict(surface)}
-            measured = curvature if run.curvature or run.surface is not None else None
+            measured = context.broadcast(_flatness(trainer) if context.is_main else measured)
             predictions = {} if folder is None else trainer.predictions()
             files = report(run, predictions) if report is not None and predictions else {}
-            out.finish(trainer.result_network, measured, predictions, files)
+            out.finish(trainer.result_network, measured[0], predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in epochs) / trainer.steps
-        return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, top, surface, work.measure.name)
+        return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, *measured[1:], work.measure.name)
 
 
 def _other_processes(run_dir: RunDir, processes: int) -> str | None:
@@ -209,21 +207,24 @@ def _divergence(run: Run, epoch: int, name: str, value: float, saved: str, folde
     return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
 
 
-def _top_eigenvalue(trainer: Trainer) -> float | None:
-    if not trainer.run.curvature:
-        return None
+def _flatness(trainer: Trainer) -> tuple[dict[str, Any], float | None, Landscape | None]:
+    """Measure the largest eigenvalue and the loss surface, if the run asks for them; return the entry of
+    ``flatness.json`` (empty if it asks for neither), and both.
+    """
+    run = trainer.run
+    top, surface = None, None
+    if not run.curvature and run.surface is None:
+        return {}, top, surface
+    network, loss = trainer.measured_network(), trainer.task.loss
     examples = trainer.task.examples(CURVATURE_SAMPLES)
-    try:
-        operator = HessianOperator(trainer.measured_network(), trainer.task.loss, examples)
-        eigenvalues = top_eigenvalues(operator, k=1, tol=1e-3)
-    except BsamError:  # a non-finite product: a run that diverged still has a result
-        return math.nan
-    return float(eigenvalues.values[0]) if eigenvalues.converged else math.nan
-
-
-def _loss_surface(trainer: Trainer) -> LossSurface | None:
-    if trainer.run.surface is None:
-        return None
-    examples = trainer.task.examples(CURVATURE_SAMPLES)
-    plane = landscape(trainer.measured_network(), trainer.task.loss, examples, points=trainer.run.surface)
-    return LossSurface(tuple(plane.axes[0].tolist()), tuple(map(tuple, plane.loss.tolist())))
+    entry: dict[str, Any] = {"samples": sum(num_samples(x, y) for x, y in examples)}
+    if run.curvature:
+        try:
+            entry["eigenvalues"] = spectrum_info(top_eigenvalues(HessianOperator(network, loss, examples), 1, tol=1e-3))
+        except BsamError:  # a non-finite product: a run that diverged still has a result
+            entry["eigenvalues"] = {"maximum": math.nan, "converged": False}
+        top = largest_eigenvalue(entry)
+    if run.surface is not None:
+        surface = landscape(network, loss, examples, points=run.surface)
+        entry["landscape"] = landscape_info(surface)
+    return entry, top, surface

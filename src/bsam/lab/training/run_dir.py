@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -30,7 +29,7 @@ PROBE = "probe.jsonl"
 MACHINES = "environment.json"
 CHECKPOINT = "checkpoint.pt"
 NETWORK = "model.safetensors"
-CURVATURE = "curvature.json"
+FLATNESS = "flatness.json"
 DIVERGED = "diverged.json"
 PREDICTIONS = "predictions.npz"
 LOG = "log.txt"
@@ -116,16 +115,6 @@ class RunState:
         return f"epoch {len(self.epochs)} of {self.run.epochs}" if self.epochs else "missing"
 
 
-@dataclass(frozen=True)
-class LossSurface:
-    """The loss on a plane with the network at its centre, as plain numbers: one row per point along the first
-    direction.
-    """
-
-    axis: tuple[float, ...]
-    loss: tuple[tuple[float, ...], ...]
-
-
 class RunDir:
     """Read a run directory.
 
@@ -134,7 +123,7 @@ class RunDir:
     is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
     ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state from
     which training resumes: after the last epoch, after an earlier one, or in the middle of one that a signal
-    interrupted, ``curvature.json`` the largest eigenvalue and the loss surface of the trained network,
+    interrupted, ``flatness.json`` the largest eigenvalue and the loss surface of the trained network,
     ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
     classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
     ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
@@ -235,17 +224,10 @@ class RunDir:
         hint = "remove it; the machines will not be reported"
         return read_json(file, list, hint, ["device", "torch", "bsam", "date"]) if file.exists() else []
 
-    def top_eigenvalue(self) -> float | None:
-        """Return the largest eigenvalue of the Hessian after the last epoch; None if it was not computed."""
-        return self.note("curvature").get("top_eigenvalue")
-
-    def surface(self) -> LossSurface | None:
-        """Return the loss surface after the last epoch; None if it was not computed."""
-        surface = self.note("curvature").get("surface")
-        if surface is None:
-            return None
-        rows = (tuple(math.nan if value is None else value for value in row) for row in surface["loss"])
-        return LossSurface(tuple(surface["axis"]), tuple(rows))
+    def flatness(self) -> list[dict[str, Any]]:
+        """Return what was measured after the last epoch, as entries of ``flatness.json``; empty if nothing was."""
+        file = self.path / FLATNESS
+        return read_json(file, dict, REPAIR, ["models"])["models"] if file.exists() else []
 
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors of the trained network, by name."""

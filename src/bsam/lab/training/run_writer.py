@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import re
@@ -36,7 +37,7 @@ from .files import (
     write_json,
     write_json_lines,
 )
-from .run_dir import RunDir, check_settings, network_identity
+from .run_dir import RunDir, check_settings, network_identity, run_dir_name
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
@@ -68,6 +69,7 @@ class RunWriter(RunDir):
         self._every = check_number("checkpoint_every", checkpoint_every, low=0)
         self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
         self.settings, self._context = run.settings(), context
+        self._run = run
         self._kind = type(run.task)
         self._reads, self._writes = path is not None, path is not None and context.is_main
         self._stack = contextlib.ExitStack()
@@ -211,7 +213,7 @@ class RunWriter(RunDir):
     def finish(
         self,
         network: nn.Module,
-        curvature: Mapping[str, Any] | None,
+        flatness: Mapping[str, Any],
         predictions: Mapping[str, NDArray[Any]],
         files: Mapping[str, bytes],
     ) -> None:
@@ -219,14 +221,18 @@ class RunWriter(RunDir):
 
         Args:
             network: the trained network.
-            curvature: the largest eigenvalue and the loss surface; None if they were not computed.
+            flatness: what was measured of it, without the digest of its weights; empty if nothing was.
             predictions: arrays of the task, by name.
             files: further files, by name; TensorBoard shows the PNG files.
         """
         if not self._writes:
             return
-        if curvature is not None:
-            write_json(self.path / run_dir.CURVATURE, curvature)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        content = save_tensors(tensors, {"run": json.dumps(self.settings)})
+        if flatness:
+            key = {"run_dir": run_dir_name(self._run), "sha256": hashlib.sha256(content).hexdigest()}
+            stored = {"settings": {"images": flatness["samples"]}, "models": [{**key, **flatness}]}
+            write_json(self.path / run_dir.FLATNESS, stored)
         if predictions:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
@@ -235,8 +241,7 @@ class RunWriter(RunDir):
             write(self.path / name, data)
         if self._events is not None:
             self._events.finish(files)
-        tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
-        write(self.path / run_dir.NETWORK, save_tensors(tensors, {"run": json.dumps(self.settings)}))
+        write(self.path / run_dir.NETWORK, content)
 
 
 class Events:

@@ -10,7 +10,6 @@ from bsam.flatness.density import Density
 from bsam.flatness.landscape import Landscape
 from bsam.flatness.probe import Reading
 from bsam.flatness.spectrum import Eigenvalues
-from bsam.lab.inference.flatness_numbers import density_info, landscape_info, probe_info, spectrum_info
 from bsam.lab.report.figures.flatness_figures import (
     contour_figure,
     density_figure,
@@ -21,6 +20,7 @@ from bsam.lab.report.figures.flatness_figures import (
     surface_figure,
 )
 from bsam.lab.report.page.render import figures_html
+from bsam.lab.training.flatness_numbers import density_info, landscape_info, probe_info, spectrum_info
 
 AXIS = np.linspace(-1, 1, 5)
 

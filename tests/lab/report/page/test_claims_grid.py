@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from bsam.lab.analysis.claims import paper_claims
+from bsam.lab.paper import paper_claims
 from bsam.lab.report.page.claims_grid import ORDER, claims_grid
 from page_runs import claim_runs, table
 

@@ -15,6 +15,7 @@ from PIL import Image
 from scipy import stats
 
 from bsam.lab.analysis import significance
+from bsam.lab.config import Run
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.figures.style import new_figure
 from bsam.lab.report.page import experiment_tables, pictures
@@ -23,7 +24,7 @@ from bsam.lab.report.page.experiment_tables import SIGNS, baseline_verdicts
 from bsam.lab.report.page.page import page_html, write_page
 from bsam.lab.report.page.render import figure_info
 from bsam.lab.report.table import Cell, Column, Table
-from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, plots_of, score_of, table
+from page_runs import EVIL, METHODS, PROBLEM, cells_of, example_runs, flatness, plots_of, score_of, table
 from pose_runs import write_predictions
 
 FILES = Path(page_module.__file__).parent / "files"
@@ -371,11 +372,34 @@ def test_skeletons(tmp_path):
     assert ends <= {tuple(np.round((joint + 0.5) / 32, 4).tolist()) for joint in joints}
 
 
+def test_a_network_has_one_largest_eigenvalue(tmp_path):
+    """Numbers of a column are of equally many samples, and the spectrum is that of the number in the table."""
+    runs, epochs = example_runs(tmp_path, seeds=1)
+    rows = {row: place for place, row in zip(runs.index, runs["row"], strict=True)}
+    runs["flatness"], runs["top_eigenvalue"] = None, np.nan
+    for row, maximum, samples in (("SGD", 78.0, 1000), ("SAM, rho 0.2", 303.0, 256), (EVIL, 28.0, 256)):
+        entry = flatness(Run("sgd"), maximum / 20)
+        training = {"samples": 256, "eigenvalues": {"maximum": 303.0, "converged": True}}
+        runs.at[rows[row], "flatness"] = [{**entry, "samples": samples}, training] if row == "SGD" else [training]
+        runs.loc[rows[row], ["top_eigenvalue", "eigenvalue_samples"]] = maximum, samples
+    html = page_html(runs, epochs)
+    large, small = (f"λmax, cross-entropy, {n} training samples" for n in ("1,000", "256"))
+    found = {row["method"]: (row[large], row[small]) for row in cells_of(html)}
+    assert {name: found[name] for name in ("SGD", "SAM", "SAM, rho 0.2")} == {
+        "SGD": ("78.0", ""),
+        "SAM": ("", ""),
+        "SAM, rho 0.2": ("", "303.0"),
+    }
+    plots = plots_of(html)
+    assert plots["eigenvalues"]["layout"]["yaxis"]["ticktext"] == ["SGD<br>max 78"]
+    assert sorted(trace["y"].tolist() for trace in plots["top_eigenvalue"]["data"]) == [[28.0], [303.0]]
+
+
 def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
     runs, epochs = example_runs(tmp_path)
     damaged = runs.loc[runs["row"] == "SAM", "path"].iloc[0] / "predictions.npz"
     damaged.write_bytes(b"no archive")
-    runs.at[0, "flatness"] = {"run": runs.at[0, "settings"], "samples": 1, "eigenvalues": {"none": 1}}
+    runs.at[0, "flatness"] = [{"samples": 1, "eigenvalues": {"values": [2, 1]}}]
     problems = []
     html = page_html(runs, epochs, problems=problems)
     assert [str(runs.at[0, "path"]) in problem for problem in problems] == [False, True, False, False]

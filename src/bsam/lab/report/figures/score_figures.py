@@ -187,8 +187,14 @@ def cost_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
 
 
 def top_eigenvalue_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
-    """Draw the largest eigenvalue of the Hessian at the end of training: a dot per row, with whiskers."""
-    table = statistics_of(runs, "top_eigenvalue")
+    """Draw the largest eigenvalue of the Hessian at the end of training: a dot per row, with whiskers.
+
+    If networks were measured on different numbers of samples, it shows those of the most common number.
+    """
+    numbers = runs.loc[runs["top_eigenvalue"].notna(), "eigenvalue_samples"].mode()
+    if numbers.empty:
+        return None
+    table = statistics_of(runs[runs["eigenvalue_samples"] == numbers.iloc[-1]], "top_eigenvalue")
     if len(table) < 2:
         return None
     styles = row_styles(runs)
@@ -196,7 +202,8 @@ def top_eigenvalue_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | No
         points(styles[row], [styles[row]["name"]], part["mean"], part["std"], "markers")
         for row, part in table.groupby(level=0, sort=False)
     ]
-    caption = f"λmax, {measured_on(runs['settings'].iloc[0])}: {seeds_text(table['n'], 'whiskers')}."
+    label = measured_on(runs["settings"].iloc[0], int(numbers.iloc[-1]))
+    caption = f"λmax, {label}: {seeds_text(table['n'], 'whiskers')}."
     axes = {"xaxis": {"showticklabels": False}, "yaxis": new_axis("λmax", rangemode="tozero")}  # the legend names rows
     return new_figure("Largest eigenvalue of the Hessian", caption, data, **axes)
 

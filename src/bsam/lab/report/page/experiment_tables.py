@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -30,7 +30,7 @@ def digits_of(table: pd.DataFrame) -> int:
     return 2 if largest >= 10 else 3 if largest >= 1 else 4
 
 
-def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[Column]:
+def experiment_columns(unit: str, against: str, tops: Mapping[int, str], digits: int) -> list[Column]:
     """Return the columns of the table of an experiment.
 
     Their values are columns of ``compare_rows``, or "NAME mean", "NAME first", "NAME min" or "NAME max": what the runs
@@ -39,7 +39,7 @@ def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[C
     Args:
         unit: the title of the score.
         against: the baseline.
-        top: the title of the largest eigenvalue, with what it was measured on.
+        tops: what largest eigenvalues were measured on, by the number of samples.
         digits: the digits of scores.
     """
 
@@ -64,7 +64,15 @@ def experiment_columns(unit: str, against: str, top: str, digits: int) -> list[C
         Column("published", "published first", f".{digits}f"),
         Column(gap, "difference", difference, _same(*ends), descending=True),
         measured("memorised, %", "memorised", "memorised", "wrong training labels that the network predicts, in %"),
-        measured("λmax", "top_eigenvalue", top, "the largest eigenvalue of the Hessian at the end of training"),
+        *(
+            measured(
+                "λmax" if len(tops) == 1 else f"λmax ({n:,} samples)",
+                f"top_eigenvalue {n}",
+                f"λmax, {on}",
+                "the largest eigenvalue of the Hessian at the end of training",
+            )
+            for n, on in tops.items()
+        ),
         Column("passes", "passes first", ".4g", note="passes: forward and backward passes per step."),
         Column("s/epoch", "seconds mean", ".3g", {"seconds per epoch": "seconds mean"}, SECONDS),
         Column("radius", "radius first", ".4g", {"total radius": "radius first"}, RADIUS),
@@ -82,8 +90,12 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> Table:
         runs: its runs.
         compared: the rows of ``compare_rows``.
     """
-    top = f"λmax, {measured_on(next((settings for settings in runs['settings'] if settings), {}))}"
-    columns = experiment_columns(runs["unit"].iloc[0], compared["against"].iloc[0], top, digits_of(compared))
+    settings: Mapping[str, Any] = next((settings for settings in runs["settings"] if settings), {})
+    samples = sorted(runs["eigenvalue_samples"].dropna().astype(int).unique(), reverse=True)
+    values = {n: runs["top_eigenvalue"].where(runs["eigenvalue_samples"] == n) for n in samples}
+    runs = runs.assign(**{f"top_eigenvalue {n}": these for n, these in values.items()})
+    tops = {n: measured_on(settings, n) for n in samples}
+    columns = experiment_columns(runs["unit"].iloc[0], compared["against"].iloc[0], tops, digits_of(compared))
     names = [column.value.rpartition(" ")[::2] for column in columns]
     of_runs = {f"{name} {how}": (name, how) for name, how in names if how in STATISTICS and name}
     of_runs |= {f"{name} std": (name, "std") for name, how in names if how == "mean" and name}

@@ -8,14 +8,13 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ...training.run_dir import CURVATURE, RunDir
 from ..figures.flatness_figures import contour_figure, density_figure, eigenvalue_figure, surface_figure
 from ..figures.score_figures import SCORE_FIGURES, column_figure
 from .pictures import mistakes, skeletons
 from .render import figure_info
 
 Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], dict[str, Any] | None]
-FLATNESS = {  # the function that draws a figure, and the part of an entry that it needs
+FLATNESS = {  # the function that draws a figure, and the part of a measurement that it needs
     "eigenvalues": (eigenvalue_figure, "eigenvalues"),
     "density": (density_figure, "density"),
     "contours": (contour_figure, "landscape"),
@@ -24,18 +23,16 @@ FLATNESS = {  # the function that draws a figure, and the part of an entry that 
 
 
 def flatness_entries(runs: pd.DataFrame, part: str) -> dict[str, Mapping[str, Any]]:
-    """Return the first entry of a ``flatness.json`` with this part for each row, by title.
+    """Return the first measurement with this part for each row, by title: of a network, that of the most samples.
 
-    A loss surface may also be that of the end of training.
+    The eigenvalue at the end of training is no spectrum: only the table shows it.
     """
     entries: dict[str, Mapping[str, Any]] = {}
-    for run in runs[["row", "seed", "flatness", "settings", "path"]].to_dict("records"):
-        entry, path = run["flatness"] or {}, run["path"]
-        if part == "landscape" and not entry.get(part) and path is not None and (path / CURVATURE).exists():
-            surface = RunDir(path).surface()
-            entry = {} if surface is None else {part: vars(surface)}
-        if entry.get(part):
-            entries.setdefault(run["row"], {**entry, "run": {**run["settings"], "seed": run["seed"]}})
+    for run in runs[["row", "seed", "flatness", "settings"]].to_dict("records"):
+        entry = next((entry for entry in run["flatness"] or () if entry.get(part)), None)
+        if entry is None or (part == "eigenvalues" and len(entry[part].get("values", ())) < 2):
+            continue
+        entries.setdefault(run["row"], {**entry, "run": {**run["settings"], "seed": run["seed"]}})
     several = len({entry["run"]["seed"] for entry in entries.values()}) > 1
     return {f"{row}, seed {entry['run']['seed']}" if several else row: entry for row, entry in entries.items()}
 

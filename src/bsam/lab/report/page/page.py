@@ -15,6 +15,7 @@ from ...analysis.runs_table import read_epochs, read_runs
 from ...analysis.sentences import answer
 from ...analysis.significance import check_baseline, compare_rows
 from ...common.grouping import count_text, group_by
+from ...paper import join
 from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
 from .claims_grid import claims_grid
@@ -56,7 +57,7 @@ def page_html(
     """Return the page of runs. Without plotly, it has no plots and says so.
 
     Args:
-        runs: a table of ``read_runs``.
+        runs: a table of ``paper.join``.
         epochs: their epochs, from ``read_epochs``.
         baseline: the method that others are compared with: a row, or a name such as ``"sam"``. If None, and in
             experiments without this method, it is the base optimizer, or the first row if there is none. If no
@@ -182,7 +183,7 @@ def write_report(
     problems: list[str] = []
     if title is None and all(path.suffix == ".csv" for path in paths):
         title = f"Results in {', '.join(path.name for path in paths)}"
-    runs = read_runs(paths, problems)
+    runs = join(read_runs(paths, problems))
     if runs.empty and not watched:
         raise BsamValueError(problems[0].removesuffix("."))
     if baseline is not None and not watched:

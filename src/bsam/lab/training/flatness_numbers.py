@@ -17,7 +17,7 @@ from ...flatness.landscape import Landscape
 from ...flatness.probe import Reading
 from ...flatness.spectrum import Eigenvalues
 from ..common.stored_files import reading
-from ..training.run_dir import PROBE, REPAIR, RunDir
+from .run_dir import PROBE, REPAIR, RunDir
 
 NEAR = 0.1  # above the loss at the centre of a landscape
 READING_FIELDS = tuple(field.name for field in fields(Reading))
@@ -43,6 +43,21 @@ def spectrum_info(eigenvalues: Eigenvalues, which: str = "largest") -> dict[str,
     numbers = _plain_values({**vars(eigenvalues), **moments, "which": which})
     del numbers["vectors"]
     return numbers
+
+
+def largest_eigenvalue(entry: Mapping[str, Any]) -> float | None:
+    """Return the largest eigenvalue in an entry of ``flatness.json``: None if it was not measured, NaN if that failed.
+
+    Example:
+        >>> largest_eigenvalue({"eigenvalues": {"maximum": 3.0, "converged": True}})
+        3.0
+    """
+    if not (part := entry.get("eigenvalues")):
+        return None
+    value = math.nan if part["maximum"] is None else part["maximum"]  # JSON has no NaN
+    if not isinstance(value, float | int):
+        raise BsamValueError(f"maximum must be a number, got {value!r}")
+    return float(value) if part["converged"] else math.nan
 
 
 def density_info(density: Density) -> dict[str, Any]:
