@@ -33,11 +33,11 @@ CIFAR = Run("sam", model="resnet18", data="cifar10")
 def test_a_given_number_wins_against_that_of_the_table(tmp_path):
     sgd, sam = Run("sgd", model="resnet18", data="cifar10", epochs=2), replace(CIFAR, epochs=2)
     made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [place(sgd, published=50.0), sam])
-    experiment = made.experiment()
-    assert [plan.about["published"] for plan in experiment.planned] == [50.0, 96.74]
-    for plan in experiment.planned:
+    experiment = made.study()
+    assert [plan.about["published"] for plan in experiment.plans] == [50.0, 96.74]
+    for plan in experiment.plans:
         write_run(plan.run, tmp_path)
-    cells = cells_of(runs_of(experiment.planned, tmp_path), "classification")
+    cells = cells_of(runs_of(experiment.plans, tmp_path), "classification")
     assert [(cell["paper"]["mean"], cell["paper"]["std"]) for cell in cells] == [(50.0, None), (96.74, 0.05)]
 
 
@@ -103,9 +103,9 @@ def test_numbers_from_elsewhere_have_a_note():
     ],
 )
 def test_published_numbers_stand_where_they_belong(name, count):
-    found = [plan.about["published"] for plan in RECIPES[name].experiment("paper", 1).planned]
+    found = [plan.about["published"] for plan in RECIPES[name].study("paper", 1).plans]
     assert sum(number is not None for number in found) == count
-    smoke = [plan.about["published"] for plan in RECIPES[name].experiment("smoke", 1).planned]
+    smoke = [plan.about["published"] for plan in RECIPES[name].study("smoke", 1).plans]
     assert set(smoke) == {None}  # the paper has no digits
 
 

@@ -240,7 +240,7 @@ class _Reader:
 
     def _add_run_dir(self, path: Path) -> None:
         files = RunDir(path)
-        state = files.state(files.run())
+        state = files.state()
         eigenvalue = None
         with self._record_problems(path / CURVATURE):
             eigenvalue = files.top_eigenvalue()

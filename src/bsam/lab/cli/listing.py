@@ -60,7 +60,7 @@ def data_info() -> list[tuple[str, ...]]:
 
 def recipes_info() -> list[tuple[str, ...]]:
     """Return a row per recipe, with the number of its runs per seed at the largest scale."""
-    return [(r.name, r.title, str(len(r.experiment(r.scales[-1], 1).planned))) for r in RECIPES.values()]
+    return [(r.name, r.title, str(len(r.study(r.scales[-1], 1).plans))) for r in RECIPES.values()]
 
 
 LISTS: dict[str, Listing] = {

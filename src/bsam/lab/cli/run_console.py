@@ -1,4 +1,4 @@
-"""An experiment on the terminal: its plan, the time it will take, the progress of its runs, and its table."""
+"""A study on the terminal: its plan, the time it will take, the progress of its runs, and its table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..common.grouping import count_text
 from ..common.printing import visible
 from ..common.progress import ProgressLine, duration
-from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
+from ..recipes.study import Study
 from ..recipes.variants import passes_of, variant_of
 from ..running.runner import Callbacks, Progress
 from ..training.config import BASE, RADIUS_SCHEDULE, Run
@@ -126,10 +126,10 @@ def new_table(title: str, **options: Any) -> Table:
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
 
 
-def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
+def plan_table(study: Study, states: Sequence[RunState]) -> Table:
     """Return the plan for the terminal: each run, its state, and the time left."""
     table, eta = (
-        new_table(f"{experiment.title}: {count_text(len(states), 'run')}", title_style="bold"),
+        new_table(f"{study.title}: {count_text(len(states), 'run')}", title_style="bold"),
         EtaEstimator(states),
     )
     table.add_column("run", overflow="fold")
