@@ -96,7 +96,7 @@ def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tm
 
 
 def test_without_sgd_the_first_method_is_the_baseline():
-    assert demo_recipe(["bsam", "sam"]).study(seeds=1).recipe.baseline == "BSAM (Algorithm 1)"
+    assert demo_recipe(["bsam", "sam"]).study(seeds=1).baseline == "BSAM (Algorithm 1)"
 
 
 def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):

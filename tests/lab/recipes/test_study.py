@@ -162,15 +162,20 @@ def test_a_rung_at_chance_decides_nothing():
     assert chance_of(Run.of("sgd", data="mpii", task="pose", model="simcc_resnet8", image_size=24)) is None
 
 
-def test_a_tie_goes_to_the_candidate_that_was_better_at_the_rung_before():
-    """The second and the third radius are equally far from the middle of the grid."""
-    first, last = rungs(EPOCHS, 4)
-    tied = choice((50, 60, 70, 50))
-    for before, best in (((60, 70), 2), ((70, 60), 1), ((70, 70), 1)):
-        curves = [[50] * EPOCHS, *([score] * first + [80] * EPOCHS for score in before), [50] * EPOCHS]
-        epochs = [tuple({"holdout_accuracy": score / 100} for score in curve[:last]) for curve in curves]
-        states = [replace(state, epochs=rows) for state, rows in zip(tied.states, epochs, strict=True)]
-        assert replace(tied, states=states).best() == best
+def test_a_tie_at_a_rung_goes_to_the_candidate_that_was_better_at_the_rung_before():
+    """Of eight radii, the third and the sixth are equally far from the middle of the grid."""
+    first, second, third = rungs(EPOCHS, 8)
+    for before, goes_on in (((60, 70), 5), ((70, 60), 2), ((70, 70), 2)):
+        curves = {number: [20] * EPOCHS for number in range(8)} | {3: [95] * EPOCHS, 4: [70] * EPOCHS}
+        curves |= {number: [score] * (first - 1) + [80] * 3 for number, score in zip((2, 5), before, strict=True)}
+        tied = choice([0] * 8)
+        states = [
+            replace(state, epochs=tuple({"holdout_accuracy": score / 100} for score in curves[number]))
+            for number, state in enumerate(tied.states)
+        ]
+        aims = replace(tied, states=states).aims
+        assert [number for number, aim in enumerate(aims) if aim == third] == sorted([3, goes_on])
+        assert aims[7 - goes_on] == second
 
 
 def test_candidates_that_diverge_do_not_go_on_at_chance():
