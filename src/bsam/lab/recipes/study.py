@@ -138,7 +138,8 @@ class Study:
             now: the folder of the study.
             failed: names of runs that are not tried again.
         """
-        tuning, base, plans = self.tuning or Tuning(), None, list(self.plans)
+        tuning, plans = self.tuning or Tuning(), list(self.plans)
+        base = None
         if tuning.base:
             run = replace(plans[0].run, method=BASE, arguments={}, probe=None, rho_warmup=0.0, rho_start=0.0)
             base = _choice(Planned(run, describe(run), base_candidates(run)), tuning, (), now)

@@ -198,7 +198,8 @@ class RunDir:
         if run is None:
             run = stored
         check_settings(self.path, stored.settings(), run.settings())
-        epochs, diverged, samples = self.metrics(), None, None
+        epochs = self.metrics()
+        diverged = samples = None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
             diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run", ["reason"])["reason"])
