@@ -155,7 +155,7 @@ def check_command(line: str) -> None:
         if arguments.command == "compare":
             compared_runs(arguments.methods, settings_of(arguments))
         if arguments.command == "run" and ":" not in arguments.recipe:  # tests/recipes runs those of a module
-            planned = recipe_of(arguments.recipe).experiment(arguments.scale, arguments.seeds or 1).planned
+            planned = recipe_of(arguments.recipe).study(arguments.scale, arguments.seeds or 1).plans
             assert select(planned, arguments.only, arguments.models, arguments.data)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -11,11 +11,10 @@ from torch import nn
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .analysis.sentences import ComparisonResult
-from .cli.run import show_experiment
+from .cli.run import show_study
 from .common.methods import Method
 from .common.names import find_name, name_of
 from .config import settings_by_heading
-from .experiment_run import NEEDS, ExperimentOptions, refuse_torchrun
 from .recipes.comparison import (
     COMPARE,
     DEFAULT_METHODS,
@@ -25,6 +24,7 @@ from .recipes.comparison import (
     plan_comparison,
 )
 from .recipes.start import check_start, complete_settings
+from .study_run import NEEDS, StudyOptions, refuse_torchrun
 from .training.run_writer import CHECKPOINT_EVERY
 
 
@@ -103,7 +103,7 @@ def compare(
     if model is not None:
         given["model"] = model if isinstance(model, str) else name_of(model, "model")
     data_folder = None if data_dir is None else Path(data_dir)
-    experiment = plan_comparison(
+    study = plan_comparison(
         methods,
         complete_settings(given, data_folder),
         seeds=seeds,
@@ -114,16 +114,16 @@ def compare(
         tune_full=tune_full,
         data_dir=data_folder,
     )
-    check_start(experiment.planned[0].run, data_folder)
-    options = ExperimentOptions(
-        comparison_folder(experiment) if out is None else Path(out),
+    check_start(study.plans[0].run, data_folder)
+    options = StudyOptions(
+        comparison_folder(study) if out is None else Path(out),
         data_folder,
         None if cache_dir is None else Path(cache_dir),
         device=device,
         jobs=jobs,
         checkpoint_every=checkpoint_every,
     )
-    result = show_experiment(experiment, options)
+    result = show_study(study, options)
     if result.failure is not None and not all(state.ended for state in result.states):
         raise result.failure
     assert result.comparison is not None  # the runs have a baseline

@@ -167,4 +167,4 @@ def test_trained_runs_store_the_digests(tmp_path, monkeypatch):
 def test_the_seeds_of_a_recipe_remain_one_experiment(out, tmp_path):
     experiment, _ = out("quantization", seeds=2)
     table = read_runs(tmp_path)
-    assert set(table["experiment"]) == {plan.about["experiment"] for plan in experiment.planned}
+    assert set(table["experiment"]) == {plan.about["experiment"] for plan in experiment.plans}

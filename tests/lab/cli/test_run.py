@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bsam.lab import cli, experiment_run
+from bsam.lab import cli, study_run
 from bsam.lab.cli.run_console import name_of
-from bsam.lab.experiment_run import ExperimentOptions
 from bsam.lab.recipes import RECIPES, experiments
-from bsam.lab.recipes.tuning import tune
+from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variants
 from bsam.lab.running import job, runner
 from bsam.lab.running.runner import run_all
+from bsam.lab.study_run import StudyOptions
 from bsam.lab.training import loop
 from bsam.lab.training.files import RunLocked
 from bsam.lab.training.run_dir import RunDir, run_dir_name
@@ -100,7 +100,7 @@ def test_the_study_of_the_total_radius_compares_at_equal_radii(tmp_path, monkeyp
 
 def test_every_method_trains_at_the_scale_smoke(tmp_path):
     """On a smaller network and less data."""
-    planned = RECIPES["classification"].experiment("smoke").planned
+    planned = RECIPES["classification"].study("smoke").plans
     runs = [plan.run for plan in planned if plan.run.model == "resnet8"]
     assert len(runs) == len(variants())
     runs = [replace(run, model="digits_net", batch=16, limit_train=32, limit_test=20) for run in runs]
@@ -128,22 +128,23 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     assert len(labels) == len(set(labels)) == 29
     planned = []
 
-    def note(experiment, options):
-        planned.extend(experiment.selected)
-        assert options == ExperimentOptions(Path("runs/demo"), device="cpu")
+    def note(experiment, options, train):
+        planned.extend(experiment.selected_plans)
+        assert train
+        assert options == StudyOptions(Path("runs/demo"), device="cpu")
         return SimpleNamespace(failure=None)
 
-    monkeypatch.setattr("bsam.lab.cli.run.show_experiment", note)
+    monkeypatch.setattr("bsam.lab.cli.run.show_study", note)
     assert cli.main(["demo"]) == 0
-    assert planned == RECIPES["demo"].experiment().planned
+    assert planned == RECIPES["demo"].study().plans
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_labels_of_runs_are_distinct(name, tmp_path):
     for scale in RECIPES[name].scales:
-        experiment = RECIPES[name].experiment(scale, seeds=2)
-        trials = tune(experiment.planned, experiment.tuning, tmp_path).trials
-        labels = [name_of(plan.run) for plan in (*trials, *experiment.planned)]
+        experiment = RECIPES[name].study(scale, seeds=2)
+        trials = experiment.decide(Snapshot(tmp_path)).trials
+        labels = [name_of(plan.run) for plan in (*trials, *experiment.plans)]
         assert len(set(labels)) == len(labels)
 
 
@@ -180,7 +181,7 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
 
 
 def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, capsys, monkeypatch):
-    runs = [plan.run for plan in RECIPES["training-curves"].experiment("smoke").planned[:3]]
+    runs = [plan.run for plan in RECIPES["training-curves"].study("smoke").plans[:3]]
     runs = [replace(run, model="digits_net", epochs=1) for run in runs]
     runs[1:] = [replace(runs[1], arguments={"rho": -1.0}), replace(runs[2], lr=1e30)]
     monkeypatch.setitem(RECIPES, "training-curves", replace(RECIPES["training-curves"], plan=lambda _: runs))
@@ -253,7 +254,7 @@ def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, t
 def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
     """As a terminal sends Ctrl-C, and a cluster SIGTERM at the end of a job's time."""
     process = Command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
-    planned = RECIPES["training-curves"].experiment("smoke").planned
+    planned = RECIPES["training-curves"].study("smoke").plans
     logs = [tmp_path / plan.name / "log.txt" for plan in planned[:2]]
     while not all(log.exists() and "process " in log.read_text() for log in logs):
         assert process.returncode is None
@@ -271,7 +272,7 @@ def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
 
 
 def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
-    first, second, *_ = (plan.run for plan in RECIPES["training-curves"].experiment("smoke").planned)
+    first, second, *_ = (plan.run for plan in RECIPES["training-curves"].study("smoke").plans)
     arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     fit, seconds = job.fit, []
 
@@ -296,9 +297,7 @@ def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
 
 def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
     numbers = []
-    monkeypatch.setattr(
-        experiment_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1
-    )
+    monkeypatch.setattr(study_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1)
     monkeypatch.setattr(job, "fit", FakeFit())
     command = ["run", "classification", "--models", "resnet8", "--out", str(tmp_path), "--device", "cpu"]
     assert cli.main([*command, "--only", "sgd", "sam"]) == 0
@@ -322,7 +321,7 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
     monkeypatch.setattr(job, "fit", fit)
     monkeypatch.setattr(runner, "LOOK", 0)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
-    planned = RECIPES["label-noise"].experiment().planned
+    planned = RECIPES["label-noise"].study().plans
     names = [plan.name for plan in planned if plan.about["variant"] in ("sgd", "sam")]
     (tmp_path / names[0]).mkdir()
     damaged = tmp_path / names[0] / "config.json"

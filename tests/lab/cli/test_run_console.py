@@ -7,11 +7,11 @@ from bsam.lab.recipes import RECIPES
 from bsam.lab.running.runner import Progress
 from bsam.lab.training.run_dir import RunState
 
-CURVES = RECIPES["training-curves"].experiment("smoke")
+CURVES = RECIPES["training-curves"].study("smoke")
 
 
 def test_the_plan():
-    runs = [replace(plan.run, epochs=3) for plan in CURVES.planned]
+    runs = [replace(plan.run, epochs=3) for plan in CURVES.plans]
     states = [
         RunState(runs[0], Path("a"), ({"seconds": 2.0},) * 3, finished=True),
         RunState(runs[1], Path("b"), ({"seconds": 3.0},)),
@@ -32,7 +32,7 @@ def test_the_plan():
 def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    run = replace(CURVES.planned[0].run, epochs=30)
+    run = replace(CURVES.plans[0].run, epochs=30)
     measured = {"epochs": ({"seconds": 3.0},) * 15}
     done = RunState(run, Path("a"), finished=True)
     diverged = RunState(run, Path("b"), diverged="the training loss is nan in epoch 2")

@@ -6,7 +6,7 @@ from bsam.common.errors import BsamValueError
 from bsam.lab.config import Run
 from bsam.lab.paper import paper_table
 from bsam.lab.recipes.comparison import compared_runs, comparison_folder, plan_comparison, tuning_split
-from bsam.lab.recipes.tuning import tune
+from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variant_of, variants
 
 SETTINGS = {"data": "cifar100", "model": "resnet8", "epochs": 3, "lr": 0.1}
@@ -16,8 +16,8 @@ def test_a_warm_up_of_the_radius_is_for_methods_with_a_radius():
     runs = compared_runs(["sgd", "sam", "saf"], {"rho_warmup": 5, "rho_start": 2.5})
     assert [run.rho_warmup for run in runs.values()] == [0, 5, 0]
     experiment = plan_comparison(["sgd", "sam"], {"rho_warmup": 5}, tune_base=True)
-    assert [plan.about["row"] for plan in experiment.planned[:2]] == ["SGD", "SAM, rho_warmup 5"]
-    assert len({plan.about["experiment"] for plan in experiment.planned}) == 1
+    assert [plan.about["row"] for plan in experiment.plans[:2]] == ["SGD", "SAM, rho_warmup 5"]
+    assert len({plan.about["experiment"] for plan in experiment.plans}) == 1
     assert paper_table(Run("sam", model="resnet18", data="cifar10")) == "classification"
     assert paper_table(Run("sam", model="resnet18", data="cifar10", rho_warmup=5)) is None
 
@@ -57,13 +57,11 @@ def test_errors(methods, settings, message):
 def test_one_experiment_with_rows_in_the_order_of_the_methods(tmp_path):
     names = ["sam", "sgd", "sam-sum"]
     plan = plan_comparison(names, SETTINGS, seeds=2, baseline="SAM")
-    assert [(p.about["variant"], p.run.seed) for p in plan.planned] == [
-        (name, seed) for seed in (0, 1) for name in names
-    ]
-    assert [p.about["place"] for p in plan.planned] == [0, 1, 2] * 2
-    assert {p.about["experiment"] for p in plan.planned} == {"ResNet-8, CIFAR-100, 3 epochs, lr 0.1"}
-    assert plan.recipe.baseline == "SAM"
-    assert tune(plan.planned, plan.tuning, tmp_path).trials == []
+    assert [(p.about["variant"], p.run.seed) for p in plan.plans] == [(name, seed) for seed in (0, 1) for name in names]
+    assert [p.about["place"] for p in plan.plans] == [0, 1, 2] * 2
+    assert {p.about["experiment"] for p in plan.plans} == {"ResNet-8, CIFAR-100, 3 epochs, lr 0.1"}
+    assert plan.baseline == "SAM"
+    assert plan.decide(Snapshot(tmp_path)).trials == []
     assert comparison_folder(plan).name == "compare-resnet8-cifar100"
     for seeds in (0, 101):
         with pytest.raises(BsamValueError, match="seeds"):
@@ -74,7 +72,7 @@ def test_every_method_has_the_same_number_of_tuning_runs(tmp_path):
     """Including SAM at the sum of the radii, which recipes leave out: here the user asks for it."""
     settings = {**SETTINGS, "init": "/elsewhere/float", "weight_bits": 4}
     plan = plan_comparison(["sgd", "sam", "sam-sum", "bsam"], settings, seeds=3, tune=True)
-    trials = [trial.run for trial in tune(plan.planned, plan.tuning, tmp_path).trials]
+    trials = [trial.run for trial in plan.decide(Snapshot(tmp_path)).trials]
     factors = (0.5, 1, 2, 4)
     sums = [{"rho": 0.2 * factor, "rho_floor": 0.2 * factor} for factor in factors]
     both = [{"rho_max": 0.1 * factor, "rho_min": 0.1 * factor} for factor in factors]
@@ -108,8 +106,8 @@ def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
 def test_the_base_optimizer_is_tuned_alone_and_first(tmp_path):
     settings = {**SETTINGS, "data": "digits"}
     plan = plan_comparison(["sam", "bsam"], settings, seeds=3, tune=True, tune_base=True, tune_seeds=2)
-    tuned = tune(plan.planned, plan.tuning, tmp_path)
-    trials = [trial.run for trial in tuned.base_trials]
+    tuned = plan.decide(Snapshot(tmp_path))
+    trials = [trial.run for trial in tuned.trials if trial.run.method == "base"]
     assert {(run.method, run.eval_split) for run in trials} == {("base", "validation")}
     grid = [(lr, decay) for lr in (0.03, 0.1, 0.3) for decay in (1e-4, 1e-3, 1e-2, 1e-1)]
     assert [(run.lr, run.weight_decay, run.seed) for run in trials] == [(*p, s) for p in grid for s in (10_000, 10_001)]

@@ -7,7 +7,7 @@ import pytest
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates, demo_recipe
-from bsam.lab.recipes.tuning import tune
+from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import arguments, variant_of, variants
 from bsam.lab.report.recipe_results import write_results
 from bsam.lab.running import job
@@ -38,9 +38,9 @@ def asked(monkeypatch):
 
 def run_demo(recipe, out, **seeds):
     """Do what ``bsam demo`` does, in this process; return the final runs."""
-    experiment = recipe.experiment(**seeds)
-    run_all([plan.run for plan in tune(experiment.planned, experiment.tuning, out).trials], out)
-    finals = tune(experiment.planned, experiment.tuning, out).finals
+    experiment = recipe.study(**seeds)
+    run_all([plan.run for plan in experiment.decide(Snapshot(out)).trials], out)
+    finals = experiment.decide(Snapshot(out)).finals
     run_all([plan.run for plan in finals], out)
     return finals
 
@@ -54,17 +54,17 @@ def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_
 
 
 def test_every_setting_but_the_chosen_ones_is_shared(tmp_path):
-    experiment = demo_recipe().experiment(seeds=1)
+    experiment = demo_recipe().study(seeds=1)
     tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
-    assert [plan.run for plan in tune(experiment.planned, experiment.tuning, tmp_path).trials] == [
+    assert [plan.run for plan in experiment.decide(Snapshot(tmp_path)).trials] == [
         *(Run.of("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
         *(Run.of("bsam", {"rho_max": rho, "rho_min": rho}, **tuning) for rho in (0.05, 0.1, 0.2)),
         *(Run.of("sgd", **{**tuning, "weight_decay": decay}) for decay in (0.03, 0.1, 0.3)),
     ]
     finals = [Run.of(name, **SHARED, curvature=True, surface=13) for name in DEFAULT]
-    assert [plan.run for plan in experiment.planned[:3]] == finals
-    assert [plan.about["row"] for plan in experiment.planned] == ROWS
-    assert len({plan.about["experiment"] for plan in experiment.planned}) == 1
+    assert [plan.run for plan in experiment.plans[:3]] == finals
+    assert [plan.about["row"] for plan in experiment.plans] == ROWS
+    assert len({plan.about["experiment"] for plan in experiment.plans}) == 1
 
 
 def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
@@ -86,7 +86,8 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
 def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tmp_path, asked, monkeypatch):
     monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: None)
     run_demo(demo_recipe(epochs=1), tmp_path, seeds=3)
-    result = write_results(demo_recipe(epochs=1).experiment(seeds=3), tmp_path)
+    study = demo_recipe(epochs=1).study(seeds=3)
+    result = write_results(study, study.decide(Snapshot(tmp_path)))
     _, tuning = result.tables
     assert "validation" in tuning.title
     assert "test" not in tuning.title
@@ -95,7 +96,7 @@ def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tm
 
 
 def test_without_sgd_the_first_method_is_the_baseline():
-    assert demo_recipe(["bsam", "sam"]).experiment(seeds=1).recipe.baseline == "BSAM (Algorithm 1)"
+    assert demo_recipe(["bsam", "sam"]).study(seeds=1).baseline == "BSAM (Algorithm 1)"
 
 
 def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):
@@ -106,4 +107,4 @@ def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, a
     assert len(asked) == 4
     assert [plan.about["row"] for plan in finals] == ["BSAM (2 passes)", "SGD", TUNED_SGD]
     assert [plan.name for plan in finals[1:]] == [before[0].name, before[3].name]
-    assert RECIPES["demo"].experiment(seeds=1).planned == demo_recipe().experiment(seeds=1).planned  # as it was
+    assert RECIPES["demo"].study(seeds=1).plans == demo_recipe().study(seeds=1).plans  # as it was

@@ -11,7 +11,7 @@ from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Planned, describe
 from bsam.lab.recipes.choice import RUNGS, WINDOW, Choice, Tuning, rungs, start_of
 from bsam.lab.recipes.planning import select
-from bsam.lab.recipes.tuning import tune
+from bsam.lab.recipes.study import Snapshot
 from bsam.lab.report.tuning_section import tuning_tables
 from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
@@ -79,7 +79,7 @@ def test_halving_stops_the_same_runs_as_a_replay_of_full_trainings(candidates, s
         best, trained = replay(curves, candidates, seeds)
         assert choice.best() == best
         assert [len(state.epochs) for state in choice.states[::seeds]] == trained
-        assert choice.table["epoch"].tolist() == trained
+        assert [tried.epoch for tried in choice.table] == trained
     assert max(trained) < EPOCHS
 
 
@@ -99,9 +99,9 @@ def test_a_candidate_that_diverges_goes_out_first_and_another_takes_its_place():
     first, last = rungs(EPOCHS, 4)
     curves = [[score] * EPOCHS for score in (70, 90, 80, 60)]
     early = halve(start(4), curves, {1: first - 1})
-    assert (early.best(), early.table["epoch"].tolist()) == (2, [last, first, last, first])
+    assert (early.best(), [tried.epoch for tried in early.table]) == (2, [last, first, last, first])
     late = halve(start(4), curves, {1: first + 1, 2: first + 1})  # both after the first rung
-    assert (late.best(), late.table["epoch"].tolist()) == (0, [last, first, first, last])
+    assert (late.best(), [tried.epoch for tried in late.table]) == (0, [last, first, first, last])
     three = halve(start(4), curves, {0: 1, 1: 1, 3: 1})  # nothing is left to compare with
     assert (three.best(), len(three.states[2].epochs)) == (2, first)
     assert halve(start(4), curves, dict.fromkeys(range(4), 2)).best() == 0
@@ -116,7 +116,7 @@ def test_an_old_grid_is_compared_after_the_last_epoch():
     assert all(state.finished for state in grid.states)
     for halving in (False, True):
         choice = replace(grid, tuning=Tuning("holdout", halving=halving))
-        assert (choice.best(), choice.table["epoch"].tolist()) == (3, [EPOCHS] * 4)
+        assert (choice.best(), [tried.epoch for tried in choice.table]) == (3, [EPOCHS] * 4)
     part = replace(grid, tuning=Tuning("holdout", halving=True), states=[*grid.states[:3], RunState(RUN, Path("a"))])
     assert (part.best(), [trial.left for trial in part.trials]) == (None, [0, 0, 0, rungs(EPOCHS, 4)[0]])
     assert halve(part, curves).best() == 1  # before the last epoch
@@ -136,18 +136,18 @@ def test_a_candidate_that_stops_early_is_compared_at_that_epoch():
 def test_runs_go_on_in_their_folders_and_tables_say_where_they_stopped(monkeypatch, tmp_path):
     fit = FakeFit(lambda run: 0.3 + run.arguments["rho"] if run.arguments else 0.5)
     monkeypatch.setattr(job, "fit", fit)
-    experiment = RECIPES["classification"].experiment("smoke", 1, tune=True)
-    planned = [replace(plan, run=replace(plan.run, epochs=EPOCHS)) for plan in select(experiment.planned, ["sam"])[:1]]
+    experiment = RECIPES["classification"].study("smoke", 1, tune=True)
+    planned = [replace(plan, run=replace(plan.run, epochs=EPOCHS)) for plan in select(experiment.plans, ["sam"])[:1]]
+    study = replace(experiment, plans=planned)
     first, last = rungs(EPOCHS, 4)
     for rung, asked in ((first, 4), (last, 6)):
-        tuned = tune(planned, experiment.tuning, tmp_path)
+        tuned = study.decide(Snapshot(tmp_path))
         assert list(tuned.waiting) == [planned[0].name]
         assert {plan.until for plan in tuned.trials} == {first, rung}
-        untils = {plan.name: plan.until for plan in tuned.trials}
-        run_all([plan.run for plan in tuned.trials], tmp_path, until=untils)
+        run_all(tuned.now.states(tuned.trials), tmp_path)
         assert len(fit.asked) == asked
     assert [plan.run.arguments["rho"] for plan in tuned.trials if plan.until == last] == [0.1, 0.2]
-    tuned = tune(planned, experiment.tuning, tmp_path)
+    tuned = study.decide(Snapshot(tmp_path))
     assert (tuned.waiting, tuned.finals[0].run.arguments["rho"]) == ({}, 0.2)
     assert not list(tmp_path.rglob("model.safetensors"))
     (table,), notes = tuning_tables(tuned)

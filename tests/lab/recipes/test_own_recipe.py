@@ -46,4 +46,4 @@ def test_data_without_a_radius_of_a_paper_gets_the_defaults(data):
             assert run.arguments == {"rho": 0.1, "rho_floor": {"sam-sum": 0.1, "sam-follow": 0.05}[name]}
         else:
             assert run.arguments == variant.arguments  # two passes, as released
-    assert {plan.run.data for plan in RECIPES["radius"].experiment(small, 1).planned} == {data}
+    assert {plan.run.data for plan in RECIPES["radius"].study(small, 1).plans} == {data}

@@ -36,10 +36,10 @@ CIFAR = Run("sam", model="resnet18", data="cifar10")
 def test_a_given_number_wins_against_that_of_the_table(tmp_path):
     sgd, sam = Run("sgd", model="resnet18", data="cifar10", epochs=2), replace(CIFAR, epochs=2)
     made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [place(sgd, published=50.0), sam])
-    experiment = made.experiment()
-    for plan in experiment.planned:
+    experiment = made.study()
+    for plan in experiment.plans:
         write_run(plan.run, tmp_path)
-    runs = join(runs_of(experiment.planned, tmp_path))
+    runs = join(runs_of(experiment.plans, tmp_path))
     assert runs["published"].tolist() == join(read_runs(tmp_path))["published"].tolist() == [50.0, 96.74]
     cells = cells_of(runs, "classification")
     assert [(cell["paper"]["mean"], cell["paper"]["std"]) for cell in cells] == [(50.0, None), (96.74, 0.05)]
@@ -108,8 +108,8 @@ def test_numbers_from_elsewhere_have_a_note():
 )
 def test_published_numbers_stand_where_they_belong(name, count):
     def published(scale):
-        planned = RECIPES[name].experiment(scale, 1).planned
-        return [of_paper(plan.run, table=plan.about.get("published_table", ""))["published"] for plan in planned]
+        plans = RECIPES[name].study(scale, 1).plans
+        return [of_paper(plan.run, table=plan.about.get("published_table", ""))["published"] for plan in plans]
 
     assert sum(number is not None for number in published("paper")) == count
     assert set(published("smoke")) == {None}  # the paper has no digits

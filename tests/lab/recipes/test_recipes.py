@@ -23,7 +23,7 @@ TRANSFER_DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_p
 
 
 def runs_of(name, scale="paper", seeds=1, **more):
-    return [plan.run for plan in RECIPES[name].experiment(scale, seeds, **more).planned]
+    return [plan.run for plan in RECIPES[name].study(scale, seeds, **more).plans]
 
 
 def built(run):
@@ -159,7 +159,7 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
             0.01,
             True,
         )
-    planned = RECIPES["quantization"].experiment(scale, 2).planned
+    planned = RECIPES["quantization"].study(scale, 2).plans
     chosen = select(planned, ["bsam-2"], ["mobilenet_v1"])
     assert [(plan.run.task.weight_bits, plan.run.seed) for plan in chosen] == [(None, 0), (None, 1), (4, 0), (4, 1)]
     assert select(chosen) == chosen
@@ -168,7 +168,7 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
 @pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
 def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     """By the optimizers that the runs build, at the start, in the middle and at the end of training."""
-    sgd, *planned = RECIPES["radius"].experiment(scale, 1).planned
+    sgd, *planned = RECIPES["radius"].study(scale, 1).plans
     data = "digits" if scale == "smoke" else "cifar10"
     assert sgd.run.method == "base"
     found = []
@@ -186,7 +186,7 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
 
 @pytest.mark.parametrize("scale", ["smoke", "paper"])
 def test_transformers_train_with_adamw_at_equal_radii_and_twice_as_long(scale):
-    planned = RECIPES["transformers"].experiment(scale, 1).planned
+    planned = RECIPES["transformers"].study(scale, 1).plans
     size = {"smoke": ("vit-nano", 32, 2, ["digits"]), "paper": ("vit-tiny", 512, 100, ["cifar100", "cifar10"])}[scale]
     model, batch, epochs, data = size
     assert list(dict.fromkeys(plan.run.data for plan in planned)) == data
@@ -236,17 +236,17 @@ def test_short_is_the_paper_with_fewer_epochs(name):
 def test_smoke_has_every_row_in_small(name):
     small = {"timm:test_efficientnet", "timm:test_resnet", "simcc_resnet8"}
     small |= {model for model, entry in MODELS.items() if entry.parameters < 120_000}
-    smoke, paper = (RECIPES[name].experiment(scale, 1) for scale in ("smoke", "paper"))
-    assert all(plan.run.model in small and plan.run.weights is None and plan.run.epochs < 5 for plan in smoke.planned)
-    assert {plan.about["row"] for plan in smoke.planned} == {plan.about["row"] for plan in paper.planned}
+    smoke, paper = (RECIPES[name].study(scale, 1) for scale in ("smoke", "paper"))
+    assert all(plan.run.model in small and plan.run.weights is None and plan.run.epochs < 5 for plan in smoke.plans)
+    assert {plan.about["row"] for plan in smoke.plans} == {plan.about["row"] for plan in paper.plans}
     assert "smoke" in smoke.title
-    assert "smoke" not in RECIPES["radius"].experiment("smoke").title  # the whole study on digits
+    assert "smoke" not in RECIPES["radius"].study("smoke").title  # the whole study on digits
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_directories_and_rows_are_unique_and_seeds_come_one_after_the_other(recipe):
     for scale in recipe.scales:
-        planned = recipe.experiment(scale, 3).planned
+        planned = recipe.study(scale, 3).plans
         assert len({plan.name for plan in planned}) == len(planned)
         assert all(set(plan.name) <= set(string.ascii_letters + string.digits + "-_.") for plan in planned)
         assert [plan.run.seed for plan in planned] == sorted(plan.run.seed for plan in planned)
@@ -254,7 +254,7 @@ def test_directories_and_rows_are_unique_and_seeds_come_one_after_the_other(reci
 
 
 def test_a_selection():
-    planned = RECIPES["classification"].experiment("paper", 2).planned
+    planned = RECIPES["classification"].study("paper", 2).plans
     assert select(planned) == planned
     chosen = select(planned, models=["resnet18"], data=["cifar10"])
     assert chosen == [plan for plan in planned if (plan.run.model, plan.run.data) == ("resnet18", "cifar10")]

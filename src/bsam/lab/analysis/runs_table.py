@@ -242,7 +242,7 @@ class _Reader:
 
     def _add_run_dir(self, path: Path) -> None:
         files = RunDir(path)
-        state = files.state(files.run())
+        state = files.state()
         identity: Mapping[str, Any] = {}
         with self._record_problems(path):
             identity = files.note("identity", HINT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ..experiment_run import NEEDS, refuse_torchrun
 from ..recipes.comparison import (
     COMPARE,
     DEFAULT_METHODS,
@@ -16,6 +15,7 @@ from ..recipes.comparison import (
 from ..recipes.experiments import MAX_SEEDS
 from ..recipes.start import check_start
 from ..recipes.variants import variants
+from ..study_run import NEEDS, refuse_torchrun
 from .run import TUNE_FULL_HELP, add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of
 
@@ -64,7 +64,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     refuse_torchrun(COMPARE)
-    experiment = plan_comparison(
+    study = plan_comparison(
         arguments.methods,
         settings_of(arguments),
         seeds=arguments.seeds,
@@ -76,6 +76,6 @@ def _compare(arguments: argparse.Namespace) -> None:
         data_dir=arguments.data_dir,
     )
     if not (arguments.dry_run or arguments.report):
-        check_start(experiment.planned[0].run, arguments.data_dir)
-    arguments.out = arguments.out or comparison_folder(experiment)
-    run_command(arguments, experiment)
+        check_start(study.plans[0].run, arguments.data_dir)
+    arguments.out = arguments.out or comparison_folder(study)
+    run_command(arguments, study)

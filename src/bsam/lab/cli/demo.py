@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..experiment_run import NEEDS
 from ..recipes import RECIPES
 from ..recipes.demo_recipe import DEFAULT, demo_recipe
 from ..recipes.scales import SCALES
 from ..recipes.variants import variants
+from ..study_run import NEEDS
 from .run import run_command
 
 DESCRIPTION = """\
@@ -39,4 +39,4 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def _demo(arguments: argparse.Namespace) -> None:
     recipe = demo_recipe(arguments.methods, arguments.epochs)
-    run_command(arguments, recipe.experiment(seeds=arguments.seeds, first_seed=arguments.seed))
+    run_command(arguments, recipe.study(seeds=arguments.seeds, first_seed=arguments.seed))

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..common.printing import say, terminal_width, wrapped
 from ..common.termination import SAVED, resumable
-from ..experiment_run import NEEDS, ExperimentOptions, planned_states, refuse_torchrun, run_experiment
 from ..recipes import RECIPES, recipe_of
-from ..recipes.experiments import MAX_SEEDS, Experiment
+from ..recipes.experiments import MAX_SEEDS
 from ..recipes.planning import select
 from ..recipes.scales import SCALES
 from ..recipes.start import check_weights_given, weights_by_network
+from ..recipes.study import Study
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
-from ..training.run_dir import CHECKPOINT
+from ..study_run import NEEDS, StudyOptions, plan_study, refuse_torchrun, run_study
+from ..training.run_dir import CHECKPOINT, RunState
 from .run_console import plan_table, show_runs, totals
 from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
-    from ..report.recipe_results import ExperimentResult
+    from ..report.recipe_results import StudyResult
 
 DESCRIPTION = """\
 Train the missing runs of an experiment, then write table.md, results.json and report.html, a page with tables and
@@ -106,42 +108,43 @@ def _run(arguments: argparse.Namespace) -> None:
     scale = recipe.scale(arguments.scale)
     if arguments.weights:
         scale = replace(scale, weights=weights_by_network(arguments.weights, arguments.data_dir))
-    experiment = recipe.experiment(scale, arguments.seeds, tune=arguments.tune, tune_full=arguments.tune_full)
-    planned = experiment.planned
+    study = recipe.study(scale, arguments.seeds, tune=arguments.tune, tune_full=arguments.tune_full)
     if not arguments.weights and not arguments.dry_run:
-        check_weights_given(planned)
-    selected = select(planned, arguments.only, arguments.models, arguments.data)
+        check_weights_given(study.plans)
+    selected = select(study.plans, arguments.only, arguments.models, arguments.data)
     folder = f"{recipe.name}-{scale.name}" + ("-tuned" if arguments.tune else "")
     arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale.name else folder)
-    run_command(arguments, replace(experiment, selected=selected))
+    run_command(arguments, replace(study, selected=[plan.name for plan in selected]))
 
 
-def run_command(arguments: argparse.Namespace, experiment: Experiment) -> None:
-    """Run an experiment; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
+def run_command(arguments: argparse.Namespace, study: Study) -> None:
+    """Run a study; with ``--dry-run`` print the plan instead, with ``--report`` only write the results."""
     if arguments.dry_run:
-        states = planned_states(experiment, arguments.out)
-        say(plan_table(experiment, states).to_text(terminal_width()))
+        states = plan_study(study, arguments.out).selected_states
+        say(plan_table(study, states).to_text(terminal_width()))
         say(wrapped(totals(states)))
         if failed := {state.path.name: state.unreadable for state in states if state.unreadable is not None}:
             raise RunsFailed(failed, len(states))
         return
-    names = [field.name for field in fields(ExperimentOptions) if field.name in arguments]
-    options = ExperimentOptions(**{name: getattr(arguments, name) for name in names})
+    names = [field.name for field in fields(StudyOptions) if field.name in arguments]
+    options = StudyOptions(**{name: getattr(arguments, name) for name in names})
     if arguments.report:
-        result = show_experiment(experiment, options, train=False)
+        result = show_study(study, options, train=False)
     else:
         with resumable(options.out, CHECKPOINT, SAVED):
-            result = show_experiment(experiment, options)
+            result = show_study(study, options)
     if result.failure is not None:
         raise result.failure
 
 
-def show_experiment(experiment: Experiment, options: ExperimentOptions, train: bool = True) -> ExperimentResult:
-    """Run an experiment, and print its progress and its results; the arguments are those of :func:`run_experiment`."""
-    if train:
-        say(wrapped(f"{experiment.title}. {totals(planned_states(experiment, options.out))}"))
+def show_study(study: Study, options: StudyOptions, train: bool = True) -> StudyResult:
+    """Run a study, and print its progress and its results; the arguments are those of :func:`run_study`."""
+
+    def on_begin(states: Sequence[RunState]) -> None:
+        say(wrapped(f"{study.title}. {totals(states)}"))
+
     with show_runs() as callbacks:
-        result = run_experiment(experiment, options, callbacks, train)
+        result = run_study(study, options, replace(callbacks, on_begin=on_begin), train)
     for table in result.tables:
         say(f"{table.to_text(terminal_width())}\n")
     say("\n".join(map(wrapped, result.notes)))

@@ -1,4 +1,4 @@
-"""An experiment on the terminal: its plan, the time it will take, the progress of its runs, and its table."""
+"""A study on the terminal: its plan, the time it will take, the progress of its runs, and its table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from ..common.grouping import count_text
 from ..common.progress import ProgressLine, duration
 from ..config import BASE, RADIUS_SCHEDULE, Run
-from ..recipes.experiments import Experiment
 from ..recipes.planning import titles_of
+from ..recipes.study import Study
 from ..recipes.variants import passes_of, variant_of
 from ..report.table import Column, Table
 from ..running.runner import Callbacks, Progress
@@ -85,7 +85,7 @@ def name_of(run: Run) -> str:
     return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
 
 
-def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
+def plan_table(study: Study, states: Sequence[RunState]) -> Table:
     """Return the plan: each run, its state, and the time left."""
     eta, data = EtaEstimator(states), []
     for state in states:
@@ -93,7 +93,7 @@ def plan_table(experiment: Experiment, states: Sequence[RunState]) -> Table:
         left = "?" if seconds is None else duration(seconds) if seconds else ""
         data.append({"run": name_of(state.run), "state": str(state), "left": left})
     columns = (Column("run", "run", words=True), Column("state", "state", words=True), Column("left", "left"))
-    return Table.of(f"{experiment.title}: {count_text(len(states), 'run')}", data, columns)
+    return Table.of(f"{study.title}: {count_text(len(states), 'run')}", data, columns)
 
 
 def totals(states: Sequence[RunState]) -> str:

@@ -1,7 +1,7 @@
 """The experiments, by name in ``RECIPES``.
 
 Example:
-    >>> len(RECIPES["label-noise"].experiment("paper", seeds=3).planned)
+    >>> len(RECIPES["label-noise"].study("paper", seeds=3).plans)
     168
 """
 

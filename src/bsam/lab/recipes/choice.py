@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
-from ...common.errors import BsamRuntimeError
+from ...common.checks import is_number
 from ..common.grouping import count_text
 from ..config import Run, Split
+from ..data import dataset_entry
 from ..tasks import TASKS
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import RunState
 from .planning import TUNING_SEED, Planned
 from .variants import all_arguments
 
-if TYPE_CHECKING:  # `bsam list` works without pandas
-    import pandas as pd
-
 RUNGS = (0.325, 0.375)  # shares of the epochs after the first and the last halving: results/tuning has the comparison
 WINDOW = 0.05  # the share of the epochs over which the scores before the last epoch are averaged
+DIGITS = 9  # scores that agree so far are equal
 SPLITS = {"validation": "validation", "holdout": "held-out"}
 
 
@@ -78,6 +76,47 @@ def start_of(run: Run) -> float:
     return min(run.rho_start + run.rho_warmup + first, run.epochs)
 
 
+class Tried(NamedTuple):
+    """A candidate after an epoch.
+
+    Args:
+        epoch: the epoch.
+        score: the mean score of its runs by the labels; NaN if none has come so far.
+        clean: the same by the true labels.
+        error: the standard error over seeds; NaN with one seed.
+        diverged: the number of its runs that diverged.
+        centre: the distance from the middle of the grid.
+        edges: the settings that are the smallest (but not 0) or the largest tried.
+    """
+
+    epoch: int
+    score: float
+    clean: float
+    error: float
+    diverged: int
+    centre: float
+    edges: tuple[str, ...]
+
+
+def ranked(candidates: Mapping[int, Tried], score: str = "score") -> list[int]:
+    """Return the numbers of candidates from the best to the worst.
+
+    Fewer diverged runs come first, then higher scores. On ties it is the candidate nearest to the middle of the grid,
+    or the first of those in ``candidates``: the smallest or, after a rung, the one that was better there.
+
+    Example:
+        >>> equal = [Tried(1, 90.0, 90.0, math.nan, 0, centre, ()) for centre in (1, 0.1, 0.1)]
+        >>> ranked(dict(enumerate(equal)))
+        [1, 2, 0]
+    """
+
+    def key(number: int) -> tuple[int, float, float]:
+        tried, value = candidates[number], getattr(candidates[number], score)
+        return tried.diverged, math.inf if math.isnan(value) else -round(value, DIGITS), round(tried.centre, DIGITS)
+
+    return sorted(candidates, key=key)
+
+
 @dataclass(frozen=True)
 class Choice:
     """A planned run with candidates for its settings, and their tuning runs.
@@ -100,31 +139,39 @@ class Choice:
         return [{name: values[name] for name in names} for values in tried]
 
     @cached_property
-    def table(self) -> pd.DataFrame:
-        """The row of :meth:`scores` for each candidate after the epoch that it is trained up to."""
-        import pandas as pd
-
-        scores = {aim: self.scores(aim) for aim in {*self.aims}}
-        return pd.concat([scores[aim].iloc[[number]] for number, aim in enumerate(self.aims)])
+    def table(self) -> list[Tried]:
+        """Each candidate after the epoch that it is trained up to."""
+        return [self.tried(number, epoch) for number, epoch in enumerate(self.aims)]
 
     @cached_property
     def aims(self) -> list[int]:
-        """The epoch that each candidate is trained up to, as far as the scores on disk decide.
+        """The epoch that each candidate is trained up to, as far as the scores decide.
 
-        Halving treats a candidate that has diverged as the worst in all rungs, so that another one takes its place.
+        Halving treats a candidate that has diverged as the worst in all rungs, so that another one takes its place. A
+        rung at which no candidate beats chance tells nothing of them: all go on to the next one, or to the end.
         """
-        epochs, candidates = self.plan.run.epochs, range(len(self.values))
-        aims = [epochs for _ in candidates]
+        epochs, left = self.plan.run.epochs, list(range(len(self.values)))
+        aims = [epochs] * len(left)
         if not self.tuning.halving or all(state.ended for state in self.states):
             return aims
-        left = list(candidates)
         for rung in rungs(epochs, len(left), start_of(self.plan.run)):
-            aims = [rung if candidate in left else aim for candidate, aim in zip(candidates, aims, strict=True)]
-            ranked = _ranked(self.scores(rung).loc[left])
-            left = list(ranked.index[ranked["diverged"] < self.tuning.seeds][: (len(left) + 1) // 2])
-            if len(left) < 2 or not all(state.ended for state in self._trials(aims)):
-                break
-        return aims
+            aims = [rung if number in left else aim for number, aim in enumerate(aims)]
+            if not all(state.ended for state in self._trials(aims)):
+                return aims
+            tried = {number: self.tried(number, rung) for number in left}
+            going = [number for number in ranked(tried) if tried[number].diverged < self.tuning.seeds]
+            has_decided = self._beats_chance(tried.values())
+            left = going[: (len(left) + 1) // 2] if has_decided else [number for number in left if number in going]
+            if len(left) < 2:
+                return aims
+        return [epochs if number in left else aim for number, aim in enumerate(aims)]
+
+    def _beats_chance(self, tried: Iterable[Tried]) -> bool:
+        """Return whether a score is two standard errors above chance; True if either is unknown."""
+        chance = chance_of(self.plan.run)
+        if chance is None or (error := self._sampling_error(chance)) is None:
+            return True
+        return any(one.score > chance + 2 * error for one in tried)
 
     def _trials(self, aims: Sequence[int]) -> list[RunState]:
         """Return the states of the tuning runs that are trained up to these epochs."""
@@ -136,84 +183,85 @@ class Choice:
         """The tuning runs, each with the epoch that it is trained up to."""
         return self._trials(self.aims)
 
-    def scores(self, epoch: int) -> pd.DataFrame:
-        """Return a row for each candidate after an epoch.
-
-        ``score`` and ``clean`` are the mean scores over seeds, by the labels and by the true labels, ``error`` the
-        standard error over seeds, ``diverged`` the number of runs that diverged; ``centre`` and ``edges`` are those of
-        :attr:`grid`.
-        """
-        import pandas as pd
-
-        trials = pd.DataFrame([_score(state, epoch) for state in self.states])
-        groups = trials.groupby(trials.index // self.tuning.seeds)
-        scores = groups[["score", "clean"]].mean()
-        scores = scores.assign(epoch=epoch, error=groups["score"].sem(), diverged=groups["diverged"].sum())
-        return scores.join(self.grid)
+    def tried(self, number: int, epoch: int) -> Tried:
+        """Return a candidate after an epoch."""
+        seeds = self.tuning.seeds
+        states = self.states[number * seeds : (number + 1) * seeds]
+        scores = [score for state in states if (score := _score(state, epoch)) is not None]
+        labels, clean = ([score[part] for score in scores] for part in (0, 1))
+        error = stdev(labels) / math.sqrt(len(labels)) if len(labels) > 1 else math.nan
+        diverged = sum(state.diverged is not None for state in states)
+        return Tried(epoch, _mean(labels), _mean(clean), error, diverged, *self._grid[number])
 
     @cached_property
-    def grid(self) -> pd.DataFrame:
-        """For each candidate, the distance from the middle of the grid (``centre``), and the settings that are the
-        smallest (but not 0) or the largest tried (``edges``).
-        """
-        import pandas as pd
-
-        values = pd.DataFrame(self.values, index=range(len(self.values))).select_dtypes("number")
-        ranks = values.rank(method="dense")
-        places = 2 * (ranks - 1) / (ranks.max() - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
-        at_edge = (places == 1) | ((places == -1) & (values != 0))
-        edges = [list(values.columns[flags]) for flags in at_edge.to_numpy(dtype=bool)]
-        return pd.DataFrame({"centre": (places**2).sum(axis=1), "edges": edges})
+    def _grid(self) -> list[tuple[float, tuple[str, ...]]]:
+        """For each candidate, the distance from the middle of the grid, and the settings at its edges."""
+        grid: list[tuple[float, tuple[str, ...]]] = [(0.0, ()) for _ in self.values]
+        for name in self.values[0]:
+            column = [values[name] for values in self.values]
+            if not all(value is None or is_number(value) for value in column):
+                continue
+            steps = sorted({value for value in column if value is not None})
+            if len(steps) < 2:
+                continue
+            for number, value in enumerate(column):
+                if value is None:
+                    continue
+                place = 2 * steps.index(value) / (len(steps) - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
+                centre, edges = grid[number]
+                is_edge = place == 1 or (place == -1 and value != 0)
+                grid[number] = centre + place**2, (*edges, name) if is_edge else edges
+        return grid
 
     def best(self, score: str = "score") -> int | None:
         """Return the number of the candidate with the highest score; None until the tuning runs have ended.
 
-        On ties it is the one nearest to the middle of the grid, or the first of those. Candidates that diverged with
-        fewer seeds come first. If all diverged with every seed, it is the first one, which has the smallest radii.
+        Ties are decided as by :func:`ranked`. If all diverged with every seed, it is the first one, which has the
+        smallest radii.
         """
         if not all(state.ended for state in self.trials):
             return None
-        if self.table[score].isna().all():
+        if all(math.isnan(getattr(one, score)) for one in self.table):
             return 0
-        return int(_ranked(self.table[self.table["epoch"] == max(self.aims)], score).index[0])
+        last = max(self.aims)
+        return ranked({number: one for number, one in enumerate(self.table) if one.epoch == last}, score)[0]
 
-    @cached_property
+    @property
     def samples(self) -> int | None:
         """The number of samples that a tuning run is evaluated on; None before any has begun, and for old runs."""
-        for state in self.states:
-            with contextlib.suppress(BsamRuntimeError):  # damaged: another run may tell
-                if (number := RunDir(state.path).note("identity").get("eval_samples")) is not None:
-                    return int(number)
-        return None
+        return next((state.eval_samples for state in self.states if state.eval_samples is not None), None)
 
-    @cached_property
-    def noise(self) -> float | None:
-        """The standard error of the best score, the larger of those over samples and over seeds; None if unknown.
+    def _sampling_error(self, score: float) -> float | None:
+        """Return the standard error of a score over samples; None if it is unknown.
 
         A share of n samples has the standard error sqrt(p (1 - p) / n), here with two more successes and failures
         (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples.
         """
+        factor = TASKS[self.plan.run.task.name].measure.factor
+        if self.samples is None or not 0 <= score <= factor:
+            return None
+        n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
+        share = (score / factor * (n - 4) + 2) / n
+        return factor * math.sqrt(share * (1 - share) / n)
+
+    @cached_property
+    def noise(self) -> float | None:
+        """The standard error of the best score, the larger of those over samples and over seeds; None if unknown."""
         if (best := self.best()) is None:
             return None
-        score, factor = self.table["score"][best], TASKS[self.plan.run.task.name].measure.factor
-        errors = [self.table["error"][best]]
-        if self.samples is not None and 0 <= score <= factor:
-            n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
-            share = (score / factor * (n - 4) + 2) / n
-            errors.append(factor * math.sqrt(share * (1 - share) / n))
-        return max((float(error) for error in errors if not math.isnan(error)), default=None)
+        errors = [self.table[best].error, self._sampling_error(self.table[best].score)]
+        return max((error for error in errors if error is not None and not math.isnan(error)), default=None)
 
     @property
     def is_noisy(self) -> bool:
         """Whether another candidate's score is within a standard error of that of the chosen one after as many epochs,
         equal scores included.
         """
-        import pandas as pd
-
         if (best := self.best()) is None:
             return False
-        chosen = [self.scores(aim)["score"][best] for aim in self.aims]
-        return bool((self.table["score"] >= pd.Series(chosen) - (self.noise or 0.0) - 1e-9).sum() > 1)
+        noise = (self.noise or 0.0) + 10**-DIGITS
+        others = [one for number, one in enumerate(self.table) if number != best]
+        return any(one.score >= self.tried(best, one.epoch).score - noise for one in others)
 
     @property
     def samples_text(self) -> str:
@@ -225,34 +273,41 @@ class Choice:
         """Describe the tuning data and any warnings. Empty until all tuning runs have ended."""
         if (best := self.best()) is None:
             return ""
-        edges = self.table["edges"][best]
-        which = "" if edges == list(self.values[0]) else f"{settings_text(edges)} "
+        edges = self.table[best].edges
+        which = "" if edges == tuple(self.values[0]) else f"{settings_text(edges)} "
         warnings = {"within the noise": self.is_noisy, f"{which}at the edge of the grid": edges}
         given = ", ".join(text for text, is_given in warnings.items() if is_given)
         text = f"tuned on {self.samples_text}, {count_text(self.tuning.seeds, 'seed')}"
         return f"{text}; {given}" if given else text
 
 
-def _ranked(scores: pd.DataFrame, score: str = "score") -> pd.DataFrame:
-    """Return candidates from the best to the worst."""
-    return scores.round(9).sort_values(["diverged", score, "centre"], ascending=[True, False, True])
+def chance_of(run: Run) -> float | None:
+    """Return the score of guessing; None if it is unknown.
+
+    Example:
+        >>> chance_of(Run("sgd", data="digits")), chance_of(Run("sgd", data="cifar100"))
+        (10.0, 1.0)
+    """
+    task = TASKS[run.task.name]
+    classes = dataset_entry(run.data).classes if task.logits else None
+    return task.measure.factor / classes if classes else None
 
 
-def _score(state: RunState, epoch: int) -> dict[str, Any]:
-    """Return the score of a tuning run after an epoch and that on the true labels, NaN if there is none.
+def _mean(scores: Sequence[float]) -> float:
+    return fmean(scores) if scores else math.nan
+
+
+def _score(state: RunState, epoch: int) -> tuple[float, float] | None:
+    """Return the score of a tuning run after an epoch and that on the true labels; None if there is none.
 
     With a large learning rate, scores differ by points from one epoch to the next: before the last epoch, it is the
     mean over a few epochs.
     """
     if state.diverged is not None or len(state.epochs) < epoch:
-        return {"score": math.nan, "clean": math.nan, "diverged": state.diverged is not None}
+        return None
     window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
     rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
     measure = TASKS[state.run.task.name].measure
     score = fmean(measure.shown(row, split) for row in rows)
     clean = f"{split}_clean_accuracy"
-    return {
-        "score": score,
-        "clean": 100 * fmean(row[clean] for row in rows) if clean in rows[-1] else score,
-        "diverged": False,
-    }
+    return score, 100 * fmean(row[clean] for row in rows) if clean in rows[-1] else score

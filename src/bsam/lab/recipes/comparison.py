@@ -13,10 +13,11 @@ from ..common.names import find_name, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Run, Split
 from ..data import dataset_entry
 from ..training.run_dir import subject_name
-from .experiments import MAX_SEEDS, Experiment, Recipe
+from .choice import Tuning
+from .experiments import MAX_SEEDS
 from .planning import place, titles_of
-from .scales import Scale
-from .tuning import Tuning, with_tuned_radii
+from .study import Study, seed_by_seed
+from .tuning import with_tuned_radii
 from .variants import MethodVariant, arguments, variant_of, variants
 
 COMPARE = "compare"
@@ -95,7 +96,7 @@ def plan_comparison(
     tune_seeds: int = 1,
     tune_full: bool = False,
     data_dir: Path | None = None,
-) -> Experiment:
+) -> Study:
     """Return the runs of a comparison.
 
     ``methods`` and ``settings`` are those of :func:`compared_runs`, the other arguments those of ``bsam.lab.compare``.
@@ -118,16 +119,20 @@ def plan_comparison(
     if tune:
         planned = with_tuned_radii(planned)
     titles = [plan.about["row"] for plan in planned]
-    title = f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}"
     shared = {name: value for name, value in first.settings().items() if name not in LEFT_OUT}
-    shared |= {name: settings.get(name, 0.0) for name in RADIUS_SCHEDULE}
-    scale = Scale(COMPARE, "the network and the data set of the command", settings=shared)
-    against = variant_of(first).title
-    return Recipe(COMPARE, title, lambda _: planned, (scale,), tuning=tuning, baseline=against).experiment(seeds=seeds)
+    return Study(
+        name=COMPARE,
+        title=f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}",
+        plans=seed_by_seed(planned, check_count("seeds", seeds, high=MAX_SEEDS)),
+        scale=COMPARE,
+        settings=shared | {name: settings.get(name, 0.0) for name in RADIUS_SCHEDULE},
+        tuning=tuning,
+        baseline=variant_of(first).title,
+    )
 
 
-def comparison_folder(experiment: Experiment) -> Path:
+def comparison_folder(study: Study) -> Path:
     """Return the default folder of a comparison."""
-    tuning = experiment.tuning or Tuning()
+    tuning = study.tuning or Tuning()
     suffix = ("-tuned" if tuning.radii else "") + ("-base" if tuning.base else "")
-    return Path("runs") / f"{COMPARE}-{subject_name(experiment.planned[0].run)}{suffix}"
+    return Path("runs") / f"{COMPARE}-{subject_name(study.plans[0].run)}{suffix}"

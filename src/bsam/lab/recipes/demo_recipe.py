@@ -18,11 +18,11 @@ from ..common.names import find_name
 from ..config import BASE, Run, arguments_of
 from ..data.digits import TEST, TRAIN, VALIDATION
 from ..tasks.noise_words import noise_text
+from .choice import Tuning
 from .cifar_recipes import grid
 from .experiments import RECIPES, Recipe, recipe
 from .planning import Planned, describe, titles_of
 from .scales import SCALES, Scale
-from .tuning import Tuning
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis

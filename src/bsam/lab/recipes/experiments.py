@@ -1,4 +1,4 @@
-"""Recipes: functions that return planned runs. Experiments: planned runs, how they are tuned, and words about them."""
+"""Recipes: functions that return the runs of a study."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from ...common.errors import BsamTypeError, BsamValueError
 from ..common.grouping import group_by
 from ..common.names import find_name, find_object
 from ..config import Run, imported
-from .planning import Planned, place, with_seed
+from .choice import Tuning
+from .planning import Planned, place
 from .scales import SCALES, Scale
-from .tuning import Tuning, with_tuned_radii
+from .study import Study, seed_by_seed
+from .tuning import with_tuned_radii
 from .variants import baseline_row
 
 MAX_SEEDS = 100  # all runs are listed before the first begins, which would take forever with a million seeds
@@ -48,14 +50,14 @@ class Recipe:
             raise BsamValueError(f"scale must be one of {', '.join(scales)}; got {name!r}")
         return self.scales[0] if name is None else scales[name]
 
-    def experiment(
+    def study(
         self,
         scale: str | Scale | None = None,
         seeds: int | None = None,
         first_seed: int = 0,
         tune: bool = False,
         tune_full: bool = False,
-    ) -> Experiment:
+    ) -> Study:
         """Return its runs, seed by seed: the first seed of every run comes before the second of any.
 
         A loss surface is computed for the first seed only.
@@ -79,13 +81,23 @@ class Recipe:
         planned = self._planned(scale)
         if tune:  # SAM's candidates contain SAM at the sum of both radii
             planned = with_tuned_radii(plan for plan in planned if plan.about["variant"] != "sam-sum")
-        runs = with_seed(planned, first_seed)
-        for seed in range(first_seed + 1, first_seed + count):
-            runs += with_seed(planned, seed, surface=None)
-        tuning = Tuning("holdout", radii=True, halving=not tune_full) if tune else self.tuning
-        title = f"{self.title} ({SMOKE})" if scale.settings is SCALES["smoke"].settings else self.title
-        notes = self.notes(scale) if callable(self.notes) else self.notes
-        return Experiment(self, scale, title, runs, runs, tuning, notes)
+        is_smoke = scale.settings is SCALES["smoke"].settings
+        return Study(
+            name=self.name,
+            title=f"{self.title} ({SMOKE})" if is_smoke else self.title,
+            plans=seed_by_seed(planned, count, first_seed),
+            scale=scale.name,
+            settings=scale.settings,
+            weights=scale.weights,
+            tuning=Tuning("holdout", radii=True, halving=not tune_full) if tune else self.tuning,
+            published=self.published,
+            notes=self.notes(scale) if callable(self.notes) else self.notes,
+            baseline=self.baseline,
+            at_equal_radii=self.at_equal_radii,
+            timed=self.timed,
+            threads=scale.threads,
+            workers=scale.workers,
+        )
 
     def _planned(self, scale: Scale) -> list[Planned]:
         """Return the runs of one seed; raise if two of them share a cell, whose number would be a mean over both."""
@@ -111,29 +123,6 @@ class Recipe:
         if not self.published:
             return planned
         return [replace(plan, about={"published_table": self.published, **plan.about}) for plan in planned]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """The runs of a recipe at a scale.
-
-    Args:
-        recipe: the recipe.
-        scale: the scale.
-        title: the title of the recipe; at the scale ``smoke`` it says that the numbers mean nothing.
-        planned: all its runs, before tuning.
-        selected: the runs to train.
-        tuning: how settings are chosen before the final runs; None keeps them as they are.
-        notes: the recipe's lines below the table.
-    """
-
-    recipe: Recipe
-    scale: Scale
-    title: str
-    planned: Sequence[Planned]
-    selected: Sequence[Planned]
-    tuning: Tuning | None
-    notes: Sequence[str]
 
 
 def recipe(
@@ -167,7 +156,7 @@ def recipe(
         >>> @recipe("The radius of SAM", scales=["smoke"])
         ... def radii(scale):
         ...     return [Run("sam", {"rho": rho}, **scale.settings) for rho in (0.1, 0.2)]
-        >>> [plan.about["row"] for plan in radii.experiment().planned]
+        >>> [plan.about["row"] for plan in radii.study().plans]
         ['SAM, rho 0.1', 'SAM, rho 0.2']
     """
     if not scales:

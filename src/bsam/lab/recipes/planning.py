@@ -222,11 +222,6 @@ def state_of(run: Run, out: Path, until: int | None = None) -> RunState:
         return RunState(run, path, until=until, unreadable=f"{path} cannot be read ({error.strerror})")
 
 
-def states_of(planned: Sequence[Planned], out: Path) -> list[RunState]:
-    """Return the state of each run."""
-    return [state_of(plan.run, out, plan.until) for plan in planned]
-
-
 def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
     """Return which loss of a run is measured, and on which samples: the label of a number such as λmax.
 

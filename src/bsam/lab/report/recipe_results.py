@@ -1,4 +1,4 @@
-"""The files of an experiment: its table, the last numbers of every run with its machine and date, and its page."""
+"""The files of a study: its table, the last numbers of every run with its machine and date, and its page."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..paper import check_table, join
-from ..recipes.experiments import Experiment
-from ..recipes.planning import Planned, states_of
-from ..recipes.tuning import base_sentence, tune
+from ..recipes.planning import Planned
+from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks.noise_words import noise_text, wrong_labels
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
@@ -40,8 +39,8 @@ NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity
 
 
 @dataclass(frozen=True)
-class ExperimentResult:
-    """The results of an experiment.
+class StudyResult:
+    """The results of a study.
 
     Args:
         states: the states of the final runs.
@@ -64,18 +63,18 @@ class ExperimentResult:
     failure: Exception | None = None
 
 
-def check_folder(out: Path, experiment: Experiment) -> None:
+def check_folder(out: Path, study: Study) -> None:
     """Raise if the folder holds results of another recipe, or with other settings or another tuning, or if the recipe
     shows a table of published numbers that does not exist.
     """
-    check_table(experiment.recipe.published)
-    file, ours = out / RESULTS, _kind(experiment)
+    check_table(study.published)
+    file, ours = out / RESULTS, _kind(study)
     if not file.exists():
         return
     stored = read_json(file, dict, "choose another folder")
     stored = dict.fromkeys(TUNED, False) | stored
     names = [name for name in (*TUNED, "scale") if stored.get(name, ours[name]) != ours[name]]
-    settings = _different_settings(stored, experiment) if stored.get("recipe") == ours["recipe"] else []
+    settings = _different_settings(stored, study) if stored.get("recipe") == ours["recipe"] else []
     if stored.get("recipe") != ours["recipe"] or names or settings:
         scale = f" at the scale {stored['scale']}" if "scale" in names else ""
         flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
@@ -85,9 +84,9 @@ def check_folder(out: Path, experiment: Experiment) -> None:
         )
 
 
-def _different_settings(stored: Mapping[str, Any], experiment: Experiment) -> list[str]:
+def _different_settings(stored: Mapping[str, Any], study: Study) -> list[str]:
     """Return the settings that all runs share and that differ, in words; older versions did not store them."""
-    ours, usual = _kind(experiment), default_settings(type(experiment.planned[0].run.task))
+    ours, usual = _kind(study), default_settings(type(study.plans[0].run.task))
     before, now = stored.get("settings", ours["settings"]), ours["settings"]
     values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
     texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
@@ -98,56 +97,56 @@ def _different_settings(stored: Mapping[str, Any], experiment: Experiment) -> li
     return texts
 
 
-def _kind(experiment: Experiment) -> dict[str, Any]:
+def _kind(study: Study) -> dict[str, Any]:
     """Return what the results in a folder have in common; seeds and methods may be added later."""
-    tuning, scale = experiment.tuning, experiment.scale
+    tuning = study.tuning
     is_tuned = {"tuned": tuning is not None and tuning.radii, "tuned_base": tuning is not None and tuning.base}
-    settings = {name: to_json_value(value) for name, value in scale.settings.items()}
-    shared = {"scale": scale.name, "settings": settings, "weights": dict(scale.weights)}
-    return {"recipe": experiment.recipe.name, **shared, **is_tuned}
+    settings = {name: to_json_value(value) for name, value in study.settings.items()}
+    shared = {"scale": study.scale, "settings": settings, "weights": dict(study.weights)}
+    return {"recipe": study.name, **shared, **is_tuned}
 
 
-def claim_folder(out: Path, experiment: Experiment) -> None:
+def claim_folder(out: Path, study: Study) -> None:
     """Write what a new folder is for, so that it is known before there are results; raise as :func:`check_folder`."""
     with locked(out, "writing results", wait=True):
-        check_folder(out, experiment)
+        check_folder(out, study)
         if not (out / RESULTS).exists():
-            write_json(out / RESULTS, {**_kind(experiment), "title": experiment.title, "table": [], "runs": []})
+            write_json(out / RESULTS, {**_kind(study), "title": study.title, "table": [], "runs": []})
 
 
-def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
+def write_results(study: Study, decision: Decision) -> StudyResult:
     """Write ``table.md``, ``results.json`` and ``report.html``, the page of all runs that have started."""
-    recipe, tuned = experiment.recipe, tune(experiment.planned, experiment.tuning, out)
-    entries = [_entry(plan, out) for plan in tuned.finals]
-    trials = [_entry(plan, out) for plan in (*tuned.base_trials, *tuned.trials)]
+    now, out = decision.now, decision.now.out
+    entries = [_entry(plan, now) for plan in decision.finals]
+    trials = [_entry(plan, now) for plan in decision.trials]
     unreadable = {entry["folder"]: entry["reason"] for entry in (*entries, *trials) if entry["state"] == UNREADABLE}
-    runs = join(runs_of(tuned.finals, out, unreadable))
-    if recipe.timed:
+    runs = join(runs_of(decision.finals, out, unreadable))
+    if study.timed:
         runs["training_seconds"] = runs["seconds"] * runs["epochs"]
     begun = runs[runs["state"] != "not started"].reset_index(drop=True)
     compared, findings = None, []
-    if recipe.baseline is not None and (runs["state"] == "finished").any():
+    if study.baseline is not None and (runs["state"] == "finished").any():
         page = out / PAGE if len(begun) else None
-        compared = comparison(runs, compare_rows(runs, recipe.baseline), base_sentence(tuned.base), page)
+        compared = comparison(runs, compare_rows(runs, study.baseline), base_sentence(decision.base), page)
         findings = compared.sentences
-    findings += _at_equal_radii(runs) if recipe.at_equal_radii else []
-    cells, (tables_of_tuning, tuning_notes) = cells_of(runs, recipe.published), tuning_tables(tuned)
-    selected = {plan.name for plan in tune(experiment.selected, experiment.tuning, out).finals}
+    findings += _at_equal_radii(runs) if study.at_equal_radii else []
+    cells, (tables_of_tuning, tuning_notes) = cells_of(runs, study.published), tuning_tables(decision)
+    selected = {plan.name for plan in decision.selected_finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     noise = "; ".join(_noise_texts(entries))
-    tables = [*tables_of(cells, recipe.published, runs["settings"].iloc[0]), *tables_of_tuning]
+    tables = [*tables_of(cells, study.published, runs["settings"].iloc[0]), *tables_of_tuning]
     notes = [
-        *caption(runs, cells, recipe.published),
-        *experiment.notes,
+        *caption(runs, cells, study.published),
+        *study.notes,
         *([f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []),
         *([f"Label noise: {noise}."] if noise else []),
         *tuning_notes,
     ]
     content = {
-        **_kind(experiment),
-        "title": experiment.title,
-        "unit": score_title(experiment.planned[0].run),
-        "seeds": sorted({plan.run.seed for plan in tuned.finals}),
+        **_kind(study),
+        "title": study.title,
+        "unit": score_title(study.plans[0].run),
+        "seeds": sorted({plan.run.seed for plan in decision.finals}),
         "table": cells,
         "runs": entries,
         "tuning": trials,
@@ -156,14 +155,14 @@ def write_results(experiment: Experiment, out: Path) -> ExperimentResult:
     lines = [*notes, *findings, *origin_info(entries)]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
         write_json(files[1], content)
-        write(files[0], markdown(experiment.title, tables, lines).encode())
+        write(files[0], markdown(study.title, tables, lines).encode())
         if len(begun):
             files.append(out / PAGE)
             context = {"findings": findings, "tables": tables, "notes": notes}
             options = {"problems": [*unreadable.values(), *runs.attrs["problems"]], "context": context}
-            write_page(out / PAGE, begun, read_epochs(begun), recipe.baseline, experiment.title, **options)
-    states, page = states_of(tuned.finals, out), out / PAGE if len(begun) else None
-    return ExperimentResult(states, tables, [*notes, *findings], files, page, compared, unreadable)
+            write_page(out / PAGE, begun, read_epochs(begun), study.baseline, study.title, **options)
+    states, page = now.states(decision.finals), out / PAGE if len(begun) else None
+    return StudyResult(states, tables, [*notes, *findings], files, page, compared, unreadable)
 
 
 def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = ()) -> pd.DataFrame:
@@ -173,7 +172,7 @@ def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = 
 
     Args:
         finals: the planned runs.
-        out: the folder of the experiment.
+        out: the folder of the study.
         unreadable: names of runs whose directories cannot be read; they count as not started.
     """
     begun = [plan for plan in finals if plan.name not in unreadable and (out / plan.name / CONFIG).exists()]
@@ -229,17 +228,19 @@ def _noise_texts(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text for text in dict.fromkeys(texts.values()) if text]
 
 
-def _entry(plan: Planned, out: Path) -> dict[str, Any]:
+def _entry(plan: Planned, now: Snapshot) -> dict[str, Any]:
     """Return settings, what a run is, its state, the metrics of its last epoch, machines and dates.
 
     If a file is damaged, the entry only says which.
     """
-    path = out / plan.name
+    state = now.state(plan.run)
     known = {"folder": plan.name, "about": dict(plan.about), "settings": plan.run.settings(), "wrong_labels": None}
-    try:
-        return {**known, **_stored_numbers(plan, out)}
-    except DAMAGED as error:
-        reason = str(error) if isinstance(error, BsamError) else f"{path} cannot be read ({error})"
+    reason = state.unreadable
+    if reason is None:
+        try:
+            return {**known, **_stored_numbers(plan, state)}
+        except DAMAGED as error:
+            reason = str(error) if isinstance(error, BsamError) else f"{state.path} cannot be read ({error})"
     unknown: dict[str, Any] = {
         "epochs_done": 0,
         "last": None,
@@ -250,13 +251,12 @@ def _entry(plan: Planned, out: Path) -> dict[str, Any]:
     return {**known, "state": UNREADABLE, "reason": reason, **unknown}
 
 
-def _stored_numbers(plan: Planned, out: Path) -> dict[str, Any]:
-    files = RunDir(out / plan.name)
-    state, noise = files.state(plan.run), plan.run.task.label_noise
+def _stored_numbers(plan: Planned, state: RunState) -> dict[str, Any]:
+    files, noise = RunDir(state.path), plan.run.task.label_noise
     files.note("baseline")  # the table needs it
     notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
     return {
-        "about": _about(plan, out),
+        "about": _about(plan, state.path.parent),
         "state": str(state),
         "reason": state.diverged,
         "epochs_done": len(state.epochs),

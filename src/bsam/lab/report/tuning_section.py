@@ -9,28 +9,29 @@ from ..common.grouping import group_by
 from ..common.progress import duration
 from ..recipes.choice import SPLITS, Choice
 from ..recipes.planning import setting_text
-from ..recipes.tuning import TUNING_FACTORS, Tuned
+from ..recipes.study import Decision
+from ..recipes.tuning import TUNING_FACTORS
 from ..recipes.variants import passes_of, variant_of
 from .table import Cell, Table
 
 NOISE, EDGE = "~", "*"  # marks
 
 
-def tuning_tables(tuned: Tuned) -> tuple[list[Table], list[str]]:
+def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
     """Return a table for the base optimizer, one per section and column of the recipe's table, and the lines below.
 
     Both are empty if nothing was tuned or no tuning run has ended.
     """
-    listed = [choice for choice in (tuned.base, *tuned.choices) if choice is not None]
+    listed = [choice for choice in (decision.base, *decision.choices) if choice is not None]
     begun = [choice for choice in listed if any(state.ended for state in choice.trials)]
     tables = []
-    if begun and begun[0] is tuned.base:
+    if begun and begun[0] is decision.base:
         tables.append(_base_table(begun[0]))
     places = group_by(
-        (choice for choice in begun if choice is not tuned.base),
+        (choice for choice in begun if choice is not decision.base),
         lambda choice: (choice.plan.about["section"], choice.plan.about["column"]),
     )
-    columns = {choice.plan.about["column"] for choice in tuned.choices}
+    columns = {choice.plan.about["column"] for choice in decision.choices}
     for (section, column), choices in places.items():
         labels = [f"candidate {number}" for number in range(1, len(choices[0].values) + 1)]
         if is_factor := choices[0].tuning.radii:
@@ -86,11 +87,11 @@ def _has_wrong_labels(choice: Choice) -> bool:
 
 def _scores(choice: Choice, with_values: bool = False) -> list[Cell]:
     cells = []
-    for row, values in zip(choice.table.to_dict("records"), choice.values, strict=True):
-        text = _number(row["score"]) + (f" ({_number(row['clean'])})" if _has_wrong_labels(choice) else "")
-        marks = [f"epoch {row['epoch']}"] if row["epoch"] < choice.plan.run.epochs else []
-        marks += [f"{row['diverged']} diverged"] if row["diverged"] else []
-        if row["diverged"] == choice.tuning.seeds:
+    for tried, values in zip(choice.table, choice.values, strict=True):
+        text = _number(tried.score) + (f" ({_number(tried.clean)})" if _has_wrong_labels(choice) else "")
+        marks = [f"epoch {tried.epoch}"] if tried.epoch < choice.plan.run.epochs else []
+        marks += [f"{tried.diverged} diverged"] if tried.diverged else []
+        if tried.diverged == choice.tuning.seeds:
             text, marks = "diverged", []
         value = f"{next(iter(values.values())):g}: " if with_values else ""
         cells.append(Cell(value + text, marks=tuple(marks)))
@@ -101,7 +102,7 @@ def _last(choice: Choice) -> dict[str, Cell]:
     """Return noise, choice and cost."""
     chosen, best = "-", choice.best()
     if best is not None:
-        marks = (NOISE if choice.is_noisy else "") + (EDGE if choice.table["edges"][best] else "")
+        marks = (NOISE if choice.is_noisy else "") + (EDGE if choice.table[best].edges else "")
         chosen = (setting_text(choice.values[best]) or "-") + marks
         if _has_wrong_labels(choice) and (true_best := choice.best("clean") or 0) != best:
             chosen += f" ({setting_text(choice.values[true_best])})"

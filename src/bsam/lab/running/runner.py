@@ -17,7 +17,7 @@ from ..common.termination import Terminated
 from ..config import Run
 from ..recipes.planning import state_of
 from ..training.files import check_writable
-from ..training.run_dir import RunDir, RunState, run_dir_name
+from ..training.run_dir import RunDir, RunState
 from .executors import RETRIES, Executor
 from .job import Outcome, message_of, train_run
 
@@ -40,11 +40,13 @@ class Callbacks:
     """Functions called during an experiment; by default they do nothing.
 
     Args:
+        on_begin: called with the states of all runs, before any is trained.
         on_end: called with the state of a run that has ended, the progress, and the error message if it failed.
         on_progress: called after every epoch when training in this process, otherwise every second.
         on_message: called with messages for the user.
     """
 
+    on_begin: Callable[[Sequence[RunState]], None] = field(default=lambda states: None)
     on_end: Callable[[RunState, Progress, str | None], None] = field(default=lambda state, progress, failed: None)
     on_progress: Callable[[Progress], None] = field(default=lambda progress: None)
     on_message: Callable[[str], None] = field(default=lambda sentence: None)
@@ -61,13 +63,12 @@ class RunsFailed(BsamRuntimeError):
 
 
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[Run | RunState],
     out: str | Path,
     callbacks: Callbacks | None = None,
     executor: Executor | None = None,
     stage: str = "runs",
     about: Mapping[str, Any] | None = None,
-    until: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> list[RunState]:
     """Train all runs that are not finished, in order, and return their states; interrupted runs continue.
@@ -78,11 +79,11 @@ def run_all(
     directory of a diverged run to train it again.
 
     Args:
+        runs: the runs, or their states, which also say up to which epoch they are trained.
         out: the folder for the run directories, created if it does not exist.
         executor: where to train; None trains in this process, one run after another.
         stage: what the runs are, for :class:`Progress`.
         about: what each run is, for its ``run.json``, by the name of the run directory.
-        until: the epoch that a run stops after, if it is not the last one, by the name of the run directory.
         options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``.
 
     Example:
@@ -93,15 +94,16 @@ def run_all(
         ['done']
     """
     out = Path(out)
-    states = {(name := run_dir_name(run)): state_of(run, out, (until or {}).get(name)) for run in runs}
-    if not all(state.ended for state in states.values()):
+    known = [run if isinstance(run, RunState) else state_of(run, out) for run in runs]
+    states = {state.path.name: state for state in known}
+    if not all(state.ended for state in known):
         check_writable(out, "runs")  # one error, instead of one for each run
     queue = _Queue(states, out, callbacks or Callbacks(), executor, stage, about or {}, options)
     queue.train(list(states))
     queue.train(queue.locked)
     if queue.failed:
         raise RunsFailed(queue.failed, len(states))
-    return [queue.states[run_dir_name(run)] for run in runs]
+    return [queue.states[state.path.name] for state in known]
 
 
 @dataclass
@@ -127,7 +129,8 @@ class _Queue:
             ready = [name for name in waiting if self.states[name].run.init not in {*waiting, *self.running}]
             for name in ready[: max(0, self._progress().slots - len(self.running))]:
                 waiting.remove(name)
-                self._update(name)  # another process may have trained it, or the directory cannot be read
+                if not self.states[name].ended:
+                    self._update(name)  # another process may have trained it, or the directory cannot be read
                 if not self.states[name].ended:
                     self._start(name)
             wait(self.running.values(), LOOK, FIRST_COMPLETED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -79,6 +80,7 @@ class RunState:
         diverged: the message of a run that ended with a non-finite loss; otherwise None.
         until: the epoch to train up to; None trains all.
         unreadable: why the directory cannot be read; otherwise None. Nothing else is then known.
+        eval_samples: the number of samples that it is evaluated on; None if it is not known.
     """
 
     run: Run
@@ -88,6 +90,7 @@ class RunState:
     diverged: str | None = None
     until: int | None = None
     unreadable: str | None = None
+    eval_samples: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -155,7 +158,7 @@ class RunDir:
         """Return the settings; raise if the directory does not hold a finished run."""
         if not (self.path / CONFIG).exists():
             raise BsamValueError(f"{self.path} is not a run directory of bsam train: it has no {CONFIG}")
-        state = self.state(self.run())
+        state = self.state()
         if not state.finished:
             raise BsamRuntimeError(
                 f"the run in {self.path} is not finished ({len(state.epochs)} of {state.run.epochs} epochs): run the "
@@ -167,16 +170,28 @@ class RunDir:
         """Return whether there is a checkpoint; without one, training starts with the first epoch."""
         return (self.path / CHECKPOINT).exists()
 
-    def state(self, run: Run, until: int | None = None) -> RunState:
-        """Return the state of the run; raise if the directory holds a run with other settings."""
-        if not (self.path / CONFIG).exists():
+    def state(self, run: Run | None = None, until: int | None = None) -> RunState:
+        """Return the state of the run; raise if the directory holds a run with other settings.
+
+        Args:
+            run: the settings; None takes the stored ones.
+            until: the epoch that it is trained up to; None trains all.
+        """
+        if run is not None and not (self.path / CONFIG).exists():
             return RunState(run, self.path, until=until)
-        check_settings(self.path, self.run(type(run.task)).settings(), run.settings())
-        epochs, diverged = self.metrics(), None
+        stored = self.run(None if run is None else type(run.task))
+        if run is None:
+            run = stored
+        check_settings(self.path, stored.settings(), run.settings())
+        epochs = self.metrics()
+        diverged = samples = None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
             diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run", ["reason"])["reason"])
-        return RunState(run, self.path, tuple(epochs), finished, diverged, until)
+        if run.eval_split != "test":  # whoever reads the results of tuning asks for it
+            with contextlib.suppress(BsamRuntimeError):  # damaged: another run may tell
+                samples = self.note("identity").get("eval_samples")
+        return RunState(run, self.path, tuple(epochs), finished, diverged, until, None, samples)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""

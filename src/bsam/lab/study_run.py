@@ -1,11 +1,11 @@
-"""Train the runs of an experiment, tune them if the recipe says so, and write its tables, figures and page."""
+"""Train the runs of a study, tune them if the recipe says so, and write its tables, figures and page."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,28 +16,24 @@ from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .data import check_data, download_all
-from .recipes.experiments import Experiment
-from .recipes.planning import Planned, states_of
-from .recipes.scales import Scale
-from .recipes.tuning import Tuned, tune
+from .recipes.study import Decision, Snapshot, Stage, Study
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
 from .training.environment import devices_of, pick_device
-from .training.run_dir import RunState
 from .training.run_writer import CHECKPOINT_EVERY
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
-    from .report.recipe_results import ExperimentResult
+    from .report.recipe_results import StudyResult
 
 NEEDS = dict.fromkeys(("safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
-    """Where the data and the results of an experiment are, and how its runs are trained.
+class StudyOptions:
+    """Where the data and the results of a study are, and how its runs are trained.
 
     Args:
-        out: the folder of the experiment.
+        out: the folder of the study.
         data_dir, cache_dir, device, checkpoint_every: arguments of :func:`bsam.lab.training.loop.fit` for all runs.
         download: whether to download the data sets into ``data_dir`` first, if they are not there yet.
         jobs: the number of runs to train at a time on this machine; None chooses it from the device.
@@ -65,25 +61,24 @@ def refuse_torchrun(command: str) -> None:
         )
 
 
-def planned_states(experiment: Experiment, out: Path) -> list[RunState]:
-    """Return the states of all runs to train, in order: those that tune the base, those that tune radii, the others.
+def plan_study(study: Study, out: Path) -> Decision:
+    """Return the plan of a study, as far as the runs in a folder decide it.
 
-    Raise if the folder holds the results of another experiment.
+    Raise if the folder holds the results of another study.
     """
     from .report.recipe_results import check_folder
 
-    check_folder(out, experiment)
-    tuned = tune(experiment.selected, experiment.tuning, out)
-    return states_of([*tuned.base_trials, *tuned.trials, *tuned.finals], out)
+    check_folder(out, study)
+    return study.decide(Snapshot(out))
 
 
-def run_experiment(
-    experiment: Experiment, options: ExperimentOptions, callbacks: Callbacks | None = None, train: bool = True
-) -> ExperimentResult:
+def run_study(
+    study: Study, options: StudyOptions, callbacks: Callbacks | None = None, train: bool = True
+) -> StudyResult:
     """Train the selected runs that are not finished, and write the results of all runs.
 
     Args:
-        experiment: the runs.
+        study: the runs.
         options: where and how to train them.
         callbacks: called with what happens.
         train: whether to train; False only writes the results of the finished runs.
@@ -95,7 +90,7 @@ def run_experiment(
         ...     runs = plan_comparison(
         ...         ["sgd", "sam"], {"epochs": 1, "limit_train": 128}, seeds=1
         ...     )
-        ...     result = run_experiment(runs, ExperimentOptions(Path(out)))
+        ...     result = run_study(runs, StudyOptions(Path(out)))
         >>> [str(state) for state in result.states]
         ['done', 'done']
     """
@@ -103,70 +98,75 @@ def run_experiment(
     from .report.recipe_results import write_results
 
     callbacks = callbacks or Callbacks()
-    states = planned_states(experiment, options.out)
+    decision = plan_study(study, options.out)
     failed: Mapping[str, str] = {}
+    states = decision.selected_states
     if train:
-        failed = _train(experiment, options, sum(not state.ended for state in states), callbacks)
-    result = write_results(experiment, options.out)
+        callbacks.on_begin(states)
+        decision, failed = _train(study, decision, options, callbacks)
+    result = write_results(study, decision)
     failed = {**result.unreadable, **failed}
     return replace(result, failure=RunsFailed(failed, len(states)) if failed else None)
 
 
 def _train(
-    experiment: Experiment, options: ExperimentOptions, unfinished: int, callbacks: Callbacks
-) -> Mapping[str, str]:
-    """Train the selected runs. Return why runs failed or diverged, by the name of the run directory."""
+    study: Study, decision: Decision, options: StudyOptions, callbacks: Callbacks
+) -> tuple[Decision, Mapping[str, str]]:
+    """Train the selected runs, stage by stage: tuning runs up to the next halving, and in the end the final runs.
+
+    Return what is decided then, and why runs failed or diverged, by the name of the run directory.
+    """
     from .report.recipe_results import claim_folder
 
-    out, scale = options.out, experiment.scale
-    selected = experiment.selected
+    plans = study.selected_plans
+    unfinished = sum(not state.ended for state in decision.selected_states)
     if options.download:
-        download_all((plan.run.data for plan in selected), options.data_dir, sys.stderr.isatty())
-    if scale.threads is not None:
-        torch.set_num_threads(scale.threads)
+        download_all((plan.run.data for plan in plans), options.data_dir, sys.stderr.isatty())
+    if study.threads is not None:
+        torch.set_num_threads(study.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
-    fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
-    make_executor = _executor(options, scale, unfinished, callbacks, experiment.recipe.timed)
-    check_data({plan.run.data for plan in selected}, options.data_dir)
+    executor_of_runs = _executor(options, study, unfinished, callbacks)
+    check_data({plan.run.data for plan in plans}, options.data_dir)
     failed: dict[str, str] = {}
-
-    def train(planned: Sequence[Planned], stage: str) -> None:
-        shared = _is_shared(options, executor)
-        abouts = {plan.name: {**plan.about, "shared": shared} for plan in planned}
-        until = {plan.name: plan.until for plan in planned}
-        try:
-            run_all([plan.run for plan in planned], out, callbacks, executor, stage, abouts, until, **fit_options)
-        except KeyboardInterrupt:
-            callbacks.on_message("Stopping.")
-            raise
-        except RunsFailed as error:
-            failed.update(error.failed)
-
-    def train_trials(stage: str, trials_of: Callable[[Tuned], Sequence[Planned]]) -> Tuned:
-        """Train tuning runs, and go on with those that halving selects, until nothing new is to be trained."""
-        trained: Sequence[Planned] = []
-        while (trials := trials_of(tuned := tune(selected, experiment.tuning, out))) != trained:
-            train([plan for plan in trials if plan.name not in failed], stage)
-            trained = trials
-        return tuned
-
-    with make_executor as executor:
+    locked: set[str] = set()  # by other processes, which go on with them
+    with executor_of_runs as executor:
         if unfinished:
-            claim_folder(out, experiment)
-        tuned = train_trials("tuning the base optimizer", lambda tuned: tuned.base_trials)
-        if tuned.base is None or tuned.base.best() is not None:
-            tuned = train_trials("tuning", lambda tuned: tuned.trials)
-        failed |= {name: "its tuning failed" for name, names in tuned.waiting.items() if failed.keys() & set(names)}
-        train([plan for plan in tuned.finals if plan.name not in tuned.waiting], "runs")
-    states = states_of(tuned.finals, out)
+            claim_folder(options.out, study)
+        while (stage := decision.stage) is not None:
+            now, errors = _train_stage(stage, decision.now, options, callbacks, executor)
+            failed |= errors
+            locked |= {state.path.name for state in now.states(stage.planned) if not state.ended}
+            decision = study.decide(now, {*failed, *locked})
+            tuning_failed = [name for name, tried in decision.waiting.items() if failed.keys() & set(tried)]
+            failed |= dict.fromkeys(tuning_failed, "its tuning failed")
+    states = decision.now.states(decision.selected_finals)
     if not all(state.ended or state.path.name in failed for state in states):
         callbacks.on_message(
             "Some runs are not finished: another process is training them, or the runs that they start from."
         )
-    return {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
+    return decision, {**failed, **{state.path.name: state.diverged for state in states if state.diverged is not None}}
 
 
-def _is_shared(options: ExperimentOptions, executor: Executor | None) -> bool:
+def _train_stage(
+    stage: Stage, now: Snapshot, options: StudyOptions, callbacks: Callbacks, executor: Executor | None
+) -> tuple[Snapshot, Mapping[str, str]]:
+    """Train the runs of a stage; return another look at those that had not ended, and why runs failed, by name."""
+    shared = _is_shared(options, executor)
+    abouts = {plan.name: {**plan.about, "shared": shared} for plan in stage.planned}
+    fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
+    begun = now.states(stage.planned)
+    errors: Mapping[str, str] = {}
+    try:
+        run_all(begun, options.out, callbacks, executor, stage.title, abouts, **fit_options)
+    except KeyboardInterrupt:
+        callbacks.on_message("Stopping.")
+        raise
+    except RunsFailed as error:
+        errors = error.failed
+    return now.again([state.path.name for state in begun if not state.ended]), errors
+
+
+def _is_shared(options: StudyOptions, executor: Executor | None) -> bool:
     """Return whether several runs may train on one device at the same time."""
     if options.ray is not None:
         return options.gpus_per_run is None or options.gpus_per_run < 1
@@ -174,7 +174,7 @@ def _is_shared(options: ExperimentOptions, executor: Executor | None) -> bool:
 
 
 def _executor(
-    options: ExperimentOptions, scale: Scale, unfinished: int, callbacks: Callbacks, timed: bool = False
+    options: StudyOptions, study: Study, unfinished: int, callbacks: Callbacks
 ) -> contextlib.AbstractContextManager[Executor | None]:
     if options.ray is not None:
         if options.jobs is not None:
@@ -186,11 +186,11 @@ def _executor(
             "the number of GPUs"
         )
     is_default, jobs = options.jobs is None, options.jobs
-    if jobs is None and timed:  # runs that share a device cannot be timed
+    if jobs is None and study.timed:  # runs that share a device cannot be timed
         jobs = min(len(devices_of(options.device)), max(unfinished, 1))
     elif jobs is None:
-        jobs = default_slots(options.device, unfinished, scale.workers)
+        jobs = default_slots(options.device, unfinished, study.workers)
     if jobs == 1:
         pick_device(options.device)  # raises before the first run, as the other executors do
         return contextlib.nullcontext()
-    return local_processes(jobs, options.device, scale.threads, callbacks.on_message, is_default)
+    return local_processes(jobs, options.device, study.threads, callbacks.on_message, is_default)
