@@ -130,6 +130,7 @@ def claim_runs():
                 known = {key: value for key, value in describe(run).items() if key in COLUMNS and value is not None}
                 noise = 0.1 * ((seed + place) % 4)
                 numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise, "epochs_done": 200}
+                numbers["eigenvalue_samples"] = 256
                 about = {"seed": seed, "method": run.method, "unit": UNIT, "epochs": 200, "name": f"{name}-{seed}"}
                 rows.append({**COLUMNS, **known, **numbers, **about, "settings": run.settings()})
     return pd.DataFrame(rows)

@@ -221,7 +221,7 @@ def test_two_processes_compare_and_tune_a_method_of_the_user(module: Callable[[s
     result = compare("digits", network, methods, seeds=1, tune=True, out="out", jobs=2, device="cpu", **settings)
     assert result.table["row"].tolist() == ["SGD", "My SAM, tuned", "Still"]
     assert result.table["passes"].tolist() == [1, 3.5, 2]
-    plans = plan_comparison(methods, {"model": network, **settings}, tune=True, seeds=1).planned
+    plans = plan_comparison(methods, {"model": network, **settings}, tune=True, seeds=1).plans
     radii = [[candidate["arguments"]["rho"] for candidate in plan.candidates] for plan in plans]
     assert radii == [[], [0.025, 0.05, 0.1, 0.2], []]
 

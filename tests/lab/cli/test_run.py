@@ -128,9 +128,8 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     assert len(labels) == len(set(labels)) == 29
     planned = []
 
-    def note(experiment, options, train):
-        planned.extend(experiment.selected_plans)
-        assert train
+    def note(study, options):
+        planned.extend(study.selected_plans)
         assert options == StudyOptions(Path("runs/demo"), device="cpu")
         return SimpleNamespace(failure=None)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bsam.lab.config import Run
 
+from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Planned, describe
 from bsam.lab.recipes.choice import Choice, Tried, Tuning, chance_of, ranked, rungs
 from bsam.lab.recipes.comparison import plan_comparison

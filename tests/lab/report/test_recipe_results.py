@@ -188,7 +188,7 @@ def test_a_table_that_does_not_exist_is_an_error_before_training(tmp_path):
     made = recipe("Mine", scales=["smoke"], published="nope")(lambda scale: [Run("sam", **scale.settings)])
     for check in (check_folder, claim_folder):
         with pytest.raises(bsam.BsamError, match=r"published must be one of classification, .*nope"):
-            check(tmp_path, made.experiment())
+            check(tmp_path, made.study())
     assert not (tmp_path / "results.json").exists()
 
 

@@ -3,14 +3,14 @@
 import pandas as pd
 import pytest
 
-from bsam.lab.paper import paper_claims
+from bsam.lab.paper import join, paper_claims
 from bsam.lab.report.page.claims_grid import ORDER, claims_grid
 from page_runs import claim_runs, table
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return claim_runs()
+    return join(claim_runs())
 
 
 @pytest.fixture(scope="module")
