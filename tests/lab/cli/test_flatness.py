@@ -106,7 +106,7 @@ def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch
     monkeypatch.chdir(runs / "noisy.0")
     command = ["flatness", ".", "../clean", "--images", "50", "--out", str(out), *CHEAP]
     assert cli.main(command) == 0
-    assert re.search(r"^ noisy\.0 .*\n clean ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^noisy\.0 .*\nclean ", capsys.readouterr().out, re.MULTILINE)
     written = json.loads((out / "flatness.json").read_text())
     assert written["settings"]["images"] == 50
     assert "loader" not in written["settings"]
