@@ -10,6 +10,7 @@ import pandas as pd
 
 from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.config import Run
+from bsam.lab.paper import join
 from bsam.lab.recipes.planning import describe
 from bsam.lab.recipes.variants import arguments, variants
 
@@ -129,11 +130,11 @@ def claim_runs():
                 run = Run(variant.method, arguments(variant, data), model="resnet18", data=data, epochs=200, seed=seed)
                 known = {key: value for key, value in describe(run).items() if key in COLUMNS and value is not None}
                 noise = 0.1 * ((seed + place) % 4)
-                numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise, "epochs_done": 200}
-                numbers["eigenvalue_samples"] = 256
+                top = {"top_eigenvalue": 100 - score + 2 * noise, "eigenvalue_samples": 256}
+                numbers = {"score": score + noise, "epochs_done": 200, **top}
                 about = {"seed": seed, "method": run.method, "unit": UNIT, "epochs": 200, "name": f"{name}-{seed}"}
                 rows.append({**COLUMNS, **known, **numbers, **about, "settings": run.settings()})
-    return pd.DataFrame(rows)
+    return join(pd.DataFrame(rows))
 
 
 def plots_of(html):

@@ -27,7 +27,7 @@ SMALL = {  # what differs from the commands of the guide
 SMALL_CODE = {
     'model="simcc_resnet50"': 'model="simcc_resnet8"',
     'weights="resnet50.safetensors"': "image_size=16, simcc_sigma=1.5",
-    '"epochs": 30': '"epochs": 1, "batch": 11',
+    "epochs=30": "epochs=1, batch=11",
     "photos/a.jpg": "photos/0.jpg",
 }
 FIGURES, PHOTOS = 12, 4

@@ -164,7 +164,7 @@ def test_an_interruption_before_the_first_epoch_is_reported_as_such(tmp_path, mo
 
     monkeypatch.setattr(trainer.Trainer, "train_epoch", interrupt)
     assert cli.main(["train", "--method", "sgd", "--device", "cpu", "--out", str(tmp_path / "run")]) == 130
-    assert "No checkpoint was written" in capsys.readouterr().err
+    assert "No checkpoint.pt was written" in capsys.readouterr().err
 
 
 def test_a_locked_directory_is_not_changed(stopped, runs):

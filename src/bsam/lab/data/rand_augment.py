@@ -210,7 +210,8 @@ def _moved(images: Tensor, numbers: Tensor, taps: range, interpolate: Callable[.
     left, top = x.floor(), y.floor()
     columns = [(left.long() + tap).clamp(0, width - 1) for tap in taps]
     lines = [(top.long() + tap).clamp(0, height - 1) * width for tap in taps]
-    pixels, dx, dy = images.flatten(2), (x - left)[:, None], (y - top)[:, None]
+    pixels = images.flatten(2)
+    dx, dy = (x - left)[:, None], (y - top)[:, None]
 
     def read(index: Tensor) -> Tensor:
         index = index.flatten(1)[:, None].expand(-1, channels, -1)
