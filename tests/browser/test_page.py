@@ -149,7 +149,7 @@ def test_tables_are_copied_in_three_formats(copied):
         assert float(row["mean"]) == pytest.approx(np.mean(scores))
         assert float(row["std"]) == pytest.approx(np.std(scores, ddof=1))
     assert (rows[1]["diverged"], rows[4]["unfinished"], rows[4]["mean"]) == ("1", "1", "")
-    top = "λmax, cross-entropy, at most 256 training samples"
+    top = "λmax, cross-entropy, 256 training samples"
     assert (float(rows[1][top]), float(rows[1][f"{top} std"])) == (11, 0)
     lines = copied("Markdown").splitlines()
     assert len(lines) == 7
