@@ -10,7 +10,7 @@ import pytest
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, Plan
+from bsam.lab.recipes import RECIPES, Plan, describe
 from bsam.lab.recipes.choice import Choice, Tuning
 from bsam.lab.recipes.planning import select
 from bsam.lab.recipes.study import Snapshot
@@ -123,7 +123,7 @@ def radii(run):
 def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
     study = RECIPES[name].study("short", 2, tune=True)
     trials = study.decide(Snapshot(NOWHERE)).trials
-    assert all(plan.about["trial"] for plan in trials)
+    assert all(plan.about == describe(plan.run, trial=True) for plan in trials)  # in no cell of the table
     assert {(plan.run.eval_split, plan.run.seed) for plan in trials} == {("holdout", 10_000)}
     methods = [plan.run for plan in study.plans if plan.run.seed == 0 and plan.run.method != "base"]
     assert "sam-sum" not in {variant_of(run).name for run in methods}  # SAM's candidates contain it

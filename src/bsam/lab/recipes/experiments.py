@@ -105,7 +105,8 @@ class Recipe:
         is_list = isinstance(listed, Sequence) and len(listed) > 0
         if not is_list or not all(isinstance(item, Run | Plan) for item in listed):
             raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Plan, got {listed!r:.80}")
-        plans = [item if isinstance(item, Plan) else Plan(imported(item)) for item in listed]
+        plans = [item if isinstance(item, Plan) else Plan(item) for item in listed]
+        plans = [replace(plan, run=imported(plan.run)) for plan in plans]
         if scale.weights and not any(plan.run.weights in scale.weights.values() for plan in plans):
             raise BsamValueError("the runs begin with random weights: leave --weights out")
         for names in (("section", "row", "column"), ("experiment", "row")):
@@ -168,7 +169,18 @@ def recipe(
         )
         name = function.__name__.replace("_", "-")
         made = Recipe(
-            name, title, function, known, tunable, tuning, seeds, published, notes, baseline, at_equal_radii, timed
+            name,
+            title,
+            function,
+            known,
+            tunable=tunable,
+            tuning=tuning,
+            seeds=seeds,
+            published=published,
+            notes=notes,
+            baseline=baseline,
+            at_equal_radii=at_equal_radii,
+            timed=timed,
         )
         is_ours = function.__module__.startswith(f"{__package__}.") and function.__module__ != __name__
         if is_ours and function.__qualname__ == function.__name__:  # no function in a function
