@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from bsam.lab.recipes import Planned, describe
+from bsam.lab.recipes import Plan
 from bsam.lab.recipes.choice import Choice, Tuning
 from bsam.lab.training import Run
 from bsam.lab.training.run_dir import RunState
@@ -43,7 +43,7 @@ def choices(study: str, grid: tuple[float, ...] = GRID) -> pd.DataFrame:
 def choice(group: pd.DataFrame, names: list[str], halving: bool) -> Choice:
     """Return the choice between candidates with all epochs on disk; a full grid also has the trained networks."""
     run = Run("sgd", epochs=len(group["scores"].iloc[0]), eval_split="holdout")
-    plan = Planned(run, describe(run), group[names].to_dict("records"))
+    plan = Plan(run, candidates=group[names].to_dict("records"))
 
     def state(scores: list[float]) -> RunState:
         epochs: tuple[dict[str, Any], ...] = tuple({"holdout_accuracy": score / 100} for score in scores)

@@ -135,7 +135,7 @@ def _train(
         while (stage := decision.stage) is not None:
             now, errors = _train_stage(stage, decision.now, options, callbacks, executor)
             failed |= errors
-            locked |= {state.path.name for state in now.states(stage.planned) if not state.ended}
+            locked |= {state.path.name for state in now.states(stage.plans) if not state.ended}
             decision = study.decide(now, {*failed, *locked})
             tuning_failed = [name for name, tried in decision.waiting.items() if failed.keys() & set(tried)]
             failed |= dict.fromkeys(tuning_failed, "its tuning failed")
@@ -152,9 +152,9 @@ def _train_stage(
 ) -> tuple[Snapshot, Mapping[str, str]]:
     """Train the runs of a stage; return another look at those that had not ended, and why runs failed, by name."""
     shared = _is_shared(options, executor)
-    abouts = {plan.name: {**plan.about, "shared": shared} for plan in stage.planned}
+    abouts = {plan.name: {**plan.about, "shared": shared} for plan in stage.plans}
     fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
-    begun = now.states(stage.planned)
+    begun = now.states(stage.plans)
     errors: Mapping[str, str] = {}
     try:
         run_all(begun, options.out, callbacks, executor, stage.title, abouts, **fit_options)

@@ -100,8 +100,8 @@ def test_the_study_of_the_total_radius_compares_at_equal_radii(tmp_path, monkeyp
 
 def test_every_method_trains_at_the_scale_smoke(tmp_path):
     """On a smaller network and less data."""
-    planned = RECIPES["classification"].study("smoke").plans
-    runs = [plan.run for plan in planned if plan.run.model == "resnet8"]
+    plans = RECIPES["classification"].study("smoke").plans
+    runs = [plan.run for plan in plans if plan.run.model == "resnet8"]
     assert len(runs) == len(variants())
     runs = [replace(run, model="digits_net", batch=16, limit_train=32, limit_test=20) for run in runs]
     assert all(state.finished for state in run_all(runs, tmp_path, device="cpu"))
@@ -126,24 +126,24 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     assert "29 runs: 0 finished, 0 in progress, 29 not started." in " ".join(text.split())
     labels = [line.split("  ")[0] for line in map(str.strip, text.splitlines()) if line.startswith("DigitsNet")]
     assert len(labels) == len(set(labels)) == 29
-    planned = []
+    plans = []
 
     def note(study, options):
-        planned.extend(study.selected_plans)
+        plans.extend(study.selected_plans)
         assert options == StudyOptions(Path("runs/demo"), device="cpu")
         return SimpleNamespace(failure=None)
 
     monkeypatch.setattr("bsam.lab.cli.run.show_study", note)
     assert cli.main(["demo"]) == 0
-    assert planned == RECIPES["demo"].study().plans
+    assert plans == RECIPES["demo"].study().plans
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_labels_of_runs_are_distinct(name, tmp_path):
     for scale in RECIPES[name].scales:
-        experiment = RECIPES[name].study(scale, seeds=2)
-        trials = experiment.decide(Snapshot(tmp_path)).trials
-        labels = [name_of(plan.run) for plan in (*trials, *experiment.plans)]
+        study = RECIPES[name].study(scale, seeds=2)
+        trials = study.decide(Snapshot(tmp_path)).trials
+        labels = [name_of(plan.run) for plan in (*trials, *study.plans)]
         assert len(set(labels)) == len(labels)
 
 
@@ -183,7 +183,7 @@ def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, 
     runs = [plan.run for plan in RECIPES["training-curves"].study("smoke").plans[:3]]
     runs = [replace(run, model="digits_net", epochs=1) for run in runs]
     runs[1:] = [replace(runs[1], arguments={"rho": -1.0}), replace(runs[2], lr=1e30)]
-    monkeypatch.setitem(RECIPES, "training-curves", replace(RECIPES["training-curves"], plan=lambda _: runs))
+    monkeypatch.setitem(RECIPES, "training-curves", replace(RECIPES["training-curves"], function=lambda _: runs))
     assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 2
     out, error = capsys.readouterr()
     assert "Written: " in out
@@ -253,8 +253,8 @@ def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, t
 def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
     """As a terminal sends Ctrl-C, and a cluster SIGTERM at the end of a job's time."""
     process = Command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
-    planned = RECIPES["training-curves"].study("smoke").plans
-    logs = [tmp_path / plan.name / "log.txt" for plan in planned[:2]]
+    plans = RECIPES["training-curves"].study("smoke").plans
+    logs = [tmp_path / plan.name / "log.txt" for plan in plans[:2]]
     while not all(log.exists() and "process " in log.read_text() for log in logs):
         assert process.returncode is None
         time.sleep(0.01)
@@ -320,8 +320,8 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
     monkeypatch.setattr(job, "fit", fit)
     monkeypatch.setattr(runner, "LOOK", 0)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
-    planned = RECIPES["label-noise"].study().plans
-    names = [plan.name for plan in planned if plan.about["variant"] in ("sgd", "sam")]
+    plans = RECIPES["label-noise"].study().plans
+    names = [plan.name for plan in plans if plan.about["variant"] in ("sgd", "sam")]
     (tmp_path / names[0]).mkdir()
     damaged = tmp_path / names[0] / "config.json"
     damaged.write_text("{")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, Planned, describe
+from bsam.lab.recipes import RECIPES, Plan
 from bsam.lab.recipes.choice import RUNGS, WINDOW, Choice, Tuning, rungs, start_of
 from bsam.lab.recipes.planning import select
 from bsam.lab.recipes.study import Snapshot
@@ -24,7 +24,7 @@ RUN = Run("sam", {"rho": 0.1}, epochs=EPOCHS, eval_split="holdout")
 
 def start(candidates, seeds=1):
     """A choice between so many radii, before any training."""
-    plan = Planned(RUN, describe(RUN), [{"arguments": {"rho": 0.1 * 2**n}} for n in range(candidates)])
+    plan = Plan(RUN, candidates=[{"arguments": {"rho": 0.1 * 2**n}} for n in range(candidates)])
     return Choice(plan, Tuning("holdout", seeds, halving=True), [RunState(RUN, Path("a"))] * candidates * seeds)
 
 
@@ -136,13 +136,13 @@ def test_a_candidate_that_stops_early_is_compared_at_that_epoch():
 def test_runs_go_on_in_their_folders_and_tables_say_where_they_stopped(monkeypatch, tmp_path):
     fit = FakeFit(lambda run: 0.3 + run.arguments["rho"] if run.arguments else 0.5)
     monkeypatch.setattr(job, "fit", fit)
-    experiment = RECIPES["classification"].study("smoke", 1, tune=True)
-    planned = [replace(plan, run=replace(plan.run, epochs=EPOCHS)) for plan in select(experiment.plans, ["sam"])[:1]]
-    study = replace(experiment, plans=planned)
+    study = RECIPES["classification"].study("smoke", 1, tune=True)
+    plans = [replace(plan, run=replace(plan.run, epochs=EPOCHS)) for plan in select(study.plans, ["sam"])[:1]]
+    study = replace(study, plans=plans)
     first, last = rungs(EPOCHS, 4)
     for rung, asked in ((first, 4), (last, 6)):
         tuned = study.decide(Snapshot(tmp_path))
-        assert list(tuned.waiting) == [planned[0].name]
+        assert list(tuned.waiting) == [plans[0].name]
         assert {plan.until for plan in tuned.trials} == {first, rung}
         run_all(tuned.now.states(tuned.trials), tmp_path)
         assert len(fit.asked) == asked

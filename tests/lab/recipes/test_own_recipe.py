@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bsam.lab import cli
-from bsam.lab.recipes import RECIPES
+from bsam.lab.config import Run
+from bsam.lab.recipes import RECIPES, Plan, recipe
 from bsam.lab.running import job
 from fake_fit import FakeFit
 
@@ -47,3 +48,24 @@ def test_data_without_a_radius_of_a_paper_gets_the_defaults(data):
         else:
             assert run.arguments == variant.arguments  # two passes, as released
     assert {plan.run.data for plan in RECIPES["radius"].study(small, 1).plans} == {data}
+
+
+METHOD = """
+import bsam
+
+class Thrice(bsam.SharpnessAware):
+    passes = 3
+
+    def __init__(self, base, model, *, rho=0.05, **options):
+        super().__init__(base, model, {"rho": rho}, **options)
+
+    def direction(self, L):
+        return L.grad()
+"""
+
+
+def test_the_method_of_a_planned_run_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "own_step.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = recipe("Mine", scales=["smoke"])(lambda scale: [Plan(Run("own_step:Thrice"), row="Ours")])
+    assert [plan.about["passes"] for plan in made.study().plans] == [3]

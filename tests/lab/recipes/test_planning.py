@@ -6,7 +6,7 @@ import pytest
 
 from bsam.common.errors import BsamValueError
 from bsam.lab.config import Run
-from bsam.lab.recipes import Planned, describe
+from bsam.lab.recipes import Plan, describe
 from bsam.lab.recipes.planning import with_seed
 from bsam.lab.training.run_dir import run_dir_name
 
@@ -20,6 +20,17 @@ def test_a_description_has_these_keys_and_no_others():
     assert describe(CIFAR, row="mine", published=1.0) == {**describe(CIFAR), "row": "mine", "published": 1.0}
     with pytest.raises(BsamValueError, match="rwo"):
         describe(CIFAR, rwo="mine")
+
+
+def test_a_plan_describes_its_run_in_its_own_words_or_in_those_given():
+    own = describe(CIFAR, section="ResNet-18", column="CIFAR-10")
+    assert Plan(CIFAR).about == own
+    words = {"experiment": "Mine", "row": "Ours", "section": "", "column": "", "chosen": "", "published_table": "pose"}
+    given = {**words, "published": 0.0, "tuned": True, "trial": True}
+    assert Plan(CIFAR, order=0, **given).about == {**own, **given, "place": 0}
+    assert own["place"] > 0
+    changed = replace(Plan(CIFAR, row="Ours"), run=replace(CIFAR, lr=0.1, arguments={"rho": 0.3}))
+    assert changed.about == describe(changed.run, row="Ours", section="ResNet-18", column="CIFAR-10")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +105,6 @@ def test_seeds_keep_what_they_start_from():
         Run.of("sam", init=run_dir_name(base), weight_bits=4),
         Run.of("sam", init="/elsewhere", weight_bits=4),
     ]
-    found = with_seed([Planned(run, describe(run)) for run in runs], 7, surface=5)
+    found = with_seed([Plan(run) for run in runs], 7, surface=5)
     assert [plan.run.init for plan in found] == [None, found[0].name, "/elsewhere"]
     assert {(plan.run.seed, plan.run.surface) for plan in found} == {(7, 5)}

@@ -9,7 +9,7 @@ import pytest
 from bsam.lab.analysis.runs_table import COLUMNS, read_runs
 from bsam.lab.config import Run
 from bsam.lab.paper import join, of_paper, published_number, published_tables
-from bsam.lab.recipes import RECIPES, place, recipe
+from bsam.lab.recipes import RECIPES, Plan, recipe
 from bsam.lab.report.recipe_results import runs_of
 from bsam.lab.report.recipe_table import cells_of
 from finished_runs import write_run
@@ -35,7 +35,7 @@ CIFAR = Run("sam", model="resnet18", data="cifar10")
 
 def test_a_given_number_wins_against_that_of_the_table(tmp_path):
     sgd, sam = Run("sgd", model="resnet18", data="cifar10", epochs=2), replace(CIFAR, epochs=2)
-    made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [place(sgd, published=50.0), sam])
+    made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [Plan(sgd, published=50.0), sam])
     experiment = made.study()
     for plan in experiment.plans:
         write_run(plan.run, tmp_path)

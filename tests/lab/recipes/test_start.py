@@ -23,15 +23,15 @@ def files(tmp_path):
     return tmp_path
 
 
-def planned(recipe, scale, names=(), folder=None):
+def plans_of(recipe, scale, names=(), folder=None):
     scale = replace(RECIPES[recipe].scale(scale), weights=weights_by_network(names, folder))
     return RECIPES[recipe].study(scale, 1).plans
 
 
 def test_files_replace_the_networks_that_they_stand_for(files):
     names = [f"{name}.safetensors" for name in ("resnet50", "timm-tf_efficientnet_lite0", "timm-tf_efficientnet_lite1")]
-    original = [plan.run for plan in planned("transfer", "short")]
-    found = planned("transfer", "short", names, files)
+    original = [plan.run for plan in plans_of("transfer", "short")]
+    found = plans_of("transfer", "short", names, files)
     stand_ins = zip(("resnet50", *LITE), names, ("timm:resnet50", *["timm:efficientnet_b0"] * 2), strict=True)
     assert [plan.run for plan in found] == [
         replace(run, model=model, weights=name)
@@ -43,10 +43,10 @@ def test_files_replace_the_networks_that_they_stand_for(files):
     numbers = {of_paper(plan.run, table="transfer")["published"] for plan in found if plan.run.method == "base"}
     assert numbers == {77.11, 87.89, 86.74, 93.11}
     for scale in ("short", "paper"):  # the weights of the backbone
-        poses = planned("pose", scale, ["resnet50.safetensors"], files)
+        poses = plans_of("pose", scale, ["resnet50.safetensors"], files)
         assert {(plan.run.model, plan.run.weights) for plan in poses} == {("simcc_resnet50", "resnet50.safetensors")}
         check_weights_given(poses)
-    for others in (planned("pose", "smoke"), planned("transfer", "smoke"), planned("transfer", "paper")):
+    for others in (plans_of("pose", "smoke"), plans_of("transfer", "smoke"), plans_of("transfer", "paper")):
         check_weights_given(others)
 
 
@@ -66,4 +66,4 @@ def test_files_replace_the_networks_that_they_stand_for(files):
 )
 def test_files_that_do_not_fit(recipe, scale, names, word, files):
     with pytest.raises(bsam.BsamError, match=word):
-        planned(recipe, scale, names, files)
+        plans_of(recipe, scale, names, files)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, Planned, describe
+from bsam.lab.recipes import RECIPES, Plan
 from bsam.lab.recipes.choice import Choice, Tried, Tuning, chance_of, ranked, rungs
 from bsam.lab.recipes.comparison import plan_comparison
 from bsam.lab.recipes.study import Snapshot
@@ -48,17 +48,17 @@ def test_stages_follow_each_other():
     final = {"sgd": 0.0, "sam": 0.2}
 
     stage = study.decide(known(study)).stage
-    assert (stage.title, {plan.until for plan in stage.planned}) == ("tuning", {first})
+    assert (stage.title, {plan.until for plan in stage.plans}) == ("tuning", {first})
     level = {0.025: 0.5, 0.05: 0.6, 0.1: 0.8, 0.2: 0.7}
     scores = {trials[rho]: [level[rho]] * first for rho in trials}
     stage = study.decide(known(study, scores)).stage
-    assert {plan.run.arguments["rho"]: plan.until for plan in stage.planned} == {
+    assert {plan.run.arguments["rho"]: plan.until for plan in stage.plans} == {
         0.025: first, 0.05: first, 0.1: last, 0.2: last,
     }  # fmt: skip
     scores |= {trials[rho]: [level[rho]] * first + [0.9 if rho == 0.2 else 0.1] * (last - first) for rho in (0.1, 0.2)}
     decision = study.decide(known(study, scores))
     assert (decision.stage.title, decision.waiting) == ("runs", {})
-    radii = [plan.run.arguments.get("rho", 0.0) for plan in decision.stage.planned]
+    radii = [plan.run.arguments.get("rho", 0.0) for plan in decision.stage.plans]
     assert radii == [final["sgd"], final["sam"]] * 2
     ended = [plan.name for plan in decision.finals]
     assert study.decide(known(study, scores, ended)).stage is None
@@ -69,10 +69,10 @@ def test_runs_that_failed_are_not_tried_again():
     study = plan_comparison(["sgd", "sam", "bsam"], SETTINGS, seeds=1, tune=True)
     sam = [plan.name for plan in study.decide(known(study)).trials if plan.run.method == "sam"]
     stage = study.decide(known(study), failed=sam).stage
-    assert {plan.run.method for plan in stage.planned} == {"bsam"}
+    assert {plan.run.method for plan in stage.plans} == {"bsam"}
     every = [plan.name for plan in study.decide(known(study)).trials]
     decision = study.decide(known(study), failed=every)
-    assert (decision.stage.title, [plan.run.method for plan in decision.stage.planned]) == ("runs", ["base"])
+    assert (decision.stage.title, [plan.run.method for plan in decision.stage.plans]) == ("runs", ["base"])
     assert study.decide(known(study), failed=[*every, study.plans[0].name]).stage is None
 
 
@@ -82,7 +82,7 @@ def test_only_selected_runs_are_trained():
     chosen = replace(study, selected=names)
     decision = chosen.decide(Snapshot(FOLDER))
     assert [plan.name for plan in decision.selected_finals] == names
-    assert (decision.stage.title, list(decision.stage.planned)) == ("runs", list(decision.selected_finals))
+    assert (decision.stage.title, list(decision.stage.plans)) == ("runs", list(decision.selected_finals))
     assert decision.selected_trials == []
     assert [plan.name for plan in decision.finals] == [plan.name for plan in study.plans]
     assert decision.trials == study.decide(Snapshot(FOLDER)).trials
@@ -141,7 +141,7 @@ def test_the_cost_of_planning_in_reads(tmp_path):
 def choice(scores, samples=None, seeds=1, data="digits"):
     """A choice between radii whose tuning runs have these scores in % after every epoch."""
     run = Run("sam", {"rho": 0.1}, epochs=EPOCHS, eval_split="holdout", data=data)
-    plan = Planned(run, describe(run), [{"arguments": {"rho": 0.1 * 2**n}} for n in range(len(scores) // seeds)])
+    plan = Plan(run, candidates=[{"arguments": {"rho": 0.1 * 2**n}} for n in range(len(scores) // seeds)])
     epochs = [tuple({"holdout_accuracy": score / 100} for _ in range(EPOCHS)) for score in scores]
     states = [RunState(run, FOLDER, rows, eval_samples=samples) for rows in epochs]
     return Choice(plan, Tuning("holdout", seeds, halving=True), states)

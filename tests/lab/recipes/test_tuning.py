@@ -10,7 +10,7 @@ import pytest
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, Planned, describe
+from bsam.lab.recipes import RECIPES, Plan, describe
 from bsam.lab.recipes.choice import Choice, Tuning
 from bsam.lab.recipes.planning import select
 from bsam.lab.recipes.study import Snapshot
@@ -37,7 +37,7 @@ def choice(scores, folder=None, split="holdout", samples=None, candidates=None):
         return RunState(run, folder, ({f"{split}_accuracy": score / 100},), finished=True, eval_samples=samples)
 
     seeds = [of if isinstance(of, tuple) else (of,) for of in scores]
-    plan = Planned(RUN, describe(RUN), radius_candidates(RUN) if candidates is None else candidates)
+    plan = Plan(RUN, candidates=radius_candidates(RUN) if candidates is None else candidates)
     return Choice(plan, Tuning(split, len(seeds[0])), [state(score) for of in seeds for score in of])
 
 
@@ -121,11 +121,11 @@ def radii(run):
 
 @pytest.mark.parametrize("name", ["classification", "label-noise", "transfer", "pose", "quantization"])
 def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
-    experiment = RECIPES[name].study("short", 2, tune=True)
-    trials = experiment.decide(Snapshot(NOWHERE)).trials
-    assert all(plan.about["trial"] for plan in trials)
+    study = RECIPES[name].study("short", 2, tune=True)
+    trials = study.decide(Snapshot(NOWHERE)).trials
+    assert all(plan.about == describe(plan.run, trial=True) for plan in trials)  # in no cell of the table
     assert {(plan.run.eval_split, plan.run.seed) for plan in trials} == {("holdout", 10_000)}
-    methods = [plan.run for plan in experiment.plans if plan.run.seed == 0 and plan.run.method != "base"]
+    methods = [plan.run for plan in study.plans if plan.run.seed == 0 and plan.run.method != "base"]
     assert "sam-sum" not in {variant_of(run).name for run in methods}  # SAM's candidates contain it
     tried = [plan.run for plan in trials if plan.run.method != "base"]
     assert len(tried) == 4 * len(methods)
@@ -151,8 +151,8 @@ def test_the_candidates_are_multiples_of_the_radii():
 
 
 def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_out_images():
-    experiment = RECIPES["quantization"].study("short", 2, tune=True)
-    trials = {plan.name: plan.run for plan in experiment.decide(Snapshot(NOWHERE)).trials}
+    study = RECIPES["quantization"].study("short", 2, tune=True)
+    trials = {plan.name: plan.run for plan in study.decide(Snapshot(NOWHERE)).trials}
     quantized = [run for run in trials.values() if run.task.weight_bits is not None]
     assert quantized
     for run in quantized:
@@ -165,11 +165,11 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     scores = {0.025: 0.3, 0.05: 0.5, 0.1: 0.55, 0.2: 0.4}
     fit = FakeFit(lambda run: scores.get(next(iter(radii(run).values()), None), 0.7))
     monkeypatch.setattr(job, "fit", fit)
-    experiment = RECIPES["classification"].study("smoke", 2, tune=True)
-    planned = select(experiment.plans, ["sgd", "sam", "bsam"], ["resnet8"])
-    study = replace(experiment, plans=planned)
+    study = RECIPES["classification"].study("smoke", 2, tune=True)
+    plans = select(study.plans, ["sgd", "sam", "bsam"], ["resnet8"])
+    study = replace(study, plans=plans)
     before = study.decide(Snapshot(tmp_path))
-    assert [plan.run for plan in before.finals] == [plan.run for plan in planned]
+    assert [plan.run for plan in before.finals] == [plan.run for plan in plans]
     assert len(before.waiting) == 4
     fit.trouble = {run_dir_name(before.trials[1].run): "nan"}  # of SAM, rho 0.05
     run_all([plan.run for plan in before.trials], tmp_path)
@@ -181,13 +181,13 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     assert (sgd["tuned"], sam["tuned"], sam["radius"], bsam["radius"]) == (False, True, 0.1, 0.2)
     assert (sgd["row"], sam["row"]) == ("SGD", "SAM, tuned")
     assert "held-out samples, 1 seed" in sam["chosen"]
-    assert [plan.chosen for plan in tuned.finals[:2]] == [None, {"rho": 0.1}]
+    assert [plan.settings_chosen for plan in tuned.finals[:2]] == [None, {"rho": 0.1}]
 
 
 def test_the_tables_name_the_split_and_the_columns_that_tell_them_apart(monkeypatch, tmp_path):
     monkeypatch.setattr(job, "fit", FakeFit())
-    experiment = RECIPES["label-noise"].study("smoke", 1, tune=True)
-    study = replace(experiment, plans=select(experiment.plans, ["sam"]))
+    study = RECIPES["label-noise"].study("smoke", 1, tune=True)
+    study = replace(study, plans=select(study.plans, ["sam"]))
     run_all([plan.run for plan in study.decide(Snapshot(tmp_path)).trials], tmp_path)
     titles = [table.title for table in tuning_tables(study.decide(Snapshot(tmp_path)))[0]]
     assert all(rate in title for rate, title in zip(("20%", "40%", "60%", "80%"), titles, strict=True))

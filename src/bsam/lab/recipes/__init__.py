@@ -14,8 +14,7 @@ from .experiments import RECIPES as RECIPES
 from .experiments import Recipe as Recipe
 from .experiments import recipe as recipe
 from .experiments import recipe_of as recipe_of
-from .planning import Planned as Planned
+from .planning import Plan as Plan
 from .planning import describe as describe
-from .planning import place as place
 from .scales import Scale as Scale
 from .variants import variants as variants

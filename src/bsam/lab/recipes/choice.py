@@ -15,7 +15,7 @@ from ..config import Run, Split
 from ..data import dataset_entry
 from ..tasks import TASKS
 from ..training.run_dir import RunState
-from .planning import TUNING_SEED, Planned
+from .planning import TUNING_SEED, Plan
 from .variants import all_arguments
 
 RUNGS = (0.325, 0.375)  # shares of the epochs after the first and the last halving: results/tuning has the comparison
@@ -119,7 +119,7 @@ def ranked(candidates: Mapping[int, Tried], score: str = "score") -> list[int]:
 
 @dataclass(frozen=True)
 class Choice:
-    """A planned run with candidates for its settings, and their tuning runs.
+    """A run with candidates for its settings, and their tuning runs.
 
     Args:
         plan: the run.
@@ -127,7 +127,7 @@ class Choice:
         states: the tuning runs as they are on disk: all seeds of the first candidate, then those of the second ...
     """
 
-    plan: Planned
+    plan: Plan
     tuning: Tuning
     states: Sequence[RunState]
 

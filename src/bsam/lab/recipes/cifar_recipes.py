@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import Run
 from .experiments import recipe
-from .planning import Planned, place, titles_of
+from .planning import Plan, titles_of
 from .scales import Scale
 from .variants import BSAMS, MATCHED, variant_of, variants
 
@@ -52,17 +52,17 @@ def classification(scale: Scale) -> list[Run]:
 
 
 @recipe("BSAM with different rho_min", published="rho-min")
-def rho_min_study(scale: Scale) -> list[Planned]:
+def rho_min_study(scale: Scale) -> list[Plan]:
     """Return BSAM with rho_min from small to large and the data set's usual rho_max."""
     return _by_rho_min(grid(scale, BSAMS, axis=[{"arguments": {"rho_min": rho_min}} for rho_min in RHO_MINS]))
 
 
 @recipe("Training with label noise", published="label-noise", tunable=True)
-def label_noise(scale: Scale) -> list[Planned]:
+def label_noise(scale: Scale) -> list[Plan]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
     noise = [{"label_noise": rate, "noise_labels": "all"} for rate in NOISE_RATES]
     runs = grid(scale, COMPARED, axis=noise)
-    return [place(run, section=", ".join(titles_of(run)), column=f"{run.task.label_noise:.0%}") for run in runs]
+    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.task.label_noise:.0%}") for run in runs]
 
 
 @recipe("Loss and accuracy during training", published="classification")
@@ -82,18 +82,18 @@ def sharpness_curves(scale: Scale) -> list[Run]:
 
 
 @recipe("Cosine of g and g_min under three schedules of rho_min")
-def gradient_conflict(scale: Scale) -> list[Planned]:
+def gradient_conflict(scale: Scale) -> list[Plan]:
     """Return runs under three schedules of rho_min, with a probe, which records the cosine of g and g_min."""
     schedules = [{"rho_min": CONFLICT_START, "rho_min_floor": floor} for floor in CONFLICT_FLOORS]
     axis = [{"arguments": schedule, "probe": scale.probe} for schedule in schedules]
     return _by_rho_min(grid(scale, BSAMS, data=scale.data[-1:], axis=axis))
 
 
-def _by_rho_min(runs: Sequence[Run]) -> list[Planned]:
+def _by_rho_min(runs: Sequence[Run]) -> list[Plan]:
     """Plan runs with a row for each variant of BSAM and each rho_min, or schedule of it."""
-    planned = []
+    plans = []
     for run in runs:
         start, floor = run.arguments["rho_min"], run.arguments.get("rho_min_floor")
         schedule = "" if floor is None else ", fixed" if floor == start else f" to {floor:g}"
-        planned.append(place(run, row=f"{variant_of(run).title}, rho_min {start:g}{schedule}"))
-    return planned
+        plans.append(Plan(run, row=f"{variant_of(run).title}, rho_min {start:g}{schedule}"))
+    return plans

@@ -15,7 +15,7 @@ from ..data import dataset_entry
 from ..training.run_dir import subject_name
 from .choice import Tuning
 from .experiments import MAX_SEEDS
-from .planning import place, titles_of
+from .planning import Plan, titles_of
 from .study import Study, seed_by_seed
 from .tuning import with_tuned_radii
 from .variants import MethodVariant, arguments, variant_of, variants
@@ -115,15 +115,15 @@ def plan_comparison(
     tuning = None
     if tune or tune_base:
         tuning = Tuning(tuning_split(first.data, data_dir), tune_seeds, tune, tune_base, not tune_full)
-    planned = [place(run, place=number) for number, run in enumerate(compared.values())]
+    plans = [Plan(run, order=number) for number, run in enumerate(compared.values())]
     if tune:
-        planned = with_tuned_radii(planned)
-    titles = [plan.about["row"] for plan in planned]
+        plans = with_tuned_radii(plans)
+    titles = [plan.about["row"] for plan in plans]
     shared = {name: value for name, value in first.settings().items() if name not in LEFT_OUT}
     return Study(
         name=COMPARE,
         title=f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}",
-        plans=seed_by_seed(planned, check_count("seeds", seeds, high=MAX_SEEDS)),
+        plans=seed_by_seed(plans, check_count("seeds", seeds, high=MAX_SEEDS)),
         scale=COMPARE,
         settings=shared | {name: settings.get(name, 0.0) for name in RADIUS_SCHEDULE},
         tuning=tuning,

@@ -21,7 +21,7 @@ from ..tasks.noise_words import noise_text
 from .choice import Tuning
 from .cifar_recipes import grid
 from .experiments import RECIPES, Recipe, recipe
-from .planning import Planned, describe, titles_of
+from .planning import Plan, titles_of
 from .scales import SCALES, Scale
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, variant_of, variants
 
@@ -81,7 +81,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         baseline=variants()["sgd" if "sgd" in names else names[0]].title,
         notes=NOTES,
     )
-    def demo(scale: Scale) -> list[Planned]:
+    def demo(scale: Scale) -> list[Plan]:
         runs = grid(scale, names, scale.networks, axis=[{"curvature": True, "surface": LANDSCAPE_POINTS}])
         rows = [(run, variant_of(run).title, candidates(run)) for run in runs]
         if "sgd" in names:
@@ -90,7 +90,7 @@ def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> 
         noise = noise_text(runs[0])
         title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
         known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
-        return [Planned(run, describe(run, row=row, **known), tried) for run, row, tried in rows]
+        return [Plan(run, row=row, candidates=tried, **known) for run, row, tried in rows]
 
     return demo
 

@@ -12,7 +12,7 @@ from ..common.grouping import group_by
 from ..common.names import find_name, find_object
 from ..config import Run, imported
 from .choice import Tuning
-from .planning import Planned, place
+from .planning import Plan
 from .scales import SCALES, Scale
 from .study import Study, seed_by_seed
 from .tuning import with_tuned_radii
@@ -22,7 +22,7 @@ MAX_SEEDS = 100  # all runs are listed before the first begins, which would take
 SMOKE = "smoke: shows that it runs"  # a remark on meaningless numbers
 RECIPES: dict[str, Recipe] = {}
 
-Plan: TypeAlias = Callable[[Scale], Sequence[Run | Planned]]
+Function: TypeAlias = Callable[[Scale], Sequence[Run | Plan]]
 Notes: TypeAlias = Sequence[str] | Callable[[Scale], Sequence[str]]
 
 
@@ -32,7 +32,7 @@ class Recipe:
 
     name: str
     title: str
-    plan: Plan
+    function: Function
     scales: tuple[Scale, ...]
     tunable: bool = False
     tuning: Tuning | None = None
@@ -78,14 +78,14 @@ class Recipe:
         scale = scale if isinstance(scale, Scale) else self.scale(scale)
         count = check_count("seeds", self.seeds if seeds is None else seeds, high=MAX_SEEDS)
         check_count("seed", first_seed, low=0)
-        planned = self._planned(scale)
+        plans = self._plans(scale)
         if tune:  # SAM's candidates contain SAM at the sum of both radii
-            planned = with_tuned_radii(plan for plan in planned if plan.about["variant"] != "sam-sum")
+            plans = with_tuned_radii(plan for plan in plans if plan.about["variant"] != "sam-sum")
         is_smoke = scale.settings is SCALES["smoke"].settings
         return Study(
             name=self.name,
             title=f"{self.title} ({SMOKE})" if is_smoke else self.title,
-            plans=seed_by_seed(planned, count, first_seed),
+            plans=seed_by_seed(plans, count, first_seed),
             scale=scale.name,
             settings=scale.settings,
             weights=scale.weights,
@@ -99,30 +99,31 @@ class Recipe:
             workers=scale.workers,
         )
 
-    def _planned(self, scale: Scale) -> list[Planned]:
-        """Return the runs of one seed; raise if two of them share a cell, whose number would be a mean over both."""
-        listed = self.plan(scale)
+    def _plans(self, scale: Scale) -> list[Plan]:
+        """Return the plans of one seed; raise if two of them share a cell, whose number would be a mean over both."""
+        listed = self.function(scale)
         is_list = isinstance(listed, Sequence) and len(listed) > 0
-        if not is_list or not all(isinstance(item, Run | Planned) for item in listed):
-            raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Planned, got {listed!r:.80}")
-        planned = [item if isinstance(item, Planned) else place(imported(item)) for item in listed]
-        if scale.weights and not any(plan.run.weights in scale.weights.values() for plan in planned):
+        if not is_list or not all(isinstance(item, Run | Plan) for item in listed):
+            raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Plan, got {listed!r:.80}")
+        plans = [item if isinstance(item, Plan) else Plan(item) for item in listed]
+        plans = [replace(plan, run=imported(plan.run)) for plan in plans]
+        if scale.weights and not any(plan.run.weights in scale.weights.values() for plan in plans):
             raise BsamValueError("the runs begin with random weights: leave --weights out")
         for names in (("section", "row", "column"), ("experiment", "row")):
-            cells = [tuple(plan.about[name] for name in names) for plan in planned]
+            cells = [tuple(plan.about[name] for name in names) for plan in plans]
             if doubles := [cell for cell in cells if cells.count(cell) > 1]:
                 raise BsamValueError(
                     f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them "
-                    "different rows, place(run, row=...)"
+                    "different rows, Plan(run, row=...)"
                 )
-        rows = group_by(planned, lambda plan: plan.about["experiment"]).values()
-        rows_of = [dict.fromkeys(plan.about["row"] for plan in plans) for plans in rows]
+        experiments = group_by(plans, lambda plan: plan.about["experiment"]).values()
+        rows_of = [dict.fromkeys(plan.about["row"] for plan in group) for group in experiments]
         if self.baseline is not None and not any(baseline_row(names, self.baseline) for names in rows_of):
-            known = "; ".join(dict.fromkeys(plan.about["row"] for plan in planned))
+            known = "; ".join(dict.fromkeys(plan.about["row"] for plan in plans))
             raise BsamValueError(f"baseline of the recipe {self.name} must be a row ({known}), got {self.baseline!r}")
         if not self.published:
-            return planned
-        return [replace(plan, about={"published_table": self.published, **plan.about}) for plan in planned]
+            return plans
+        return [replace(plan, published_table=plan.published_table or self.published) for plan in plans]
 
 
 def recipe(
@@ -137,14 +138,14 @@ def recipe(
     baseline: str | None = None,
     at_equal_radii: bool = False,
     timed: bool = False,
-) -> Callable[[Plan], Recipe]:
-    """Make a recipe of a function that takes a scale and returns the runs of one seed, as ``Run`` or ``Planned``.
+) -> Callable[[Function], Recipe]:
+    """Make a recipe of a function that takes a scale and returns the runs of one seed, as ``Run`` or :class:`Plan`.
 
     Args:
         title: what it shows.
         scales: the scales that it can be run on, by name or as objects; the first is the default.
         tunable: whether ``--tune`` can choose its radii.
-        tuning: how the candidates of its planned runs are chosen.
+        tuning: how the candidates of its runs are chosen.
         seeds: the default number of seeds.
         published: a table of ``published.json``.
         notes: lines below the table, or a function of the scale that returns them.
@@ -162,16 +163,27 @@ def recipe(
     if not scales:
         raise BsamValueError(f"scales of the recipe {title!r} must have at least one scale, got none")
 
-    def make(plan: Plan) -> Recipe:
+    def make(function: Function) -> Recipe:
         known = tuple(
             scale if isinstance(scale, Scale) else SCALES[find_name("scale", scale, SCALES)] for scale in scales
         )
-        name = plan.__name__.replace("_", "-")
+        name = function.__name__.replace("_", "-")
         made = Recipe(
-            name, title, plan, known, tunable, tuning, seeds, published, notes, baseline, at_equal_radii, timed
+            name,
+            title,
+            function,
+            known,
+            tunable=tunable,
+            tuning=tuning,
+            seeds=seeds,
+            published=published,
+            notes=notes,
+            baseline=baseline,
+            at_equal_radii=at_equal_radii,
+            timed=timed,
         )
-        is_ours = plan.__module__.startswith(f"{__package__}.") and plan.__module__ != __name__
-        if is_ours and plan.__qualname__ == plan.__name__:  # no function in a function
+        is_ours = function.__module__.startswith(f"{__package__}.") and function.__module__ != __name__
+        if is_ours and function.__qualname__ == function.__name__:  # no function in a function
             RECIPES[made.name] = made  # users name theirs as MODULE:RECIPE
         return made
 

@@ -14,7 +14,7 @@ from ..tasks.pose_metrics import SCORES
 from ..training.run_dir import run_dir_name
 from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe
-from .planning import Planned, place, titles_of
+from .planning import Plan, titles_of
 from .scales import SCALES, Scale
 from .start import augmentation_of, with_weights
 from .variants import arguments, variant_of, variants
@@ -85,7 +85,7 @@ def _pose_notes(scale: Scale) -> list[str]:
 
 
 @recipe("Human pose estimation with SimCC", published="pose", tunable=True, notes=_pose_notes)
-def pose(scale: Scale) -> list[Planned]:
+def pose(scale: Scale) -> list[Plan]:
     """Return Adam, SAM, SAM at BSAM's total radius, and BSAM.
 
     The data is MPII; at the scale ``short`` it is LSP Extended, at ``smoke`` stick figures. The runs on photographs
@@ -95,7 +95,7 @@ def pose(scale: Scale) -> list[Planned]:
     # the paper does not state its radii for poses; we use those of CIFAR-10
     runs = [Run.of(variants()[name].method, arguments(variants()[name], "cifar10"), **settings) for name in COMPARED]
     section = f"{' on '.join(titles_of(runs[0]))}, {_score_title(runs[0].data)} in %"
-    return [place(run, section=section, column="") for run in with_weights(runs, scale.weights)]
+    return [Plan(run, section=section, column="") for run in with_weights(runs, scale.weights)]
 
 
 def _quantization_notes(scale: Scale) -> list[str]:
@@ -108,9 +108,9 @@ def _quantization_notes(scale: Scale) -> list[str]:
 
 
 @recipe("Quantization-aware training with 4 bits", published="quantization", tunable=True, notes=_quantization_notes)
-def quantization(scale: Scale) -> list[Planned]:
+def quantization(scale: Scale) -> list[Plan]:
     """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
-    data, planned = scale.data[0], []
+    data, plans = scale.data[0], []
     common: dict[str, Any] = {"curvature": True, **(SMOKE if scale.name == "smoke" else {})}
     quantized = {**QUANTIZED.values, **common, "epochs": QUANTIZED_EPOCHS[scale.name], "weight_bits": BITS}
     for network in QUANTIZED_NETWORKS:
@@ -120,8 +120,8 @@ def quantization(scale: Scale) -> list[Planned]:
         column, title = titles_of(base)
         for run in runs:
             row = FULL_PRECISION if run.task.weight_bits is None else variant_of(run).title
-            planned.append(place(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
-    return planned
+            plans.append(Plan(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
+    return plans
 
 
 @recipe(
@@ -132,7 +132,7 @@ def quantization(scale: Scale) -> list[Planned]:
         "Total radius: rho of SAM, rho_max + rho_min of BSAM, at the largest learning rate; BSAM's two radii are equal."
     ],
 )
-def radius(scale: Scale) -> list[Planned]:
+def radius(scale: Scale) -> list[Plan]:
     """Return SGD and each method at each total radius, on the first data set of the scale.
 
     How much of a gain is due to the radius? To first order in the radii, SAM and BSAM correct the gradient in
@@ -142,11 +142,11 @@ def radius(scale: Scale) -> list[Planned]:
     settings: dict[str, Any] = {"label_noise": NOISE, "noise_labels": "other", "curvature": True}
     sgd = scale.run(variants()["sgd"], network, data, **settings)
     section = f"{', '.join(titles_of(sgd))}, {noise_text(sgd)}"
-    planned = [place(sgd, section=section)]
+    plans = [Plan(sgd, section=section)]
     for total in TOTALS.get(data, DEFAULT_TOTALS):
         equal = {"rho_max": total / 2, "rho_min": total / 2}
         follow = {"rho": total, "rho_floor": total / 2}
         for name, radii in {"sam": {"rho": total}, "sam-follow": follow, "bsam": equal, "bsam-2": equal}.items():
             run = scale.run(variants()[name], network, data, arguments=radii, **settings)
-            planned.append(place(run, section=section, row=f"{variant_of(run).title}, total radius {total:g}"))
-    return planned
+            plans.append(Plan(run, section=section, row=f"{variant_of(run).title}, total radius {total:g}"))
+    return plans

@@ -1,10 +1,10 @@
-"""Planned runs: a run and what it is, for tables, figures and pages."""
+"""Plans: a run and what it is, for tables, figures and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ TITLED = frozenset(
 # entries of a description: numbers, which may be unknown (None), and checks of those that are no text
 NUMBERS = ("radius", "passes", "published")
 GIVEN = ("chosen", "published", "published_table")  # entries that only whoever plans a run gives
+WORDS = ("experiment", "row", "section", "column", "chosen", "published_table")  # of a plan
 CHECKS: Mapping[str, Check] = {
-    "place": partial(check_count, low=0),
+    **dict.fromkeys(("place", "order"), partial(check_count, low=0)),
     **dict.fromkeys(NUMBERS, check_number),
     **dict.fromkeys(("tuned", "trial", "shared"), check_flag),
 }
@@ -50,45 +51,80 @@ def check_text(name: str, value: object) -> None:
         raise BsamValueError(f"{name} must be text, got {value!r}")
 
 
+def check_entry(name: str, value: object) -> None:
+    """Raise if the value cannot be an entry of a description."""
+    if value is not None or name not in NUMBERS:
+        CHECKS.get(name, check_text)(name, value)
+
+
 @dataclass(frozen=True)
-class Planned:
-    """A run to train, and what it is.
+class Plan:
+    """A run to train, and where its results are shown.
 
     Args:
-        run: the settings.
-        about: from :func:`describe`; written to ``run.json`` in the run directory.
+        run: the run.
+        experiment: the title of the runs that it is compared with; None derives it from the settings.
+        row: its row in the table; None names the method and its arguments.
+        section: the part of the table; None is the network.
+        column: its column in the table; None is the data set.
+        order: the position of the row; None is that of the method among :func:`variants`.
         candidates: settings to choose from before it is trained, as fields of ``Run`` by name.
-        chosen: the settings that tuning chose.
+        published: its published number; None takes the one of ``published_table``, if there is one.
+        published_table: a table of ``published.json``.
+        chosen: how its settings were chosen, in words; None says whether the radii are the defaults.
+        settings_chosen: the settings that tuning chose.
+        tuned: whether tuning chose settings of this run.
+        trial: whether it is a tuning run.
         until: the epoch that a tuning run stops after; None trains all epochs.
+
+    Example:
+        >>> Plan(Run("sam", {"rho": 0.2}), column="test").about["row"]
+        'SAM, rho 0.2'
     """
 
     run: Run
-    about: Mapping[str, Any]
+    experiment: str | None = None
+    row: str | None = None
+    section: str | None = None
+    column: str | None = None
+    order: int | None = None
     candidates: Sequence[Mapping[str, Any]] = ()
-    chosen: Mapping[str, Any] | None = None
+    published: float | None = None
+    published_table: str | None = None
+    chosen: str | None = None
+    settings_chosen: Mapping[str, Any] | None = None
+    tuned: bool = False
+    trial: bool = False
     until: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self._given().items():
+            check_entry(name, value)
 
     @property
     def name(self) -> str:
         """The name of the run directory."""
         return run_dir_name(self.run)
 
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """What ``run.json`` in the run directory says: see :func:`describe`."""
+        network, data = titles_of(self.run)
+        given = {"section": network, "column": data, **self._given()}
+        if "order" in given:
+            given["place"] = given.pop("order")  # its name in the file
+        return describe(self.run, **given)
 
-def place(run: Run, **known: Any) -> Planned:
-    """Plan a run of a recipe: in its table, a section for each network and a column for each data set.
-
-    Args:
-        run: the run.
-        known: entries of :func:`describe`, such as another ``row`` or a ``published`` number.
-    """
-    network, data = titles_of(run)
-    return Planned(run, describe(run, **{"section": network, "column": data, **known}))
+    def _given(self) -> dict[str, Any]:
+        """Return the entries of the description that do not follow from the run."""
+        given = {name: getattr(self, name) for name in (*WORDS, "order", "published", "tuned", "trial")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
-def with_seed(planned: Sequence[Planned], seed: int, **more: Any) -> list[Planned]:
-    """Return the runs with another seed and other settings; those that start from another of them still do."""
-    new = [replace(plan, run=plan.run.changed(seed=seed, **more)) for plan in planned]
-    names = {old.name: plan.name for old, plan in zip(planned, new, strict=True)}
+def with_seed(plans: Sequence[Plan], seed: int, **more: Any) -> list[Plan]:
+    """Return the plans with another seed and other settings; runs that start from another of them still do."""
+    new = [replace(plan, run=plan.run.changed(seed=seed, **more)) for plan in plans]
+    names = {old.name: plan.name for old, plan in zip(plans, new, strict=True)}
     return [
         replace(plan, run=replace(plan.run, init=names[plan.run.init])) if plan.run.init in names else plan
         for plan in new
@@ -130,8 +166,7 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
     if unknown := known.keys() - about.keys() - {*GIVEN}:
         raise BsamValueError(f"a run is described by {', '.join((*about, *GIVEN))}; got {min(unknown)!r}")
     for name, value in known.items():
-        if value is not None or name not in NUMBERS:
-            CHECKS.get(name, check_text)(name, value)
+        check_entry(name, value)
     return {**about, **known}
 
 
@@ -240,20 +275,20 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
 
 
 def select(
-    planned: Sequence[Planned], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
-) -> list[Planned]:
+    plans: Sequence[Plan], methods: Sequence[str] = (), models: Sequence[str] = (), data: Sequence[str] = ()
+) -> list[Plan]:
     """Return the runs with these methods (as in the tables), networks and data sets; an empty selection takes all.
 
     The runs that they start from come first.
     """
-    names_of: dict[str, tuple[Sequence[str], Callable[[Planned], str]]] = {
-        "method": (methods, lambda plan: plan.about["variant"]),
+    names_of: dict[str, tuple[Sequence[str], Callable[[Plan], str]]] = {
+        "method": (methods, lambda plan: variant_of(plan.run).name),
         "model": (models, lambda plan: plan.run.model),
         "data set": (data, lambda plan: plan.run.data),
     }
-    chosen = list(planned)
+    chosen = list(plans)
     for kind, (given, name_of) in names_of.items():
-        known = dict.fromkeys(map(name_of, planned))
+        known = dict.fromkeys(map(name_of, plans))
         selected = [find_name(f"{kind} of the recipe", name, known) for name in given] or known
         chosen = [plan for plan in chosen if name_of(plan) in selected]
     if not chosen:
@@ -262,4 +297,4 @@ def select(
             "--data"
         )
     initial = {plan.run.init for plan in chosen} - {plan.name for plan in chosen}
-    return [*(plan for plan in planned if plan.name in initial), *chosen]
+    return [*(plan for plan in plans if plan.name in initial), *chosen]

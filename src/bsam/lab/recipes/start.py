@@ -17,7 +17,7 @@ from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
-from .planning import Planned
+from .planning import Plan
 from .scales import STANDS_FOR
 
 LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
@@ -170,9 +170,9 @@ def weights_for(model: str) -> list[str]:
     return [first, *(name for name, paper in STANDS_FOR.items() if paper == first)]
 
 
-def check_weights_given(planned: Iterable[Planned]) -> None:
+def check_weights_given(plans: Iterable[Plan]) -> None:
     """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
-    for run in (plan.run for plan in planned):
+    for run in (plan.run for plan in plans):
         backbone = model_entry(run.model).backbone
         if run.weights == PRETRAINED and backbone is not None:
             raise BsamValueError(

@@ -1,4 +1,4 @@
-"""Studies: planned runs, how their settings are chosen, and which of them to train next."""
+"""Studies: runs to train, how their settings are chosen, and which of them to train next."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from ..config import BASE, Run
 from ..training.run_dir import RunState, run_dir_name
 from .choice import Choice, Tuning, settings_text
-from .planning import Planned, describe, experiment_title, setting_text, state_of, with_seed
+from .planning import Plan, setting_text, state_of, with_seed
 from .tuning import base_candidates
-from .variants import radius_choice, total_radius, variant_of
+from .variants import radius_choice, variant_of
 
 
 class Snapshot:
@@ -34,9 +34,9 @@ class Snapshot:
             self._states[name] = state_of(run, self.out)
         return replace(self._states[name], until=until)
 
-    def states(self, planned: Iterable[Planned]) -> list[RunState]:
-        """Return the state of each planned run."""
-        return [self.state(plan.run, plan.until) for plan in planned]
+    def states(self, plans: Iterable[Plan]) -> list[RunState]:
+        """Return the state of the run of each plan."""
+        return [self.state(plan.run, plan.until) for plan in plans]
 
     def again(self, names: Collection[str]) -> Snapshot:
         """Return a new look at these directories; the states of the others stay as they are."""
@@ -49,11 +49,11 @@ class Stage:
 
     Args:
         title: what they are for.
-        planned: the runs.
+        plans: the runs.
     """
 
     title: str
-    planned: Sequence[Planned]
+    plans: Sequence[Plan]
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Decision:
     now: Snapshot
     base: Choice | None
     choices: Sequence[Choice]
-    trials: Sequence[Planned]
-    finals: Sequence[Planned]
-    selected_trials: Sequence[Planned]
-    selected_finals: Sequence[Planned]
+    trials: Sequence[Plan]
+    finals: Sequence[Plan]
+    selected_trials: Sequence[Plan]
+    selected_finals: Sequence[Plan]
     waiting: Mapping[str, Sequence[str]]
     stage: Stage | None
 
@@ -111,7 +111,7 @@ class Study:
 
     name: str
     title: str
-    plans: Sequence[Planned]
+    plans: Sequence[Plan]
     scale: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Study:
     workers: int = 1
 
     @property
-    def selected_plans(self) -> list[Planned]:
+    def selected_plans(self) -> list[Plan]:
         """The plans of the runs to train, in order."""
         return self._picked(self.plans)
 
@@ -141,7 +141,7 @@ class Study:
         base = None
         if tuning.base:
             run = replace(plans[0].run, method=BASE, arguments={}, probe=None, rho_warmup=0.0, rho_start=0.0)
-            base = _choice(Planned(run, describe(run), base_candidates(run)), tuning, (), now)
+            base = _choice(Plan(run, candidates=base_candidates(run)), tuning, (), now)
             plans = [_with_settings(plan, base) for plan in plans]
         first_seed = min(plan.run.seed for plan in plans)
         first = [plan for plan in plans if plan.run.seed == first_seed]
@@ -174,35 +174,35 @@ class Study:
             stage=_next_stage(stages, now, failed),
         )
 
-    def _picked(self, planned: Sequence[Planned]) -> list[Planned]:
-        """Return the runs to train, in order; ``planned`` has one for each of the plans."""
+    def _picked(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Return those of the selected runs, in order; ``plans`` has one for each plan of the study."""
         if self.selected is None:
-            return list(planned)
-        by_name = {plan.name: one for plan, one in zip(self.plans, planned, strict=True)}
+            return list(plans)
+        by_name = {before.name: plan for before, plan in zip(self.plans, plans, strict=True)}
         return [by_name[name] for name in self.selected]
 
 
-def _next_stage(stages: Mapping[str, Sequence[Planned]], now: Snapshot, failed: Collection[str]) -> Stage | None:
+def _next_stage(stages: Mapping[str, Sequence[Plan]], now: Snapshot, failed: Collection[str]) -> Stage | None:
     """Return the first stage in which a run has neither ended nor failed."""
-    for title, planned in stages.items():
-        tried = [plan for plan in planned if plan.name not in failed]
+    for title, plans in stages.items():
+        tried = [plan for plan in plans if plan.name not in failed]
         if not all(state.ended for state in now.states(tried)):
             return Stage(title, tried)
     return None
 
 
-def seed_by_seed(planned: Sequence[Planned], seeds: int, first_seed: int = 0) -> list[Planned]:
+def seed_by_seed(first: Sequence[Plan], seeds: int, first_seed: int = 0) -> list[Plan]:
     """Return the runs with each seed: the first seed of every run comes before the second of any.
 
     A loss surface is computed for the first seed only.
     """
-    plans = with_seed(planned, first_seed)
+    plans = with_seed(first, first_seed)
     for seed in range(first_seed + 1, first_seed + seeds):
-        plans += with_seed(planned, seed, surface=None)
+        plans += with_seed(first, seed, surface=None)
     return plans
 
 
-def _choice(plan: Planned, tuning: Tuning, others: Sequence[Planned], now: Snapshot) -> Choice:
+def _choice(plan: Plan, tuning: Tuning, others: Sequence[Plan], now: Snapshot) -> Choice:
     """Return the choice for a run. If it starts from the weights of another run, its tuning runs start from a
     tuning run of that one, so that no weights were trained on the evaluation data.
     """
@@ -215,7 +215,7 @@ def _choice(plan: Planned, tuning: Tuning, others: Sequence[Planned], now: Snaps
     return Choice(plan, tuning, [now.state(run) for run in runs])
 
 
-def _trials(choices: Sequence[Choice], first: Sequence[Planned]) -> list[Planned]:
+def _trials(choices: Sequence[Choice], first: Sequence[Plan]) -> list[Plan]:
     """Return the tuning runs of choices, after those that they start from."""
     initial = {choice.plan.run.init for choice in choices}
     starts = [plan.run for plan in first if plan.name in initial]
@@ -224,21 +224,18 @@ def _trials(choices: Sequence[Choice], first: Sequence[Planned]) -> list[Planned
     return trials + [_trial(state.run, state.until) for choice in choices for state in choice.trials]
 
 
-def _trial(run: Run, until: int | None = None) -> Planned:
-    return Planned(run, describe(run, trial=True), until=until)
+def _trial(run: Run, until: int | None = None) -> Plan:
+    return Plan(run, section="", column="", trial=True, until=until)
 
 
-def _with_settings(plan: Planned, choice: Choice) -> Planned:
-    """Return a planned run with the chosen settings; its radius changes, and the title that names its settings."""
-    best = choice.best()
-    run = plan.run if best is None else plan.run.changed(**choice.plan.candidates[best])
-    about = {**plan.about, "radius": total_radius(run)}
-    if about["experiment"] == experiment_title(plan.run):
-        about["experiment"] = experiment_title(run)
-    return replace(plan, run=run, about=about)
+def _with_settings(plan: Plan, choice: Choice) -> Plan:
+    """Return the plan of a run with the chosen settings, in the row that it was planned for."""
+    if (best := choice.best()) is None:
+        return plan
+    return replace(plan, run=plan.run.changed(**choice.plan.candidates[best]), row=plan.about["row"])
 
 
-def _final(plan: Planned, base: Choice | None, choice: Choice | None) -> Planned:
+def _final(plan: Plan, base: Choice | None, choice: Choice | None) -> Plan:
     """Return a run with its chosen settings, which says how they were chosen."""
     parts = []
     if choice is not None:
@@ -247,16 +244,16 @@ def _final(plan: Planned, base: Choice | None, choice: Choice | None) -> Planned
         is_radius = all(name.startswith("rho") for name in chosen)
         parts.append(("" if is_radius else f"{setting_text(chosen)} ") + choice.tuned_on)
         row = f"{plan.about['row']}, tuned" if choice.tuning.radii else plan.about["row"]
-        plan = replace(plan, chosen=chosen, about={**plan.about, "row": row})
+        plan = replace(plan, settings_chosen=chosen, row=row)
     is_tuned = bool(parts) or (base is not None and plan.run.method == BASE)
     if base is not None:
         of_base = base.tuned_on if plan.run.method == BASE else f"as tuned for {variant_of(base.plan.run).title}"
         parts.append(f"{settings_text(list(base.values[0]))} {of_base}")
     if not parts:
         return plan
-    as_planned = [] if is_tuned else [plan.about.get("chosen", radius_choice(plan.run))]
+    as_planned = [] if is_tuned else [radius_choice(plan.run) if plan.chosen is None else plan.chosen]
     words = "; ".join(filter(None, (*as_planned, *parts)))
-    return replace(plan, about={**plan.about, "chosen": words, "tuned": is_tuned})
+    return replace(plan, chosen=words, tuned=is_tuned)
 
 
 def base_sentence(base: Choice | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import Run
 from .experiments import recipe
-from .planning import Planned, describe, place, setting_text
+from .planning import Plan, experiment_title, setting_text
 from .scales import CIFAR, FAST, SCALES, Scale
 from .variants import variants
 
@@ -39,26 +39,26 @@ TRAINING = {**OPTIMIZER, "epochs": 100, "batch": 512, "warmup": 5, "augment": "c
         "warm-up: the radius rises from 0 over the first quarter of the epochs.",
     ],
 )
-def transformers(scale: Scale) -> list[Planned]:
+def transformers(scale: Scale) -> list[Plan]:
     """Return AdamW, AdamW with twice the epochs, and each method at each radius, without and with a warm-up."""
-    planned = []
+    plans = []
     smoke: dict[str, Any] = (
         {**OPTIMIZER, "warmup": 0.5, "batch": scale.settings["batch"] // 2} if scale.stand_ins else {}
     )
     for network in scale.networks:
         for data in scale.data:
             first = scale.run(variants()["sgd"], network, data, **smoke)
-            experiment = describe(first)["experiment"]
+            experiment = experiment_title(first)
             twice = replace(first, epochs=2 * first.epochs)
-            planned += [place(first), place(twice, row="AdamW, twice the epochs", experiment=experiment)]
+            plans += [Plan(first), Plan(twice, row="AdamW, twice the epochs", experiment=experiment)]
             for name in COMPARED:
                 for radius in RADII:
                     for warm_up in (0.0, WARM_UP * first.epochs):
                         run = scale.run(
                             variants()[name], network, data, arguments=radii(name, radius), rho_warmup=warm_up, **smoke
                         )
-                        planned.append(place(run, row=row(name, run), chosen=""))  # rows name their radii
-    return planned
+                        plans.append(Plan(run, row=row(name, run), chosen=""))  # rows name their radii
+    return plans
 
 
 def radii(name: str, radius: float) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Run
-from .planning import Planned
+from .planning import Plan
 from .variants import all_arguments
 
 TUNING_FACTORS = (0.5, 1, 2, 4)  # multiples of a run's radii
@@ -40,6 +40,6 @@ def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def with_tuned_radii(planned: Iterable[Planned]) -> list[Planned]:
-    """Return planned runs whose radii are chosen from multiples of theirs."""
-    return [replace(plan, candidates=radius_candidates(plan.run)) for plan in planned]
+def with_tuned_radii(plans: Iterable[Plan]) -> list[Plan]:
+    """Return plans of runs whose radii are chosen from multiples of theirs."""
+    return [replace(plan, candidates=radius_candidates(plan.run)) for plan in plans]

@@ -19,7 +19,7 @@ from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..paper import check_table, join
-from ..recipes.planning import Planned
+from ..recipes.planning import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks.noise_words import noise_text, wrong_labels
 from ..training.files import locked, read_json, write, write_json
@@ -165,13 +165,13 @@ def write_results(study: Study, decision: Decision) -> StudyResult:
     return StudyResult(states, tables, [*notes, *findings], files, page, compared, unreadable)
 
 
-def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = ()) -> pd.DataFrame:
+def runs_of(finals: Sequence[Plan], out: Path, unreadable: Collection[str] = ()) -> pd.DataFrame:
     """Return the table of the final runs in the order of the plan; runs that have not started have no numbers.
 
     What the plan says of a run is written to its ``run.json`` first: an older version did not, or knew less.
 
     Args:
-        finals: the planned runs.
+        finals: their plans.
         out: the folder of the study.
         unreadable: names of runs whose directories cannot be read; they count as not started.
     """
@@ -181,7 +181,10 @@ def runs_of(finals: Sequence[Planned], out: Path, unreadable: Collection[str] = 
             write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
     rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
-    table = [{**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.chosen} for plan in finals]
+    table = [
+        {**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.settings_chosen}
+        for plan in finals
+    ]
     for row, plan in zip(table, finals, strict=True):  # the data changed between two runs: no mean over both
         row["section"] += row["experiment"].removeprefix(plan.about["experiment"])
     runs = pd.DataFrame(table).astype({"published": float, "radius": float, "chosen": object})
@@ -196,13 +199,13 @@ def _stored_about(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _about(plan: Planned, out: Path) -> dict[str, Any]:
+def _about(plan: Plan, out: Path) -> dict[str, Any]:
     """Return what the plan says of a run, and whether it shared its device while it trained, which only it knows."""
     begun = (out / plan.name / CONFIG).exists()
     return {**plan.about, "shared": _stored_about(out / plan.name).get("shared", begun)}
 
 
-def _not_started(plan: Planned, out: Path) -> dict[str, Any]:
+def _not_started(plan: Plan, out: Path) -> dict[str, Any]:
     about = {name: value for name, value in plan.about.items() if name in COLUMNS}
     known = {"seed": plan.run.seed, "settings": plan.run.settings(), "unit": score_title(plan.run)}
     return {**COLUMNS, **about, **known, "state": "not started", "name": plan.name, "path": out / plan.name}
@@ -228,7 +231,7 @@ def _noise_texts(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [text for text in dict.fromkeys(texts.values()) if text]
 
 
-def _entry(plan: Planned, now: Snapshot) -> dict[str, Any]:
+def _entry(plan: Plan, now: Snapshot) -> dict[str, Any]:
     """Return settings, what a run is, its state, the metrics of its last epoch, machines and dates.
 
     If a file is damaged, the entry only says which.
@@ -251,7 +254,7 @@ def _entry(plan: Planned, now: Snapshot) -> dict[str, Any]:
     return {**known, "state": UNREADABLE, "reason": reason, **unknown}
 
 
-def _stored_numbers(plan: Planned, state: RunState) -> dict[str, Any]:
+def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
     files, noise = RunDir(state.path), plan.run.task.label_noise
     files.note("baseline")  # the table needs it
     notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
