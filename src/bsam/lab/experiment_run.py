@@ -120,14 +120,15 @@ def _train(
 
     out, scale = options.out, experiment.scale
     selected = experiment.selected
+    names = {plan.run.data: None for plan in selected if not plan.run.task.is_own}
     if options.download:
-        download_all((plan.run.data for plan in selected), options.data_dir, sys.stderr.isatty())
+        download_all(names, options.data_dir, sys.stderr.isatty())
     if scale.threads is not None:
         torch.set_num_threads(scale.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     fit_options = {name: getattr(options, name) for name in ("data_dir", "cache_dir", "device", "checkpoint_every")}
     make_executor = _executor(options, scale, unfinished, callbacks, experiment.recipe.timed)
-    check_data({plan.run.data for plan in selected}, options.data_dir)
+    check_data(names, options.data_dir)
     failed: dict[str, str] = {}
 
     def train(planned: Sequence[Planned], stage: str) -> None:

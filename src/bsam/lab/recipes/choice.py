@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...common.errors import BsamRuntimeError
 from ..common.grouping import count_text
 from ..config import Run, Split
-from ..tasks import TASKS
+from ..tasks import task_class
 from ..training.run_dir import RunDir, RunState
 from .planning import TUNING_SEED, Planned
 from .variants import all_arguments
@@ -99,6 +99,11 @@ class Choice:
         names = sorted({name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"})
         return [{name: values[name] for name in names} for values in tried]
 
+    @property
+    def higher(self) -> bool:
+        """Whether a higher score is better."""
+        return task_class(self.plan.run.task.name).score.higher
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """The row of :meth:`scores` for each candidate after the epoch that it is trained up to."""
@@ -120,7 +125,7 @@ class Choice:
         left = list(candidates)
         for rung in rungs(epochs, len(left), start_of(self.plan.run)):
             aims = [rung if candidate in left else aim for candidate, aim in zip(candidates, aims, strict=True)]
-            ranked = _ranked(self.scores(rung).loc[left])
+            ranked = _ranked(self.scores(rung).loc[left], self.higher)
             left = list(ranked.index[ranked["diverged"] < self.tuning.seeds][: (len(left) + 1) // 2])
             if len(left) < 2 or not all(state.ended for state in self._trials(aims)):
                 break
@@ -166,7 +171,7 @@ class Choice:
         return pd.DataFrame({"centre": (places**2).sum(axis=1), "edges": edges})
 
     def best(self, score: str = "score") -> int | None:
-        """Return the number of the candidate with the highest score; None until the tuning runs have ended.
+        """Return the number of the candidate with the best score; None until the tuning runs have ended.
 
         On ties it is the one nearest to the middle of the grid, or the first of those. Candidates that diverged with
         fewer seeds come first. If all diverged with every seed, it is the first one, which has the smallest radii.
@@ -175,7 +180,7 @@ class Choice:
             return None
         if self.table[score].isna().all():
             return 0
-        return int(_ranked(self.table[self.table["epoch"] == max(self.aims)], score).index[0])
+        return int(_ranked(self.table[self.table["epoch"] == max(self.aims)], self.higher, score).index[0])
 
     @cached_property
     def samples(self) -> int | None:
@@ -195,9 +200,10 @@ class Choice:
         """
         if (best := self.best()) is None:
             return None
-        score, factor = self.table["score"][best], TASKS[self.plan.run.task.name].measure.factor
+        score, factor = self.table["score"][best], task_class(self.plan.run.task.name).score.factor
         errors = [self.table["error"][best]]
-        if self.samples is not None and 0 <= score <= factor:
+        is_share = not self.plan.run.task.is_own  # which score a user's task has, is not known
+        if is_share and self.samples is not None and 0 <= score <= factor:
             n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
             share = (score / factor * (n - 4) + 2) / n
             errors.append(factor * math.sqrt(share * (1 - share) / n))
@@ -213,7 +219,8 @@ class Choice:
         if (best := self.best()) is None:
             return False
         chosen = [self.scores(aim)["score"][best] for aim in self.aims]
-        return bool((self.table["score"] >= pd.Series(chosen) - (self.noise or 0.0) - 1e-9).sum() > 1)
+        ahead = (pd.Series(chosen) - self.table["score"]) * (1 if self.higher else -1)
+        return bool((ahead <= (self.noise or 0.0) + 1e-9).sum() > 1)
 
     @property
     def samples_text(self) -> str:
@@ -233,9 +240,9 @@ class Choice:
         return f"{text}; {given}" if given else text
 
 
-def _ranked(scores: pd.DataFrame, score: str = "score") -> pd.DataFrame:
+def _ranked(scores: pd.DataFrame, higher: bool, score: str = "score") -> pd.DataFrame:
     """Return candidates from the best to the worst."""
-    return scores.round(9).sort_values(["diverged", score, "centre"], ascending=[True, False, True])
+    return scores.round(9).sort_values(["diverged", score, "centre"], ascending=[True, not higher, True])
 
 
 def _score(state: RunState, epoch: int) -> dict[str, Any]:
@@ -248,7 +255,7 @@ def _score(state: RunState, epoch: int) -> dict[str, Any]:
         return {"score": math.nan, "clean": math.nan, "diverged": state.diverged is not None}
     window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
     rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
-    measure = TASKS[state.run.task.name].measure
+    measure = task_class(state.run.task.name).score
     score = fmean(measure.shown(row, split) for row in rows)
     clean = f"{split}_clean_accuracy"
     return {
