@@ -13,23 +13,35 @@ if TYPE_CHECKING:
     from .analysis.significance import compare_rows as compare_rows
     from .config import ClassificationSettings as ClassificationSettings
     from .config import PoseSettings as PoseSettings
+    from .config import Preset as Preset
     from .config import Run as Run
+    from .config import TaskSettings as TaskSettings
+    from .config import setting as setting
     from .python_api import compare as compare
     from .python_api import write_report as write_report
     from .quantization import quantize as quantize
+    from .tasks import Score as Score
+    from .tasks import Splits as Splits
+    from .tasks import Task as Task
     from .training import fit as fit
 
 # Imported on first use: `import bsam.lab.models` needs none of the rest.
 _MODULES = {
     "ClassificationSettings": "config",
     "PoseSettings": "config",
+    "Preset": "config",
     "Run": "config",
+    "Score": "tasks",
+    "Splits": "tasks",
+    "Task": "tasks",
+    "TaskSettings": "config",
     "compare": "python_api",
     "compare_rows": "analysis.significance",
     "fit": "training",
     "quantize": "quantization",
     "read_epochs": "analysis.runs_table",
     "read_runs": "analysis.runs_table",
+    "setting": "config",
     "write_report": "python_api",
 }
 __all__ = [*_MODULES]

@@ -14,7 +14,7 @@ from .analysis.sentences import ComparisonResult
 from .cli.run import show_study
 from .common.methods import Method
 from .common.names import find_name, name_of
-from .config import settings_by_heading
+from .config import is_own_task, settings_by_heading
 from .recipes.comparison import (
     COMPARE,
     DEFAULT_METHODS,
@@ -25,15 +25,17 @@ from .recipes.comparison import (
 )
 from .recipes.start import check_start, complete_settings
 from .study_run import NEEDS, StudyOptions, refuse_torchrun
+from .tasks import Task, named_task
 from .training.run_writer import CHECKPOINT_EVERY
 
 
 def compare(
-    data: str,
+    data: str | None = None,
     model: str | Callable[..., nn.Module] | None = None,
     methods: Sequence[str | Method] = DEFAULT_METHODS,
     *,
     seeds: int = SEEDS,
+    task: str | type[Task] | None = None,
     tune: bool = False,
     tune_base: bool = False,
     tune_seeds: int = 1,
@@ -52,12 +54,14 @@ def compare(
     Finished runs in ``out`` are not trained again, and interrupted ones continue.
 
     Args:
-        data: a data set from ``bsam list data``, ``folder:PATH`` or ``MODULE:FUNCTION``.
+        data: a data set from ``bsam list data``, ``folder:PATH`` or ``MODULE:FUNCTION``; None is digits, or the first
+            data set of the task.
         model: a network from ``bsam list models``, ``timm:NAME``, ``MODULE:FUNCTION`` or a function that returns a
             network; None takes that of the weights or the data set.
         methods: at least two of ``"base"``, the names in ``bsam.lab.recipes.variants()``, ``MODULE:CLASS`` and classes
             of your own; a name may be followed by arguments: ``"sam:rho=0.1"``.
         seeds: the number of seeds.
+        task: a task of your own, a class or ``MODULE:CLASS``; None is that of the data set.
         tune: whether to choose each method's radius first, on validation samples or held-out training samples.
         tune_base: whether to choose learning rate and weight decay before that, for the base optimizer alone; all
             methods then use them.
@@ -94,12 +98,15 @@ def compare(
         [['SGD', 2, 1], ['SAM', 2, 2]]
     """
     require_packages(NEEDS)
-    names = [item.name for listed in settings_by_heading().values() for item in listed]
+    own = None if task is None else named_task(task)
+    by_heading = settings_by_heading(own if is_own_task(own) else None)
+    names = [item.name for listed in by_heading.values() for item in listed]
     known = [name for name in names if name not in LEFT_OUT]
     for name in settings:
         find_name("setting", name, known)
     refuse_torchrun(COMPARE)
-    given = {**settings, "data": data}
+    given = {**settings, "data": data, "task": own}
+    given = {name: value for name, value in given.items() if value is not None or name not in ("data", "task")}
     if model is not None:
         given["model"] = model if isinstance(model, str) else name_of(model, "model")
     data_folder = None if data_dir is None else Path(data_dir)

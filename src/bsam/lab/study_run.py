@@ -119,14 +119,15 @@ def _train(
     from .report.recipe_results import claim_folder
 
     plans = study.selected_plans
+    names = {plan.run.data: None for plan in plans if not plan.run.task.is_own}
     unfinished = sum(not state.ended for state in decision.selected_states)
     if options.download:
-        download_all((plan.run.data for plan in plans), options.data_dir, sys.stderr.isatty())
+        download_all(names, options.data_dir, sys.stderr.isatty())
     if study.threads is not None:
         torch.set_num_threads(study.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     executor_of_runs = _executor(options, study, unfinished, callbacks)
-    check_data({plan.run.data for plan in plans}, options.data_dir)
+    check_data(names, options.data_dir)
     failed: dict[str, str] = {}
     locked: set[str] = set()  # by other processes, which go on with them
     with executor_of_runs as executor:

@@ -72,7 +72,7 @@ def network(data) -> nn.Module:
         task.begin_epoch(epoch)
         for batch in task.batches(torch.arange(48).view(6, 8)):
             optimizer.zero_grad()
-            task.losses(network(batch[0]), batch).mean().backward()
+            task.losses(network(batch[0]), batch[1]).mean().backward()
             optimizer.step()
     return network.eval()
 
@@ -199,7 +199,7 @@ def test_augmented_samples_and_their_losses_are_those_of_a_loop(data, augment):
     assert (len({row[0] for row in rows}) == 1) == (augment == "none")
     network = task.network().eval()
     with torch.no_grad():
-        losses = task.losses(network(x), (x, y, index))
+        losses = task.losses(network(x), y)
         logits = network(x).double().numpy()
     for i, (person, row) in enumerate(zip(index.tolist(), rows, strict=True)):
         joints = data.train.y[person].double().numpy()
@@ -242,7 +242,7 @@ def test_the_loss_of_flatness_is_the_mean_of_the_losses_of_plain_images(data, mo
     torch.testing.assert_close(x, inputs_by_hand(data.train), atol=1e-4, rtol=0)
     with torch.no_grad():
         logits = network(x)
-        losses = task.losses(logits, (x, y, torch.arange(48)))
+        losses = task.losses(logits, y)
         assert float(task.loss(logits, y)) == pytest.approx(float(losses.mean()))
     joints = data.train.y.double().numpy() - np.array([6, 6, 0])
     expected = [simcc_loss(one, own, K, SIGMA) for one, own in zip(logits.double().numpy(), joints, strict=True)]

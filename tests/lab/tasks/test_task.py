@@ -12,7 +12,7 @@ from torch import nn
 
 import bsam
 from bsam.lab.config import Run, TaskSettings
-from bsam.lab.tasks.task import Measure, Task
+from bsam.lab.tasks.task import BaseTask, Score
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
@@ -30,12 +30,12 @@ SETTINGS = {"base": "adam", "lr": 0.02, "weight_decay": 0.0, "batch": 50, "seed"
 RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, epochs=4, task=RegressionSettings(1.0), **SETTINGS)
 
 
-class Regression(Task):
+class Regression(BaseTask):
     """Points in the plane, moved a little in each epoch, to two numbers: a Huber loss, judged by the share of variance
     explained.
     """
 
-    measure = Measure("explained", "variance explained in %", 100)
+    score = Score("explained", "variance explained in %", 100)
     samples, classes = 230, 2
 
     def __init__(self, run, device, data_dir=None):
@@ -57,8 +57,8 @@ class Regression(Task):
     def batch(self, index):
         return self.x[index] + self.shift[index], self.y[index], index
 
-    def losses(self, outputs, batch):
-        return nn.functional.huber_loss(outputs, batch[1], reduction="none", delta=self.run.task.delta).sum(1)
+    def losses(self, outputs, y):
+        return nn.functional.huber_loss(outputs, y, reduction="none", delta=self.run.task.delta).sum(1)
 
     @torch.no_grad()
     def evaluate(self, network):

@@ -126,8 +126,8 @@ def test_a_bad_time_between_checkpoints(value, tmp_path):
 )
 def test_a_run_that_diverges_names_the_checkpoint_that_it_has(checkpoint, kept, tmp_path, runs):
     class Poisoned(Classification):
-        def losses(self, outputs, batch):
-            return super().losses(outputs, batch) * self.poison
+        def losses(self, outputs, y):
+            return super().losses(outputs, y) * self.poison
 
         def begin_epoch(self, epoch):
             super().begin_epoch(epoch)

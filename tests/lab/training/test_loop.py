@@ -215,8 +215,8 @@ def test_bf16_runs_the_network_under_autocast():
     dtypes = []
 
     class Recorded(Classification):
-        def losses(self, outputs, batch):
-            losses = super().losses(outputs, batch)
+        def losses(self, outputs, y):
+            losses = super().losses(outputs, y)
             dtypes.append((outputs.dtype, losses.dtype))
             return losses
 

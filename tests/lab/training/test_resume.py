@@ -106,8 +106,8 @@ def test_a_signal_after_a_loss_that_is_not_finite_keeps_the_last_checkpoint(tmp_
     before = (tmp_path / CHECKPOINT).read_bytes()
 
     class Infinite(Signalled):
-        def losses(self, outputs, batch):
-            return super().losses(outputs, batch) / 0
+        def losses(self, outputs, y):
+            return super().losses(outputs, y) / 0
 
     Infinite.__module__, Infinite.__qualname__ = Signalled.__module__, Signalled.__qualname__
     Signalled.batches_left = 1

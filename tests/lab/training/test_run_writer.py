@@ -211,8 +211,8 @@ def test_a_non_finite_loss_in_a_later_epoch_keeps_the_last_good_checkpoint(tmp_p
             super().begin_epoch(epoch)
             self.poison = float("nan") if epoch == 1 else 1.0
 
-        def losses(self, outputs, batch):
-            return super().losses(outputs, batch) * self.poison
+        def losses(self, outputs, y):
+            return super().losses(outputs, y) * self.poison
 
     Poisoned.__module__, Poisoned.__qualname__ = Classification.__module__, Classification.__qualname__
     with pytest.raises(Diverged, match=rf"epoch 2.*The checkpoint of epoch 1 is kept in {tmp_path}"):

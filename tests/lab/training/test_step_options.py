@@ -40,8 +40,8 @@ class Recorded(Classification):
         self.seen.append(batch)
         return batch
 
-    def losses(self, outputs, batch):
-        return self.factor * super().losses(outputs, batch)
+    def losses(self, outputs, y):
+        return self.factor * super().losses(outputs, y)
 
     def evaluate(self, network):
         self.evaluated.append(copy.deepcopy(network))
@@ -165,9 +165,9 @@ def test_selected_samples_are_split_into_micro_batches_of_the_same_size():
     sizes = []
 
     class Sized(Classification):
-        def losses(self, outputs, batch):
+        def losses(self, outputs, y):
             sizes.append(len(outputs))
-            return super().losses(outputs, batch)
+            return super().losses(outputs, y)
 
     fit(Run.of("ksam", {"k": 10}, **{**SAME, "epochs": 1, "limit_train": 16}, accumulate=2), device="cpu", task=Sized)
     assert sizes == [8, 8, 8, 2, 8, 2]

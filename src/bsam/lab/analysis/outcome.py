@@ -10,7 +10,7 @@ from typing import Any
 from ...methods import METHODS
 from ..config import Run
 from ..data import dataset_entry
-from ..tasks import TASKS
+from ..tasks import task_class
 from ..training.run_dir import RunDir
 
 # To first order |g_max - g| = rho |H g| / |g|. Above a ratio |g_max| / |g| of 2 the change of the gradient is longer
@@ -60,6 +60,8 @@ def failure(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]] | Non
     """
     epochs = run_dir.metrics() if epochs is None else epochs
     last = epochs[-1]
+    if run.task.is_own:
+        return _own_failure(run, run_dir, epochs)
     accuracy, loss = (last.get(f"{run.eval_split}_{name}") for name in ("accuracy", "loss"))
     losses = [value for value in (last.get("train_loss"), loss) if value is not None]
     if accuracy is not None:
@@ -83,6 +85,26 @@ def failure(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]] | Non
                 f"The network is no better than the baseline ({baseline['title']}): {name} {score:.4g} and "
                 f"{value:.4g}. {_advice(run, diverged=False)}"
             )
+    return _loss_failure(run, epochs)
+
+
+def _own_failure(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a sentence if a task of the user knows the score of a constant answer, and the run is no better."""
+    score, chance = task_class(run.task.name).score, run_dir.note("task").get("chance")
+    if chance is not None:
+        reached = epochs[-1][score.metric(run.eval_split)]
+        if reached is None or (reached <= chance if score.higher else reached >= chance):
+            numbers = " and ".join(f"{score.factor * number:.4g}" for number in (reached or math.nan, chance))
+            return (
+                f"The network is no better than the best constant answer: {score.title} {numbers}. "
+                f"{_advice(run, diverged=False)}"
+            )
+    return _loss_failure(run, epochs)
+
+
+def _loss_failure(run: Run, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a sentence if the last training loss of a run is not below that of the first epoch."""
+    last = epochs[-1]
     if "train_loss" not in last:
         return None
     if _begins_at_random(run) and len(epochs) > 1 and last["train_loss"] >= epochs[0]["train_loss"]:
@@ -110,4 +132,4 @@ def _advice(run: Run, diverged: bool) -> str:
 
 def score_title(run: Run) -> str:
     """Return the split and the measure that a table shows."""
-    return f"{run.eval_split} {TASKS[run.task.name].measure.title}"
+    return f"{run.eval_split} {task_class(run.task.name).score.title}"

@@ -81,7 +81,7 @@ def answer(table: pd.DataFrame) -> str:
     """
     baseline = table["against"].iloc[0]
     others = table[table["row"] != baseline]
-    better = others[others["verdict"] == BETTER].sort_values("difference", ascending=False)["row"].tolist()
+    better = others[others["verdict"] == BETTER].sort_values("difference", key=abs, ascending=False)["row"].tolist()
     if not table["their_n"].any():
         return f"{baseline} has no finished run, so nothing can be compared with it."
     if better:

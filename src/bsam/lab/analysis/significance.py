@@ -105,7 +105,7 @@ def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "
         runs: a table of :func:`bsam.lab.read_runs`.
         baseline: a row, or the name of a method on the command line, such as ``"sam"``, in at least one experiment.
             If None, and in experiments without it, the base optimizer or the first row.
-        value: the column that is compared; higher is better.
+        value: the column that is compared; higher is better, except for scores that say otherwise (``higher``).
     """
     if baseline is not None:
         check_baseline(runs, baseline)
@@ -132,7 +132,7 @@ def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value:
     Args:
         group: the runs of an experiment.
         pairs: the names of rows, and of those that they are compared with.
-        value: the column that is compared; higher is better.
+        value: the column that is compared; higher is better, except for scores that say otherwise (``higher``).
     """
     columns = group[["row", "seed", "state", "failure", value]].itertuples(index=False, name=None)
     runs_of = group_by(columns, lambda run: run[0])
@@ -140,6 +140,7 @@ def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value:
     squares = sum(row.numbers["std"] ** 2 * (len(row.scores) - 1) for row in rows.values() if len(row.scores) > 1)
     freedom = sum(max(len(row.scores) - 1, 0) for row in rows.values())
     about = {"experiment": group["experiment"].iloc[0], "unit": group["unit"].iloc[0] if value == "score" else ""}
+    higher = value != "score" or "higher" not in group or bool(group["higher"].iloc[0])
     about["pooled"] = math.sqrt(squares / freedom) if freedom else math.nan
     table = []
     for name, against in pairs:
@@ -153,7 +154,7 @@ def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value:
     compared = sum(row["usable"] and row["shared"] > 0 for row in table)
     for row, p in zip(table, corrected.tolist(), strict=True):
         row |= {"p_holm": p, "tests": int(np.isfinite(corrected).sum())}
-        row["verdict"] = _verdict(row)
+        row["verdict"] = _verdict(row, higher)
         is_open = row["verdict"] in (NONE_SHOWN, TOO_FEW)
         row["more_seeds"] = seeds_needed(row, compared) if is_open else math.nan
     return table
@@ -177,7 +178,7 @@ class _Row:
         }
 
 
-def _verdict(row: Mapping[str, Any]) -> str:
+def _verdict(row: Mapping[str, Any], higher: bool) -> str:
     if row["row"] == row["against"]:
         return ""
     if not row["usable"]:
@@ -187,7 +188,7 @@ def _verdict(row: Mapping[str, Any]) -> str:
     if row["shared"] < MIN_SEEDS:
         return TOO_FEW
     if row["p_holm"] < 1 - LEVEL:
-        return BETTER if row["difference"] > 0 else WORSE
+        return BETTER if (row["difference"] > 0) == higher else WORSE
     return NONE_SHOWN
 
 

@@ -82,6 +82,7 @@ def parser_of(words: Sequence[str]) -> Parser:
         command = commands.add_parser(name, help=summary)
         if name == chosen:
             module = import_module(".listing" if name == "list" else f".{name}", __name__)
+            command.words = words
             command.description = module.DESCRIPTION
             module.add(command)
     return parser

@@ -21,7 +21,7 @@ from ..report.page.render import figures_html
 from ..report.table import Column, Table
 from ..training.environment import environment_info, pick_device
 from ..training.files import locked, write
-from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP
+from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP, TASK_HELP
 
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
@@ -67,6 +67,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--images", type=int, help=f"{images} (default: {IMAGES}, or all if there are fewer)", metavar="N")
     flag("--data", action="append", default=[], help=f"{DATA_HELP}; may be repeated", metavar="MODULE:FUNCTION")
     flag("--model", action="append", default=[], help=f"{MODEL_HELP}; may be repeated", metavar="MODULE:FUNCTION")
+    flag("--task", action="append", default=[], help=f"{TASK_HELP}; may be repeated", metavar="MODULE:CLASS")
     flag("--data-dir", type=Path, help="folder with the files of the run's data set", metavar="FOLDER")
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     out = "folder for the results (default: runs/flatness)"
@@ -91,6 +92,7 @@ def _flatness(arguments: argparse.Namespace) -> None:
         title_of=lambda run: variant_of(run).title,
         data=arguments.data,
         models=arguments.model,
+        tasks=arguments.task,
     )
     with resumable(arguments.out, FLATNESS, "Finished models"):
         written = flatness_report(models, settings, arguments.out, arguments.device)

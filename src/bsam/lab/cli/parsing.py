@@ -20,8 +20,12 @@ OF_TIMM = {  # flags of timm's train.py that are values of another flag here
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises a BsamValueError of one line, without the usage of all flags.
 
+    ``words`` are those of the command line, for flags that depend on them.
+
     Unknown flags are reported before missing ones: ``--metod sam`` says nothing about ``--method`` being required.
     """
+
+    words: Sequence[str] = ()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+import numpy as np
+
 from ...common.errors import BsamValueError
 from ..common.printing import printable, say
 from ..inference.class_prediction import Prediction, image_paths, predict
 from ..inference.pose_prediction import FoundJoints, find_joints
 from ..inference.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid
+from ..inference.task_prediction import predict_task
 from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
-from .run_flags import DEVICE_HELP, MODEL_HELP
+from .run_flags import DEVICE_HELP, MODEL_HELP, TASK_HELP
 
 DESCRIPTION = """\
 Print the most probable classes of each image or, with a run of the task pose, x and y of each joint of the person in
@@ -43,6 +46,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     flag("--out", type=Path, help=out, metavar="FILE|FOLDER")
     flag("--model", help=MODEL_HELP, metavar="MODULE:FUNCTION")
+    flag("--task", help=TASK_HELP, metavar="MODULE:CLASS")
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     classes = command.add_argument_group("classes").add_argument
     classes("--top", type=int, help=f"number of classes to print (default: {TOP})", metavar="N")
@@ -62,7 +66,13 @@ def _predict(arguments: argparse.Namespace) -> None:
         if file is not None and not file.parent.is_dir():
             raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
     run_dir = RunDir(arguments.folder)
-    run_dir.finished_run()
+    run = run_dir.finished_run()
+    if run.task.is_own:
+        _check_unused(arguments, ("top", "box", "flip_test", "grid"), f"has the task {run.task.name}")
+        _values(arguments)
+        return
+    if arguments.task is not None:
+        raise BsamValueError(f"the run in {arguments.folder} has the task {run.task.name}: leave out --task")
     if run_dir.note("pose"):
         _check_unused(arguments, ("top",), "is a pose run")
         _joints(arguments)
@@ -73,6 +83,40 @@ def _predict(arguments: argparse.Namespace) -> None:
                 f"--out must end in {' or '.join(TABLES)} for a classification run; got {arguments.out}"
             )
         _classes(arguments)
+
+
+def _values(arguments: argparse.Namespace) -> None:
+    """Predict with a task of the user."""
+    table = _table(arguments)
+    folder = arguments.out if table is None else None
+    if folder is not None:
+        names = picture_paths([*image_paths(arguments.images)], folder)  # raises now rather than after the last file
+    found = predict_task(
+        arguments.folder,
+        arguments.images,
+        arguments.task,
+        arguments.device,
+        model=arguments.model,
+        pictures=folder is not None,
+    )
+    if table is not None:
+        columns = list(dict.fromkeys(name for one in found for name in one.values))
+        rows = [[one.path, *(one.values.get(name, "") for name in columns)] for one in found]
+        _write_table(table, [{"file": str(one.path), **one.values} for one in found], ["file", *columns], rows)
+    if folder is not None:
+        from PIL import Image
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, one in zip(names, found, strict=True):
+            Image.fromarray(np.asarray(one.picture)).save(name)
+    lines = [
+        f"{one.path}  {', '.join(f'{name} {_text(value)}' for name, value in one.values.items())}" for one in found
+    ]
+    _print(lines, arguments.out)
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _table(arguments: argparse.Namespace) -> Path | None:

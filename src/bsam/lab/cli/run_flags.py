@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
@@ -12,18 +12,20 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 from ...common.errors import BsamValueError
 from ..common.methods import is_own, method_class
 from ..common.names import find_name, named_values
-from ..config import BASE, TASK_SETTINGS, Run, settings_by_heading
+from ..config import BASE, TASK_SETTINGS, Run, is_own_task, settings_by_heading, settings_of_task
 from ..config.presets import SHARED
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
 from ..recipes.start import LARGE_IMAGE, complete_settings
 from ..recipes.variants import variants
+from ..tasks import named_task
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image files)"
 DATA_HELP = "the data set of the run; needed only if it is a function of yours, which is called only if you name it"
 MODEL_HELP = "the network of the run; needed only if it is a function of yours, which is called only if you name it"
+TASK_HELP = "the task of the run; needed only if it is a class of yours, which is imported only if you name it"
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 
@@ -47,7 +49,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     Returns:
         the headings, for further flags.
     """
-    classes = (Run, *TASK_SETTINGS.values())
+    own = _own_task(getattr(command, "words", ()))
+    classes = (Run, *(TASK_SETTINGS.values() if own is None else (settings_of_task(own),)))
     groups = flag_groups(command)
     hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()} | {"task": str}
     of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
@@ -58,8 +61,10 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         "augment": f"that of the data set; {RESIZED_CROP} with pretrained weights, for image files of at least "
         f"{LARGE_IMAGE} pixels",
     }
-    presets = _presets_in_words()
-    for title, field in ((title, field) for title, listed in settings_by_heading().items() for field in listed):
+    if own is not None:
+        defaults = {}
+    presets = _presets_in_words(own)
+    for title, field in ((title, field) for title, listed in settings_by_heading(own).items() for field in listed):
         if field.name in without:
             continue
         group = groups(title)
@@ -78,6 +83,8 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
             if field.name in values:
                 default = f"{default}; {values[field.name]} {when}"
         shown = "" if default is MISSING or default is None else f" (default: {default})"
+        if f"--{field.name.replace('_', '-')}" in command._option_string_actions:
+            raise BsamValueError(f"{field.name} of {own} is also a flag of `{command.prog}`: choose another name")
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
             *field.metadata.get("timm", ()),
@@ -90,10 +97,18 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     return groups
 
 
-def _presets_in_words() -> list[tuple[Mapping[str, Any], str]]:
+def _own_task(words: Sequence[str]) -> str | None:
+    """Return the task of the user that words of a command name, after importing it: its settings are flags, too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--task", nargs="?")
+    name = parser.parse_known_args(words)[0].task
+    return named_task(name) if is_own_task(name) else None
+
+
+def _presets_in_words(own: str | None) -> list[tuple[Mapping[str, Any], str]]:
     """Return the values of all presets, and when they apply."""
     words: list[tuple[Mapping[str, Any], str]] = []
-    for kind in TASK_SETTINGS.values():
+    for kind in TASK_SETTINGS.values() if own is None else (settings_of_task(own),):
         # what the default task needs no words for
         task = [] if kind is type(Run.task) else [f"for {kind.name}"]
         words += [(preset.values, " ".join([*task, preset.words]).strip()) for preset in kind.presets]
@@ -120,10 +135,11 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
-    fields = [field for listed in settings_by_heading().values() for field in listed]
+    own = arguments.task if is_own_task(getattr(arguments, "task", None)) else None
+    fields = [field for listed in settings_by_heading(own).values() for field in listed]
     names = [field.name for field in fields if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
-    if "task" in given:
+    if "task" in given and own is None:
         given["task"] = find_name("task", given["task"], TASK_SETTINGS)
     if "base_arguments" in given:
         given["base_arguments"] = named_values(given["base_arguments"], "--base-set", "eps=1e-6")

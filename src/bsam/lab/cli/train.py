@@ -26,7 +26,7 @@ from ..data import download
 from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
-from ..tasks import TASKS
+from ..tasks import task_class
 from ..tasks.noise_words import noise_text
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.files import LOCK
@@ -203,10 +203,9 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     total = str(run.epochs)
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     rates = (f"{name} {metrics[name]:.2e}" for name in metrics if name == "lr" or name.startswith("rho"))
-    shown = dict(metrics)
-    if run.task.name in TASKS:  # leave out the parts of the task's measure, such as the PCK of each group of joints
-        parts = f"{run.eval_split}_{TASKS[run.task.name].measure.name}_"
-        shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
+    # without the parts of the task's score, such as the PCK of each group of joints
+    parts = f"{run.eval_split}_{task_class(run.task.name).score.name}_"
+    shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
     return "  ".join([number, *epoch_numbers(run, shown), *rates, f"{metrics['seconds']:.1f} s"])
 
 

@@ -28,4 +28,6 @@ from .task_settings import ClassificationSettings as ClassificationSettings
 from .task_settings import NoiseLabels as NoiseLabels
 from .task_settings import PoseSettings as PoseSettings
 from .task_settings import TaskSettings as TaskSettings
+from .task_settings import is_own_task as is_own_task
 from .task_settings import settings_of_task as settings_of_task
+from .task_settings import store_settings as store_settings

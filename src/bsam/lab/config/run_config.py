@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
@@ -18,7 +18,7 @@ from .bases import BASES, CAPTURABLE, check_base_arguments, find_base, parameter
 from .presets import SHARED, RecordsGiven, given_values
 from .settings import MAX_SEED, NOT_NEGATIVE, SHARE, Split, check_name, check_positive, check_values, one_of, setting
 from .settings import to_json_value as to_json_value
-from .task_settings import TASK_SETTINGS, ClassificationSettings, TaskSettings, settings_of_task
+from .task_settings import TASK_SETTINGS, ClassificationSettings, TaskSettings, is_own_task, settings_of_task
 
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -54,6 +54,12 @@ def _check_task(name: str, value: object) -> None:
         )
     if both := {item.name for item in fields(value)} & {item.name for item in fields(Run)}:
         raise BsamValueError(f"{min(both)} of {type(value).__name__} is also a setting of Run: choose another name")
+
+
+class HasSettings(Protocol):
+    """A task, seen from the settings."""
+
+    settings_type: ClassVar[type[TaskSettings]]
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,10 @@ class Run(RecordsGiven):
         NOT_NEGATIVE,
     )
     task: TaskSettings = setting(
-        ClassificationSettings(), f"the task, one of {', '.join(TASK_SETTINGS)}", "Model", _check_task
+        ClassificationSettings(),
+        f"the task, one of {', '.join(TASK_SETTINGS)}, or MODULE:CLASS for one of your own",
+        "Model",
+        _check_task,
     )
     model: str = setting("digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", "Model")
     weights: str | None = setting(
@@ -328,6 +337,7 @@ class Run(RecordsGiven):
         if self.momentum != Run.momentum and not {"momentum", "betas"} & set(parameters_of(self.base)):
             raise BsamValueError(f"momentum has no effect with base {self.base}, which has none: leave it out")
         check_base_arguments(self.base, self.base_arguments)
+        self._check_own_task()
         if self.nesterov and (self.base != "sgd" or not self.momentum):
             raise BsamValueError(
                 f"nesterov needs base sgd and a momentum above 0; got base {self.base} and momentum {self.momentum}"
@@ -350,6 +360,19 @@ class Run(RecordsGiven):
                 f"rho_start plus rho_warmup must be at most the {self.epochs} epochs, got {self.rho_start} plus "
                 f"{self.rho_warmup}"
             )
+
+    def _check_own_task(self) -> None:
+        """Raise if the task is the user's and does not know the data or the network, or does not use a setting."""
+        task, defaults = self.task, {item.name: item.default for item in fields(self)}
+        for name, known, kind in (("data", task.datasets, "FUNCTION"), ("model", task.networks, "NAME")):
+            value = getattr(self, name)
+            if known and value not in known and ":" not in value:
+                raise BsamValueError(
+                    f"{name} of {task.name} must be one of {', '.join(known)}, MODULE:{kind}; got {value!r}"
+                )
+        for name in task.unused:
+            if getattr(self, name) != defaults[name]:
+                raise BsamValueError(f"{task.name} does not use {name}: leave it out")
 
     def _apply_presets(self) -> None:
         given = {**given_values(self), **given_values(self.task)}
@@ -417,17 +440,17 @@ class Run(RecordsGiven):
         method: str | Method,
         arguments: Mapping[str, Any] | None = None,
         *,
-        task: str | type[TaskSettings] = ClassificationSettings,
+        task: str | type[TaskSettings] | type[HasSettings] = ClassificationSettings,
         **settings: Any,
     ) -> Run:
-        """Return the run with these settings, those of the task included; ``task`` is its name, or the class of its
-        settings.
+        """Return the run with these settings, those of the task included; ``task`` is its name, its class, or the class
+        of its settings.
 
         Example:
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
-        kind = task if isinstance(task, type) and issubclass(task, TaskSettings) else settings_of_task(task)
+        kind = _settings_type(task)
         task_names = [item.name for item in fields(kind)]
         known = [*(item.name for item in fields(cls)), *task_names]
         for name in [name for name in settings if name not in known]:
@@ -482,6 +505,19 @@ class Run(RecordsGiven):
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
 
 
+def _settings_type(task: object) -> type[TaskSettings]:
+    if isinstance(task, type) and not issubclass(task, TaskSettings):
+        kind = getattr(task, "settings_type", None)
+        if not (isinstance(kind, type) and issubclass(kind, TaskSettings)):
+            raise BsamValueError(
+                f"task must be a class derived from bsam.lab.Task, got {task.__name__}: check the name"
+            )
+        if not hasattr(kind, "name"):
+            name_of(task, "task")  # raises, or the class would have one
+        return kind
+    return task if isinstance(task, type) else settings_of_task(task)
+
+
 def imported(run: Run) -> Run:
     """Return a run that is about to train, after importing its method if it is a class of the user's, and checking the
     settings that this class decides.
@@ -524,7 +560,8 @@ def preset_values(task: type[TaskSettings], given: Mapping[str, Any]) -> dict[st
     """
     defaults = default_settings(task)
     values: dict[str, Any] = {}
-    for preset in (*task.presets, *SHARED):
+    of_user = task.presets if is_own_task(task.name) else ()  # again: what a user says wins
+    for preset in (*task.presets, *SHARED, *of_user):
         for name in (*preset.when, *preset.values):
             if name not in defaults:
                 raise BsamValueError(f"a preset of {task.__name__} names {name}, which is no setting: correct it")
@@ -533,15 +570,18 @@ def preset_values(task: type[TaskSettings], given: Mapping[str, Any]) -> dict[st
     return values
 
 
-def settings_by_heading() -> dict[str, list[Field[Any]]]:
+def settings_by_heading(task: str | None = None) -> dict[str, list[Field[Any]]]:
     """Return the fields of all settings by the heading of their flags; those of the tasks come last, but measurements
     are the last heading.
+
+    Args:
+        task: a task of the user, whose settings are then those of the only task.
     """
     listed: dict[str, list[Field[Any]]] = {}
     for item in fields(Run):
         listed.setdefault(item.metadata["heading"], []).append(item)
     *first, last = listed
-    for kind in TASK_SETTINGS.values():
+    for kind in TASK_SETTINGS.values() if task is None else (settings_of_task(task),):
         for item in fields(kind):
             listed.setdefault(item.metadata["heading"], []).append(item)
     of_tasks = sorted(listed.keys() - {*first, last})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ..common.names import known_object
 from .presets import SET, Preset, RecordsGiven
 from .settings import SHARE, check_positive, check_values, one_of, setting
 
@@ -39,9 +40,17 @@ class TaskSettings(RecordsGiven):
 
     name: ClassVar[str]  #: the name of the task
     presets: ClassVar[Sequence[Preset]] = ()  #: defaults that follow from other settings, of the run or of the task
+    datasets: ClassVar[Sequence[str]] = ()  #: the data sets of a task of the user, by name
+    networks: ClassVar[Sequence[str]] = ()  #: its networks, by name
+    unused: ClassVar[Sequence[str]] = ()  #: settings of a run that it does not use
 
     def __post_init__(self) -> None:
         check_values(self)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a task of the user, ``MODULE:CLASS``."""
+        return is_own_task(self.name)
 
     @property
     def weight_bits(self) -> int | None:
@@ -127,16 +136,53 @@ class PoseSettings(TaskSettings):
 TASK_SETTINGS: dict[str, type[TaskSettings]] = {kind.name: kind for kind in (ClassificationSettings, PoseSettings)}
 
 
+_STORED: dict[str, type[TaskSettings]] = {}  # those of tasks of the user that only files describe
+
+
+def is_own_task(name: object) -> bool:
+    """Return whether this is the name of a task of the user, ``MODULE:CLASS``."""
+    return isinstance(name, str) and ":" in name
+
+
 def settings_of_task(name: object) -> type[TaskSettings]:
-    """Return the class of the settings of a task.
+    """Return the class of the settings of a task. Nothing is imported: a task of the user is known once it is imported,
+    or once a run directory that describes it is read.
 
     Example:
         >>> settings_of_task("pose").__name__
         'PoseSettings'
     """
-    if not isinstance(name, str) or name not in TASK_SETTINGS:
-        raise BsamValueError(
-            f"task must be one of {', '.join(TASK_SETTINGS)}; got {name!r}. For a task of your own, pass its settings "
-            "to Run as task=..., and its class to fit"
-        )
-    return TASK_SETTINGS[name]
+    if isinstance(name, str):
+        if name in TASK_SETTINGS:
+            return TASK_SETTINGS[name]
+        kind = getattr(known_object(name), "settings_type", None)
+        if isinstance(kind, type) and issubclass(kind, TaskSettings):
+            return kind
+        if name in _STORED:
+            return _STORED[name]
+    raise BsamValueError(
+        f"task must be one of {', '.join(TASK_SETTINGS)}; got {name!r}. For a task of your own, pass its class"
+    )
+
+
+def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make the settings of a task of the user known without its module.
+
+    Args:
+        name: ``MODULE:CLASS``.
+        described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, which older
+            versions of the task may have trained, are put together.
+    """
+    before = [(item.name, Any, item) for item in fields(_STORED[name])] if name in _STORED else []
+    new = [
+        (key, Any, setting(value["default"], value["help"], check=_anything))
+        for key, value in described.items()
+        if key not in [known for known, *_ in before]
+    ]
+    if name not in _STORED or new:
+        options: dict[str, Any] = {"bases": (TaskSettings,), "frozen": True, "kw_only": True}
+        _STORED[name] = make_dataclass("StoredSettings", [*before, *new], namespace={"name": name}, **options)
+
+
+def _anything(name: str, value: object) -> None:
+    """Accept a stored value, which was checked when the run began."""

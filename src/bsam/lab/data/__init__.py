@@ -7,12 +7,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ...common.errors import BsamValueError
+from ..config import Run
 from . import digits, fashion_mnist
 from .cifar import CIFAR10, CIFAR100, Cifar, has_cifar, read_cifar
 from .entries import ArrayData, DatasetEntry, DrawnPersonData, ImageData, KnownData, PersonData
 from .examples import Dataset as Dataset
 from .examples import Examples as Examples
 from .functions import FunctionData as FunctionData
+from .functions import TaskData as TaskData
 from .images.folders import ImageFiles as ImageFiles
 from .images.folders import LabelledFiles as LabelledFiles
 from .images.folders import read_folder
@@ -142,3 +144,8 @@ def dataset_entry(name: str) -> DatasetEntry:
     if ":" in name:
         return FunctionData(name, name, None)
     raise BsamValueError(f"data must be one of {', '.join(DATASETS)}, {FOLDER}PATH or MODULE:FUNCTION; got {name!r}")
+
+
+def data_of(run: Run) -> DatasetEntry:
+    """Return the entry of a run's data, which may be a name that only a task of the user knows."""
+    return TaskData(run.data, run.data, None) if run.task.is_own else dataset_entry(run.data)

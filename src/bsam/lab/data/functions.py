@@ -35,6 +35,20 @@ class FunctionData(DatasetEntry):
         find_function(self.name, ROLE)
 
 
+@dataclass(frozen=True)
+class TaskData(DatasetEntry):
+    """The data of a task of the user, which reads it."""
+
+    provided: str = field(default="is read by your task", kw_only=True)
+
+    def resolve(self, folder: Path | None = None) -> KnownData:
+        """Raise: only the task can read it."""
+        raise BsamValueError(f"{self.name} is data of a task of yours: name the task, too (--task)")
+
+    def check(self, folder: Path | None = None) -> None:
+        """Do nothing: the task reads the data when a run begins."""
+
+
 @lru_cache(maxsize=1)
 def _call(name: str, folder: Path | None) -> KnownData:
     function = find_function(name, ROLE)

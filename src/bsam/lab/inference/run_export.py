@@ -109,6 +109,11 @@ def export_run(
         raise BsamValueError(f"the run in {folder} was trained on {run.data}, got data (--data) {data}: leave it out")
     if model not in (None, run.model):
         raise BsamValueError(f"the run in {folder} trained {run.model}, got model (--model) {model}: leave it out")
+    if run.task.is_own:
+        raise BsamValueError(
+            f"the run in {folder} has the task {run.task.name}, which bsam export cannot write: load its weights from "
+            f"{run_dir.path / NETWORK}"
+        )
     check_named(run, run_dir.path, [] if data is None else [data], [] if model is None else [model])
     if run.task.name != "classification":
         raise BsamValueError(

@@ -15,9 +15,9 @@ from ...common.checks import check_count
 from ...common.errors import BsamError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches, LossFunction
 from ..common.names import find_function
-from ..config import Run, method_title
+from ..config import Run, is_own_task, method_title
 from ..quantization import freeze_scales
-from ..tasks import TASKS
+from ..tasks import TASKS, named_task, task_class
 from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
@@ -85,6 +85,7 @@ def find_models(
     title_of: Callable[[Run], str] = method_title,
     data: Collection[str] = (),
     models: Collection[str] = (),
+    tasks: Collection[str] = (),
 ) -> MeasuredModels:
     """Return the networks in files (with a loader) or in run directories, after checking all of them.
 
@@ -97,6 +98,7 @@ def find_models(
         title_of: for run directories: returns the title of a run's method.
         data, models: for run directories: the data sets and networks that are ``MODULE:FUNCTION``, which run code of
             that module.
+        tasks: for run directories: the tasks that are ``MODULE:CLASS``, which run code of that module, too.
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
     missing = [path for path in paths if not path.exists()]
@@ -107,10 +109,10 @@ def find_models(
         file = next(path for path in paths if path not in folders)
         raise BsamValueError(f"{folders[0]} is a folder, but {file} is not: measure them in two calls")
     if not folders:
-        if data or models or images is not None or data_dir is not None or cache_dir is not None:
+        if data or models or tasks or images is not None or data_dir is not None or cache_dir is not None:
             raise BsamValueError(
                 "the loader decides which network is measured, and on which data: leave --images, --data, --model, "
-                "--data-dir and --cache-dir out"
+                "--task, --data-dir and --cache-dir out"
             )
         if loader_name is None:
             raise BsamValueError(
@@ -124,21 +126,23 @@ def find_models(
         raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
     samples = check_count("images", IMAGES if images is None else images)
     names = []
-    unused = {*data, *models}
+    tasks = [named_task(task) for task in tasks]
+    unused = {*data, *models, *tasks}
     for path in paths:
         task = RunDir(path).note("config", OTHER_FOLDER).get("task", Run.task.name)
-        if task not in list(TASKS):
+        if task not in list(TASKS) and not is_own_task(task):
             raise BsamValueError(
                 f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
                 "and --loader instead"
             )
         run = RunDir(path).finished_run()
-        check_named(run, path, data, models)
-        unused -= {run.data, run.model}
+        check_named(run, path, data, models, tasks)
+        unused -= {run.data, run.model, run.task.name}
         has_default_name = path.name == run_dir_name(run)  # which is too long for a title
         names.append(f"{title_of(run)}, seed {run.seed}" if has_default_name else path.name)
     if unused:
         what = "was trained on data (--data)" if min(unused) in data else "trained the network (--model)"
+        what = "has the task (--task)" if min(unused) in tasks else what
         raise BsamValueError(f"none of the runs {what} {min(unused)}: leave it out")
     options = {"data_dir": data_dir, "cache_dir": cache_dir}
     data_folders = {name: path for name, path in options.items() if path is not None}
@@ -146,7 +150,7 @@ def find_models(
         paths,
         _titles(paths, names),
         {"images": samples},
-        load=lambda path, device: load_run(path, samples, device, data, models, **data_folders),
+        load=lambda path, device: load_run(path, samples, device, data, models, tasks, **data_folders),
         weights=lambda path: path / NETWORK,
         about=_about,
     )
@@ -169,6 +173,7 @@ def load_run(
     device: torch.device,
     data: Collection[str] = (),
     models: Collection[str] = (),
+    tasks: Collection[str] = (),
     **data_folders: Path,
 ) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
@@ -177,8 +182,9 @@ def load_run(
     pose, evenly spaced in the training data. The scales of a quantized network are fixed.
     """
     run = RunDir(folder).run()
-    check_named(run, folder, data, models)
-    task = TASKS[run.task.name](run, device, **data_folders)
+    check_named(run, folder, data, models, tasks)
+    kind: Any = task_class(run.task.name)
+    task = kind(run, device, **data_folders)
     network = RunDir(folder).load_into(task.network())
     if run.task.weight_bits is not None:
         freeze_scales(network)

@@ -13,6 +13,7 @@ from torch import nn
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..common.names import suggestion
+from ..config import Run
 from .digits_net import DigitsNet
 from .mobilenet import MobileNetV1
 from .own_networks import IMAGES, own_network
@@ -115,6 +116,17 @@ def model_entry(name: str) -> ModelEntry:
         )
     build = partial(timm_network, timm)
     return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True)
+
+
+def network_of(run: Run) -> ModelEntry:
+    """Return the entry of a run's network, which may be a name that only a task of the user knows."""
+    if run.task.is_own:
+        return ModelEntry(run.model, partial(_not_alone, run.model), run.model, 0, 0)
+    return model_entry(run.model)
+
+
+def _not_alone(name: str, **_: Any) -> nn.Module:
+    raise BsamValueError(f"{name} is a network of a task of yours: its class builds it")
 
 
 def build(

@@ -13,7 +13,7 @@ from ...common.checks import is_number
 from ..common.grouping import count_text
 from ..config import Run, Split
 from ..data import dataset_entry
-from ..tasks import TASKS
+from ..tasks import TASKS, task_class
 from ..training.run_dir import RunState
 from .planning import TUNING_SEED, Plan
 from .variants import all_arguments
@@ -98,11 +98,12 @@ class Tried(NamedTuple):
     edges: tuple[str, ...]
 
 
-def ranked(candidates: Mapping[int, Tried], score: str = "score") -> list[int]:
+def ranked(candidates: Mapping[int, Tried], higher: bool = True, score: str = "score") -> list[int]:
     """Return the numbers of candidates from the best to the worst.
 
-    Fewer diverged runs come first, then higher scores. On ties it is the candidate nearest to the middle of the grid,
-    or the first of those in ``candidates``: the smallest or, after a rung, the one that was better there.
+    Fewer diverged runs come first, then better scores: the higher ones, unless ``higher`` is False. On ties it is the
+    candidate nearest to the middle of the grid, or the first of those in ``candidates``: the smallest or, after a rung,
+    the one that was better there.
 
     Example:
         >>> equal = [Tried(1, 90.0, 90.0, math.nan, 0, centre, ()) for centre in (1, 0.1, 0.1)]
@@ -110,9 +111,15 @@ def ranked(candidates: Mapping[int, Tried], score: str = "score") -> list[int]:
         [1, 2, 0]
     """
 
+    sign = -1 if higher else 1
+
     def key(number: int) -> tuple[int, float, float]:
         tried, value = candidates[number], getattr(candidates[number], score)
-        return tried.diverged, math.inf if math.isnan(value) else -round(value, DIGITS), round(tried.centre, DIGITS)
+        return (
+            tried.diverged,
+            math.inf if math.isnan(value) else sign * round(value, DIGITS),
+            round(tried.centre, DIGITS),
+        )
 
     return sorted(candidates, key=key)
 
@@ -138,6 +145,11 @@ class Choice:
         names = sorted({name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"})
         return [{name: values[name] for name in names} for values in tried]
 
+    @property
+    def higher(self) -> bool:
+        """Whether a higher score is better."""
+        return task_class(self.plan.run.task.name).score.higher
+
     @cached_property
     def table(self) -> list[Tried]:
         """Each candidate after the epoch that it is trained up to."""
@@ -159,7 +171,7 @@ class Choice:
             if not all(state.ended for state in self._trials(aims)):
                 return aims
             tried = {number: self.tried(number, rung) for number in left}
-            going = [number for number in ranked(tried) if tried[number].diverged < self.tuning.seeds]
+            going = [number for number in ranked(tried, self.higher) if tried[number].diverged < self.tuning.seeds]
             has_decided = self._beats_chance(tried.values())
             left = going[: (len(left) + 1) // 2] if has_decided else [number for number in left if number in going]
             if len(left) < 2:
@@ -214,7 +226,7 @@ class Choice:
         return grid
 
     def best(self, score: str = "score") -> int | None:
-        """Return the number of the candidate with the highest score; None until the tuning runs have ended.
+        """Return the number of the candidate with the best score; None until the tuning runs have ended.
 
         Ties are decided as by :func:`ranked`. If all diverged with every seed, it is the first one, which has the
         smallest radii.
@@ -224,7 +236,8 @@ class Choice:
         if all(math.isnan(getattr(one, score)) for one in self.table):
             return 0
         last = max(self.aims)
-        return ranked({number: one for number, one in enumerate(self.table) if one.epoch == last}, score)[0]
+        tried = {number: one for number, one in enumerate(self.table) if one.epoch == last}
+        return ranked(tried, self.higher, score)[0]
 
     @property
     def samples(self) -> int | None:
@@ -237,8 +250,8 @@ class Choice:
         A share of n samples has the standard error sqrt(p (1 - p) / n), here with two more successes and failures
         (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples.
         """
-        factor = TASKS[self.plan.run.task.name].measure.factor
-        if self.samples is None or not 0 <= score <= factor:
+        factor = task_class(self.plan.run.task.name).score.factor
+        if self.plan.run.task.is_own or self.samples is None or not 0 <= score <= factor:
             return None
         n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
         share = (score / factor * (n - 4) + 2) / n
@@ -260,8 +273,9 @@ class Choice:
         if (best := self.best()) is None:
             return False
         noise = (self.noise or 0.0) + 10**-DIGITS
+        sign = 1 if self.higher else -1
         others = [one for number, one in enumerate(self.table) if number != best]
-        return any(one.score >= self.tried(best, one.epoch).score - noise for one in others)
+        return any(sign * (self.tried(best, one.epoch).score - one.score) <= noise for one in others)
 
     @property
     def samples_text(self) -> str:
@@ -288,9 +302,11 @@ def chance_of(run: Run) -> float | None:
         >>> chance_of(Run("sgd", data="digits")), chance_of(Run("sgd", data="cifar100"))
         (10.0, 1.0)
     """
+    if run.task.name not in TASKS:
+        return None
     task = TASKS[run.task.name]
     classes = dataset_entry(run.data).classes if task.logits else None
-    return task.measure.factor / classes if classes else None
+    return task.score.factor / classes if classes else None
 
 
 def _mean(scores: Sequence[float]) -> float:
@@ -307,7 +323,7 @@ def _score(state: RunState, epoch: int) -> tuple[float, float] | None:
         return None
     window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
     rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
-    measure = TASKS[state.run.task.name].measure
+    measure = task_class(state.run.task.name).score
     score = fmean(measure.shown(row, split) for row in rows)
     clean = f"{split}_clean_accuracy"
     return score, 100 * fmean(row[clean] for row in rows) if clean in rows[-1] else score

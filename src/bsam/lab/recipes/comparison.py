@@ -12,6 +12,7 @@ from ..common.methods import Method, is_own, method_class
 from ..common.names import find_name, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Run, Split
 from ..data import dataset_entry
+from ..tasks import load_splits
 from ..training.run_dir import subject_name
 from .choice import Tuning
 from .experiments import MAX_SEEDS
@@ -75,14 +76,16 @@ def _chosen(method: str | Method) -> tuple[str, str, dict[str, Any]]:
     return text if given else name, name, given
 
 
-def tuning_split(data: str, data_dir: Path | None = None) -> Split:
-    """Return the split to tune on: the data set's validation set, or held-out training samples if it has none.
+def tuning_split(run: Run, data_dir: Path | None = None) -> Split:
+    """Return the split to tune on: the validation set of a run's data, or held-out training samples if it has none.
 
     Example:
-        >>> tuning_split("digits"), tuning_split("cifar10")
+        >>> tuning_split(Run("sam")), tuning_split(Run("sam", data="cifar10"))
         ('validation', 'holdout')
     """
-    return "validation" if dataset_entry(data).resolve(data_dir).has_validation(data_dir) else "holdout"
+    if run.task.is_own:
+        return "validation" if "validation" in load_splits(run, data_dir) else "holdout"
+    return "validation" if dataset_entry(run.data).resolve(data_dir).has_validation(data_dir) else "holdout"
 
 
 def plan_comparison(
@@ -114,7 +117,7 @@ def plan_comparison(
     check_count("tune_seeds", tune_seeds, high=MAX_SEEDS)
     tuning = None
     if tune or tune_base:
-        tuning = Tuning(tuning_split(first.data, data_dir), tune_seeds, tune, tune_base, not tune_full)
+        tuning = Tuning(tuning_split(first, data_dir), tune_seeds, tune, tune_base, not tune_full)
     plans = [Plan(run, order=number) for number, run in enumerate(compared.values())]
     if tune:
         plans = with_tuned_radii(plans)

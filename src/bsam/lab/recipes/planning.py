@@ -14,10 +14,10 @@ from ..common.grouping import count_text
 from ..common.methods import known_method
 from ..common.names import find_name
 from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, preset_values
-from ..data import dataset_entry
-from ..models import model_entry
+from ..data import data_of
+from ..models import network_of
 from ..models.weight_loading import PRETRAINED
-from ..tasks import TASKS
+from ..tasks import task_class
 from ..tasks.noise_words import noise_text
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
@@ -198,7 +198,7 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
 def titles_of(run: Run) -> tuple[str, str]:
     """Return the titles of network and data, or their names if this version or a user's task does not know them."""
     try:
-        return model_entry(run.model).title, dataset_entry(run.data).title
+        return network_of(run).title, data_of(run).title
     except BsamValueError:
         return run.model, run.data
 
@@ -269,9 +269,12 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
         >>> measured_on({"task": "classification"}), measured_on({"task": "pose"}, 1000)
         ('cross-entropy, at most 256 training samples', 'SimCC loss, 1,000 training samples')
     """
-    task = TASKS.get(settings.get("task", Run.task.name))
+    try:
+        title = task_class(settings.get("task", Run.task.name)).loss_title
+    except BsamValueError:  # a task that was passed to fit alone
+        title = "loss"
     count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
-    return f"{'loss' if task is None else task.loss_title}, {count} training samples"
+    return f"{title}, {count} training samples"
 
 
 def select(

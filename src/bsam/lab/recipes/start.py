@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..config import Run
+from ..config import Run, is_own_task
 from ..data import FOLDER, dataset_entry
 from ..data.augment import RESIZED_CROP
 from ..data.entries import DatasetEntry, ImageData
 from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
+from ..tasks import named_task
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
 from .planning import Plan
@@ -42,8 +43,12 @@ def complete_settings(
     given = dict(settings)
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
+    if is_own_task(given.get("task")):
+        given["task"] = named_task(given["task"])
     if given.get("init") is not None:
         given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir, given), **given}
+    if is_own_task(given.get("task")):
+        return given  # data and network are presets of the task
     if "task" not in given:
         given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
     if "model" not in given:
@@ -88,7 +93,8 @@ def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, 
         folder, run = init, RunDir(init).finished_run()
     else:
         return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
-    check_named(run, folder, None if "data" in given else (), [given["model"]] if "model" in given else ())
+    tasks = [given["task"]] if "task" in given else ()
+    check_named(run, folder, None if "data" in given else (), [given["model"]] if "model" in given else (), tasks)
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 
@@ -118,7 +124,8 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
 
 def check_start(run: Run, data_dir: Path | None) -> None:
     """Raise if the weights or the run that a run starts from cannot be used."""
-    check_weights(run, data_dir)
+    if not run.task.is_own:
+        check_weights(run, data_dir)
     initial_network(run)
 
 

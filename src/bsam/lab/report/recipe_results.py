@@ -35,7 +35,7 @@ UNREADABLE = "unreadable"  # the state of a run with a damaged file
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
 # notes of a run with their keys: the split of its image files, its initial weights, and the digests of what it was
 # trained on
-NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("data",)}
+NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("data",), "task": ("score",)}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     """
     task = task_class(runs["settings"].iloc[0]["task"])
     groups = getattr(task, "groups", ())
-    measures = [*((measure.title, measure) for measure in groups), ("Mean" if groups else "", task.measure)]
+    measures = [*((measure.title, measure) for measure in groups), ("Mean" if groups else "", task.score)]
     cells, baselines = [], {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
         run, finished = Run.of(**group["settings"].iloc[0]), group[group["state"] == "finished"]
@@ -63,7 +63,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 "paper": paper if paper and (groups or paper["mean"] == number) else planned,
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
-            extras = [name for name in EXTRAS if measure is task.measure and name in finished]
+            extras = [name for name in EXTRAS if measure is task.score and name in finished]
             extras = [name for name in extras if finished[name].notna().any()]
             cells.append({**cell, **{name: _statistics(finished[name]) for name in extras}})
             if measure.name in note.get("scores", ()):  # a score without training

@@ -31,7 +31,7 @@ from .classifiers import build_float_network, build_network, class_predictions, 
 from .image_inputs import Inputs, inputs_of, load_data
 from .image_task import ImageTask, limit_samples
 from .shares import WHOLE, Shares
-from .task import Measure, TaskBatch, holdout_mask
+from .task import Score, TaskBatch, holdout_mask
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
 LARGE_IMAGE = 64  # the side, in pixels, above which images are evaluated in smaller batches
@@ -59,7 +59,7 @@ class Classification(ImageTask):
         (640, 10, 144)
     """
 
-    measure = Measure("accuracy", "accuracy in %", 100)
+    score = Score("accuracy", "accuracy in %", 100)
     loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
     settings_type = ClassificationSettings
@@ -168,9 +168,9 @@ class Classification(ImageTask):
             augmented, labels = self._augment.mix(augmented, labels, self.classes, *key)
         return augmented, labels, index
 
-    def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy of each sample, with label smoothing."""
-        return F.cross_entropy(outputs.float(), batch[1], reduction="none", label_smoothing=self.smoothing)
+        return F.cross_entropy(outputs.float(), y, reduction="none", label_smoothing=self.smoothing)
 
     @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:

@@ -20,13 +20,13 @@ from ..data.pose.persons import Persons
 from ..models.parts import head
 from ..models.weight_loading import WeightsReport, load_weights
 from .image_inputs import find_weights
-from .task import Task, TaskBatch
+from .task import BaseTask, TaskBatch
 
 SamplesT = TypeVar("SamplesT", Examples, Persons)
 AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
 
 
-class ImageTask(Task):
+class ImageTask(BaseTask):
     """A task on stored images. It loads the weights named by the run, and may train only the last layers.
 
     Args:

@@ -28,7 +28,7 @@ from .image_task import ImageTask, limit_samples
 from .pose_inputs import PoseInputs
 from .shares import WHOLE, Shares
 from .simcc_loss import simcc_losses
-from .task import Measure, TaskBatch, holdout_size
+from .task import Score, TaskBatch, holdout_size
 
 GROUPS = tuple(pose_metrics.LSP.groups)
 EVALUATION_BATCH = 64
@@ -43,10 +43,10 @@ class Pose(ImageTask):
         data: persons to use instead of those that the run names.
     """
 
-    measure = Measure("pck", "PCK in %", 100)
+    score = Score("pck", "PCK in %", 100)
     loss_title: ClassVar[str] = "SimCC loss"
     settings_type = PoseSettings
-    groups: ClassVar[tuple[Measure, ...]] = tuple(Measure(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
+    groups: ClassVar[tuple[Score, ...]] = tuple(Score(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Pose(ImageTask):
         self.samples, self.eval_samples = len(self._train), len(self._test)
         y = self._test.y.double()
         self._truth = torch.cat([apply(self._test.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)  # in the images
-        self.score, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
+        self.rule, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
         self.baseline()  # raises before training if there is nothing to score
         self._augment = self.inputs.augment(**POSE_AUGMENTATIONS[run.augment or entry.augmentation])
         self.begin_epoch(0)
@@ -103,9 +103,9 @@ class Pose(ImageTask):
         images, y, _ = self._augment(x, persons.y[index], persons.to_image[index], self._draws[index])
         return images, y, index
 
-    def losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample: the mean divergence over its labelled joints."""
-        return simcc_losses(outputs, batch[1], self.settings.simcc_k, self.settings.simcc_sigma)
+        return simcc_losses(outputs, y, self.settings.simcc_k, self.settings.simcc_sigma)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean of :meth:`losses`."""
@@ -129,8 +129,8 @@ class Pose(ImageTask):
     def _scores(self, joints: Tensor) -> dict[str, float]:
         """Return the PCK scores of joints (n, J, 2), which are in pixels of the images of the test set."""
         truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
-        counts = pose_metrics.pck(joints, truth, labelled, self._sizes, self.score.threshold)
-        scores = pose_metrics.group_scores(*counts, self.score)
+        counts = pose_metrics.pck(joints, truth, labelled, self._sizes, self.rule.threshold)
+        scores = pose_metrics.group_scores(*counts, self.rule)
         return {"pck": scores.pop(pose_metrics.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
 
     def baseline(self) -> dict[str, float]:

@@ -50,22 +50,24 @@ def holdout_mask(samples: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Score:
     """The metric by which tables compare trained networks.
 
     Args:
         name: name of the metric, without the split.
         title: its title in tables, with the unit.
         factor: the factor that converts the metric to this unit.
+        higher: whether more is better; False for losses and errors.
 
     Example:
-        >>> Measure("accuracy", "accuracy in %", 100).shown({"test_accuracy": 0.75}, "test")
+        >>> Score("accuracy", "accuracy in %", 100).shown({"test_accuracy": 0.75}, "test")
         75.0
     """
 
     name: str
     title: str
     factor: float = 1.0
+    higher: bool = True
 
     def metric(self, split: str) -> str:
         """Return the name of the metric on a split."""
@@ -76,7 +78,7 @@ class Measure:
         return self.factor * metrics[self.metric(split)]
 
 
-class Task(ABC):
+class BaseTask(ABC):
     """Defines how samples become batches, outputs become losses, and a trained network is evaluated.
 
     Args:
@@ -85,7 +87,7 @@ class Task(ABC):
         data_dir: folder with the data, if it is read from files.
     """
 
-    measure: ClassVar[Measure]
+    score: ClassVar[Score]
     settings_type: ClassVar[type[TaskSettings]] = TaskSettings  #: the class of ``run.task`` in its runs
     loss_title: ClassVar[str] = "loss"  #: what :meth:`loss` computes, for labels of flatness measurements
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
@@ -135,8 +137,12 @@ class Task(ABC):
         return map(self.batch, indices)
 
     @abstractmethod
-    def losses(self, outputs: Any, batch: TaskBatch) -> Tensor:
+    def losses(self, outputs: Any, *targets: Any) -> Tensor:
         """Return the training loss of each sample."""
+
+    def batch_losses(self, outputs: Any, batch: TaskBatch) -> Tensor:
+        """Return the training loss of each sample in a batch."""
+        return self.losses(outputs, *batch[1:-1])
 
     @abstractmethod
     def evaluate(self, network: nn.Module) -> dict[str, float]:

@@ -1,5 +1,4 @@
 """Train one network: the settings, the training loop and the run directory."""
 
 from ..config import Run as Run
-from ..tasks import Task as Task
 from .loop import fit as fit

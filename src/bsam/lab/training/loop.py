@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...common.checks import check_count
-from ...common.errors import BsamError, BsamRuntimeError
+from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ...flatness.dataset_loss import num_samples
 from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import Landscape, landscape
@@ -21,7 +21,7 @@ from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
 from ..common.termination import Terminated, deferred_signals
 from ..config import Run, imported
-from ..tasks import Task, task_class
+from ..tasks import BaseTask, StoredTask, task_class
 from .captured_steps import side_stream
 from .distributed import distributed_context
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
@@ -80,7 +80,7 @@ def fit(
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     device: str | None = None,
-    task: type[Task] | None = None,
+    task: type[BaseTask] | None = None,
     init: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
@@ -108,7 +108,7 @@ def fit(
         data_dir: the folder with the data, if it is read from files.
         cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
-        task: the task; None looks up ``run.task.name`` in :data:`bsam.lab.tasks.TASKS`.
+        task: the class of the task; None is that of ``run.task``.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
         about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
@@ -119,7 +119,7 @@ def fit(
         at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
         on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
         report: called after the last epoch, if there is a folder, with the run and the result of
-            :meth:`Task.predictions <bsam.lab.training.Task.predictions>`. Returns files to write, by name; TensorBoard
+            :meth:`Task.predictions <bsam.lab.Task.predictions>`. Returns files to write, by name; TensorBoard
             shows the PNG files.
         on_message: called with messages for the user.
 
@@ -132,7 +132,9 @@ def fit(
         True
     """
     run = imported(run)
-    task_cls = task_class(run.task.name) if task is None else task
+    task_cls: Any = task_class(run.task.name) if task is None else task
+    if isinstance(task_cls, StoredTask):
+        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
     with (
         distributed_context(device) as context,
         side_stream(context.device),
@@ -179,7 +181,7 @@ def fit(
             files = report(run, predictions) if report is not None and predictions else {}
             out.finish(trainer.result_network, measured[0], predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in epochs) / trainer.steps
-        return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, *measured[1:], work.measure.name)
+        return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, *measured[1:], work.score.name)
 
 
 def _other_processes(run_dir: RunDir, processes: int) -> str | None:

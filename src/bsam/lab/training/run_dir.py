@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_tensors, read_bytes, reading
-from ..config import BASE, TASK_SETTINGS, Run, TaskSettings, default_settings, settings_of_task
+from ..config import BASE, TASK_SETTINGS, Run, TaskSettings, default_settings, is_own_task, settings_of_task
 from ..config.digest import FORMER_NAMES, digest
-from ..data import FOLDER, FunctionData, dataset_entry
+from ..data import FOLDER, FunctionData, data_of, dataset_entry
 from ..models import model_entry
+from ..tasks import describe_task
 from .files import read_json, read_json_lines
 
 CONFIG = "config.json"
@@ -33,6 +34,7 @@ NETWORK = "model.safetensors"
 FLATNESS = "flatness.json"
 DIVERGED = "diverged.json"
 PREDICTIONS = "predictions.npz"
+TASK = "task"  # the note of a task of the user
 LOG = "log.txt"
 RERUN = "run the training command again, which restores it from the checkpoint"
 OTHER_FOLDER = "choose another folder, or remove that one"
@@ -142,6 +144,8 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
+        if is_own_task(settings.get("task")):
+            describe_task(settings["task"], self.note(TASK, keys=("settings", "score", "groups", "loss_title")))
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -297,8 +301,14 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         )
 
 
-def check_named(run: Run, folder: Path, data: Collection[str] | None = (), models: Collection[str] = ()) -> None:
-    """Raise if the data or the network of a stored run is a function that the user does not name, too.
+def check_named(
+    run: Run,
+    folder: Path,
+    data: Collection[str] | None = (),
+    models: Collection[str] = (),
+    tasks: Collection[str] = (),
+) -> None:
+    """Raise if the task, the data or the network of a stored run is code that the user does not name, too.
 
     A run directory may come from others, and to call the function is to run any code that is installed here.
 
@@ -307,13 +317,21 @@ def check_named(run: Run, folder: Path, data: Collection[str] | None = (), model
         folder: the run directory.
         data: the data sets that the user names; None if the data of the run is not needed.
         models: the networks that the user names.
+        tasks: the tasks that the user names, which are imported then.
     """
-    if data is not None and isinstance(dataset_entry(run.data), FunctionData) and run.data not in data:
+    if run.task.is_own and run.task.name not in tasks:
+        raise BsamValueError(
+            f"the run in {folder} has the task {run.task.name}, a name from its files: if you trust that module, add "
+            f"--task {run.task.name}"
+        )
+    of_function = ":" in run.data if run.task.is_own else isinstance(dataset_entry(run.data), FunctionData)
+    if data is not None and of_function and run.data not in data:
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
-    if model_entry(run.model).needs_size and run.model not in models:
+    of_function = ":" in run.model if run.task.is_own else model_entry(run.model).needs_size
+    if of_function and run.model not in models:
         raise BsamValueError(
             f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
             f"too: if you trust it, add --model {run.model}"
@@ -361,7 +379,7 @@ def initial_network(run: Run, directory: Path | None = None) -> Path | None:
             f"the run in {directory} trained {initial.model}, but this run trains {run.model}: set --model "
             f"{initial.model}, or choose another run for --init"
         )
-    theirs, ours = dataset_entry(initial.data).classes, dataset_entry(run.data).classes
+    theirs, ours = data_of(initial).classes, data_of(run).classes
     if None not in (theirs, ours) and theirs != ours:
         raise BsamValueError(
             f"the run in {directory} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from "

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...common.checks import check_number
-from ...common.errors import BsamRuntimeError
+from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 from ..common.stored_files import load_torch, read_bytes, reading, save_tensors
 from ..config import Run
-from ..tasks import TASKS
+from ..tasks import task_class
 from . import run_dir
 from .distributed import DistributedContext
 from .environment import environment_info
@@ -134,7 +134,8 @@ class RunWriter(RunDir):
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
         # our tasks were in bsam.tasks when the first runs were written, and those still continue
         module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
-        identity: dict[str, Any] = {"task": f"{module}.{type(task).__qualname__}", "data": task.fingerprint()}
+        name = self._run.task.name if self._run.task.is_own else f"{module}.{type(task).__qualname__}"
+        identity: dict[str, Any] = {"task": name, "data": task.fingerprint()}
         before = identity
         if self.has_checkpoint() and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
@@ -244,6 +245,14 @@ class RunWriter(RunDir):
         write(self.path / run_dir.NETWORK, content)
 
 
+def _metric(settings: Mapping[str, Any]) -> str:
+    """Return the name of the score of a run; empty if its task is passed to ``fit`` alone."""
+    try:
+        return task_class(settings["task"]).score.metric(settings["eval_split"])
+    except BsamValueError:
+        return ""
+
+
 class Events:
     """Write the TensorBoard events of a run, after removing older ones from the folder.
 
@@ -261,7 +270,7 @@ class Events:
         self.writer = SummaryWriter(folder)
         self._epoch = 0
         flat = {**settings, **settings["base_arguments"], **settings["arguments"]}
-        measure = TASKS[settings["task"]].measure.metric(settings["eval_split"]) if settings["task"] in TASKS else ""
+        measure = _metric(settings)
         shown = {
             # protobuf rejects surrogates, which stand for undecodable bytes of a path
             name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()

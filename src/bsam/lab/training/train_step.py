@@ -20,7 +20,7 @@ from ...core.optimizer import SharpnessAware
 from ...methods.distillation import Distillation
 from ..common.methods import method_class
 from ..config import BASE, Run
-from ..tasks.task import Task, TaskBatch
+from ..tasks.task import BaseTask, TaskBatch
 from .base_optimizer import build_base
 from .environment import emulated_bf16, is_bf16_emulated
 
@@ -159,7 +159,7 @@ def build_train_step(
 
 def build_run_step(
     run: Run,
-    task: Task,
+    task: BaseTask,
     model: nn.Module,
     steps: int,
     capturable: bool = False,
@@ -199,7 +199,7 @@ def build_run_step(
     base = build_base(run, network or model, capturable)
     arguments = _arguments(run, processes)
     step = replace(
-        build_train_step(run.method, arguments, base, model, forward, task.losses, **known),
+        build_train_step(run.method, arguments, base, model, forward, task.batch_losses, **known),
         accumulate=run.accumulate,
         clip_norm=run.clip_norm,
         scaler=torch.amp.GradScaler(device.type) if run.precision == "fp16" else None,
@@ -215,7 +215,7 @@ def build_run_step(
     return step
 
 
-def check_method(run: Run, task: Task, processes: int) -> None:
+def check_method(run: Run, task: BaseTask, processes: int) -> None:
     """Raise if the method cannot train this task, or cannot run in several processes."""
     if run.method == BASE:
         return

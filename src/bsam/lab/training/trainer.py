@@ -26,7 +26,7 @@ from ..config import BASE, Run
 from ..config.bases import CAPTURABLE
 from ..quantization import freeze_scales
 from ..tasks.shares import Shares
-from ..tasks.task import Task
+from ..tasks.task import BaseTask
 from .captured_steps import CapturedSteps
 from .distributed import DistributedContext, Vote
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
@@ -54,7 +54,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        task: Task,
+        task: BaseTask,
         context: DistributedContext,
         on_message: Callable[[str], None] = lambda sentence: None,
         is_new: bool = True,
@@ -213,7 +213,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics; all processes evaluate the network of the first one."""
         self.context.copy_buffers(self.result_network)
-        metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.measure.name}"
+        metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.score.name}"
         if not isinstance(metrics, Mapping) or score not in metrics:
             got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
             raise BsamValueError(f"the task's evaluate must return a dictionary with {score!r}, got {got}")

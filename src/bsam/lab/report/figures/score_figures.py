@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from ....common.errors import BsamValueError
 from ....methods import METHODS
 from ...config import BASE, RADIUS_SCHEDULE
 from ...recipes.planning import measured_on
-from ...tasks import TASKS
+from ...tasks import task_class
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
 from .flatness_figures import SHARPNESS, probe_figure, seeds_list, smooth, thinned, window_of
 from .style import named_styles, new_axis, new_figure, panel_layout, plot_text
@@ -65,11 +66,12 @@ def points(style: Trace, x: Any, means: pd.Series, stds: pd.Series, mode: str, *
 def score_curves(runs: pd.DataFrame, epochs: pd.DataFrame) -> go.Figure | None:
     """Draw the score over the epochs."""
     settings: dict[str, Any] = next((settings for settings in runs["settings"] if settings), {})
-    task = TASKS.get(settings.get("task", "classification"))
-    if task is None:
+    try:
+        task = task_class(settings.get("task", "classification"))
+    except BsamValueError:
         return None
-    metric = task.measure.metric(settings.get("eval_split", "test"))
-    return curves(runs, epochs, metric, "Score during training", runs["unit"].iloc[0], task.measure.factor)
+    metric = task.score.metric(settings.get("eval_split", "test"))
+    return curves(runs, epochs, metric, "Score during training", runs["unit"].iloc[0], task.score.factor)
 
 
 def curves(

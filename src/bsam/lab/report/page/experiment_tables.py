@@ -103,7 +103,8 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> Table:
     table = table.join(runs.groupby("row").agg(**of_runs))
     learned = table["mean"].where(table["did not learn"] == 0)
     table["seeds"] = table["shared"].where(table["shared"] > 0)
-    table["mean best"] = (learned == learned.max()) & (learned.count() > 1)
+    best = learned.max() if bool(runs["higher"].iloc[0]) else learned.min()
+    table["mean best"] = (learned == best) & (learned.count() > 1)
     table["mean marks"] = [
         [f"{row[name]} {name}" for name in PROBLEMS if row[name]] for row in table.to_dict("records")
     ]

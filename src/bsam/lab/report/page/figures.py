@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..figures.flatness_figures import contour_figure, density_figure, eigenvalue_figure, surface_figure
 from ..figures.score_figures import SCORE_FIGURES, column_figure
-from .pictures import mistakes, skeletons
+from .pictures import drawn, mistakes, skeletons
 from .render import figure_info
 
 Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], dict[str, Any] | None]
@@ -53,5 +53,6 @@ EXPERIMENT_FIGURES: dict[str, Figures] = {
     **{name: partial(_draw_flatness, name) for name in FLATNESS},
     "mistakes": mistakes,
     "skeletons": skeletons,
+    "drawn": drawn,
 }
 RECIPE_FIGURES: dict[str, Figures] = {"columns": partial(_draw, "columns", column_figure)}

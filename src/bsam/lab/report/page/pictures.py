@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...common.stored_files import reading
+from ...common.stored_files import WrongContent, reading
 from ...data.pose.joints import Skeleton
 from ...inference.prediction_pictures import side_colour
 from ...tasks.pose_inputs import PoseInputs
+from ...training.run_dir import PREDICTIONS
 from ..figures.score_figures import first_predictions
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -58,6 +59,24 @@ def skeletons(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
             rows[row] = _persons(skeleton, arrays["pixels"], arrays["found"])
     sides = "The person's right side is orange, the left side light blue."
     return _pictures("Skeletons", f"Joints that the networks of {seeds} found. {sides}", rows)
+
+
+def drawn(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
+    """Return a row of pictures for each method, which a task of the user drew."""
+    predicted, seeds = first_predictions(runs)
+    rows: dict[str, Items] = {}
+    for row, run in predicted.items():
+        arrays = run.predictions()
+        if "pictures" in arrays:
+            with reading(run.path / PREDICTIONS, "remove it to leave out the pictures"):
+                rows[row] = [{"pixels": _checked(pixels)} for pixels in arrays["pictures"][:PERSONS]]
+    return _pictures("Pictures", f"Evaluation samples, as the task draws them; networks of {seeds}.", rows)
+
+
+def _checked(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    if pixels.ndim != 3 or pixels.shape[-1] != 3 or pixels.dtype != np.uint8:
+        raise WrongContent("a picture must have bytes (height, width, 3)")
+    return pixels
 
 
 def _persons(skeleton: Skeleton, pictures: NDArray[Any], joints: NDArray[Any]) -> Items:
