@@ -244,7 +244,8 @@ def test_predict_and_flatness_with_the_task(trained, tmp_path, command):
     assert all(sum(row.values()) == pytest.approx(1) and list(row)[1] == "disc" for row in rows)
     assert "0.png  background" in out
     command("predict", trained, images, *named, "--out", tmp_path / "drawn")
-    assert Image.open(tmp_path / "drawn/1.png").size == (64, 32)
+    with Image.open(tmp_path / "drawn/1.png") as picture:
+        assert picture.size == (64, 32)
     error = command("predict", trained, images, *named, "--grid", tmp_path / "g.png", status=2)
     assert "leave out --grid" in error
     few = ("--images", "8", "--k", "1", "--points", "3", "--trace-samples", "6", "--density-steps", "2")

@@ -86,12 +86,12 @@ def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
         for label in ("cat", "dog"):
             (tmp_path / "both" / name / label).mkdir(parents=True)
             (tmp_path / "both" / name / label / "1.jpg").touch()
-    assert tuning_split(f"folder:{tmp_path / 'both'}") == "holdout"
+    assert tuning_split(Run("sam", data=f"folder:{tmp_path / 'both'}")) == "holdout"
     (tmp_path / "both" / "test").rename(tmp_path / "both" / "val")
     for label in ("cat", "dog"):
         (tmp_path / "both" / "test" / label).mkdir(parents=True)
         (tmp_path / "both" / "test" / label / "1.jpg").touch()
-    assert tuning_split(f"folder:{tmp_path / 'both'}") == "validation"
+    assert tuning_split(Run("sam", data=f"folder:{tmp_path / 'both'}")) == "validation"
     (tmp_path / "made_arrays.py").write_text(
         "import numpy as np\nfrom bsam.lab.data import Dataset\n"
         "pair = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])\n"
@@ -99,7 +99,10 @@ def test_tuning_uses_the_validation_set_if_there_is_one(tmp_path, monkeypatch):
         "def two(folder):\n    return Dataset.from_arrays(pair, pair)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    splits = [tuning_split(data) for data in ("made_arrays:three", "made_arrays:two", "digits", "cifar10", "mpii")]
+    splits = [
+        tuning_split(Run("sam", data=data))
+        for data in ("made_arrays:three", "made_arrays:two", "digits", "cifar10", "mpii")
+    ]
     assert splits == ["validation", "holdout", "validation", "holdout", "holdout"]
 
 

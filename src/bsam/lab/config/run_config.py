@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...common.checks import check_count, check_radius, is_number
 from ...common.errors import BsamValueError
@@ -54,12 +54,6 @@ def _check_task(name: str, value: object) -> None:
         )
     if both := {item.name for item in fields(value)} & {item.name for item in fields(Run)}:
         raise BsamValueError(f"{min(both)} of {type(value).__name__} is also a setting of Run: choose another name")
-
-
-class HasSettings(Protocol):
-    """A task, seen from the settings."""
-
-    settings_type: ClassVar[type[TaskSettings]]
 
 
 @dataclass(frozen=True)
@@ -440,7 +434,7 @@ class Run(RecordsGiven):
         method: str | Method,
         arguments: Mapping[str, Any] | None = None,
         *,
-        task: str | type[TaskSettings] | type[HasSettings] = ClassificationSettings,
+        task: str | type[Any] = ClassificationSettings,
         **settings: Any,
     ) -> Run:
         """Return the run with these settings, those of the task included; ``task`` is its name, its class, or the class

@@ -16,7 +16,7 @@ from ...common.stored_files import WrongContent, reading
 from ...data.pose.joints import Skeleton
 from ...inference.prediction_pictures import side_colour
 from ...tasks.pose_inputs import PoseInputs
-from ...training.run_dir import PREDICTIONS
+from ...training.run_dir import PREDICTIONS, TASK
 from ..figures.score_figures import first_predictions
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -66,8 +66,7 @@ def drawn(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
     predicted, seeds = first_predictions(runs)
     rows: dict[str, Items] = {}
     for row, run in predicted.items():
-        arrays = run.predictions()
-        if "pictures" in arrays:
+        if run.note(TASK) and "pictures" in (arrays := run.predictions()):
             with reading(run.path / PREDICTIONS, "remove it to leave out the pictures"):
                 rows[row] = [{"pixels": _checked(pixels)} for pixels in arrays["pictures"][:PERSONS]]
     return _pictures("Pictures", f"Evaluation samples, as the task draws them; networks of {seeds}.", rows)
