@@ -90,7 +90,7 @@ def by_the_laboratory(run: Run, device="cpu", captured: bool = False):
     def losses(outputs, batch):
         return F.cross_entropy(outputs, batch[1], reduction="none")
 
-    task = SimpleNamespace(samples=STEPS // run.epochs * BATCH, classes=10, smoothing=0.0, losses=losses)
+    task = SimpleNamespace(samples=STEPS // run.epochs * BATCH, classes=10, smoothing=0.0, batch_losses=losses)
     with side_stream(torch.device(device)):
         network = copy.deepcopy(network)
         step = build_run_step(run, task, network, STEPS, capturable=captured)

@@ -349,9 +349,9 @@ class Dropping(Classification):
         self.noted, self.masks = Noted().to(self.device), []
         return nn.Sequential(self.noted, super().network())
 
-    def batch(self, index):
+    def _batch(self, x, index, on_host):
         self.masks.append(tuple(self.noted.mask.tolist()))
-        return super().batch(index)
+        return super()._batch(x, index, on_host)
 
 
 def test_a_graph_draws_random_numbers_by_seed_epoch_and_step(tmp_path):

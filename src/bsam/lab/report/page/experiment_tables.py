@@ -191,8 +191,8 @@ def tally(words: Iterable[str], order: Iterable[str] = STATES) -> str:
 def baseline_verdicts(compared: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Return a verdict on each row that can be compared; if runs are tuned, it says how settings were chosen."""
     tuned = runs[runs["experiment"].isin(runs.loc[runs["tuned"].astype(bool), "experiment"]) & (runs["chosen"] != "")]
-    keys = zip(tuned["experiment"], tuned["row"], strict=True)
-    choices = dict(zip(keys, " " + tuned["row"] + ": " + tuned["chosen"] + ".", strict=True))
+    listed = tuned[["experiment", "row", "chosen"]].itertuples(index=False, name=None)
+    choices = {(experiment, row): f" {row}: {chosen}." for experiment, row, chosen in listed}
     verdicts = []
     for row in compared.to_dict("records"):
         if row["row"] != row["against"] and (min(row["n"], row["their_n"]) or row["diverged"]):
