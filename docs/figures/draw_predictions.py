@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bsam.lab.inference.class_prediction import predict
 from bsam.lab.inference.prediction_pictures import draw_grid
+
 from bsam.lab.training import Run, fit
 
 HERE = Path(__file__).parent

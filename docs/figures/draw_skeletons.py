@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-
 from bsam.lab.inference.prediction_pictures import (
     GAP,
     arrange,
@@ -20,6 +19,7 @@ from bsam.lab.inference.prediction_pictures import (
     stack,
     text_picture,
 )
+
 from bsam.lab.recipes.planning import titles_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.pose_inputs import PoseInputs

@@ -18,7 +18,7 @@ from bsam import BsamError
 from bsam.lab import Run, cli, compare, fit, write_report
 from bsam.lab.common import names
 from bsam.lab.common.methods import Method, title_of_method
-from bsam.lab.inference.class_prediction import predict
+from bsam.lab.inference import predict
 from bsam.lab.models import build
 from bsam.lab.models.digits_net import DigitsNet
 from bsam.lab.recipes.comparison import compared_runs, plan_comparison

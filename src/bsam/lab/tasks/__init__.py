@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ...common.errors import BsamValueError
 from ..common.names import find_object, known_object, name_of
 from ..config import is_own_task, settings_of_task, store_settings
 from .classification import Classification
+from .found import NoteReader, Shown, drawn_pictures
 from .own_task import Splits as Splits
 from .own_task import Task as Task
 from .own_task import check_members
@@ -28,6 +31,10 @@ class StoredTask:
     score: Score
     groups: Sequence[Score]
     loss_title: str
+
+    def pictures(self, arrays: Mapping[str, NDArray[Any]], note: NoteReader) -> Shown | None:
+        """Return what the page shows of the predictions of a run."""
+        return drawn_pictures(arrays, note)
 
 
 _STORED: dict[str, StoredTask] = {}

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ....common.checks import check_count
 from ....common.errors import BsamValueError
 from ..images.cache import Progress, decode_files
-from ..images.decoding import Crop
+from ..images.decoding import Box, BoxError, Crop, decode_bytes, read_image, rounded
 from ..sources import sha256
 from .affine import apply, crop_map, inverse
 from .joints import Skeleton
@@ -164,6 +165,21 @@ def load_persons(
     digest = sha256(json.dumps([*decoded.identity, rows, labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
     return data, [*files.left_out, *decoded.corrupt.values()]
+
+
+def cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.uint8], Tensor]:
+    """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to pixels of the crop."""
+    content = read_image(path)
+    height, width, _ = decode_bytes(content, path).shape
+    person_box = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    left, top, right, bottom = person_box
+    if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
+        raise BsamValueError(f"the box {rounded(person_box)} lies outside of the {width} x {height} pixels of {path}")
+    (crop,), to_crop = person_crops(torch.tensor([person_box], dtype=torch.float64), side)
+    try:
+        return person_box, decode_bytes(content, path, crop), to_crop
+    except BoxError as error:
+        raise BsamValueError(f"{error}: give another box (--box)") from error
 
 
 def _digest(*tensors: Tensor | None) -> str:
