@@ -12,7 +12,7 @@ from PIL import Image
 
 from bsam.lab import cli
 from bsam.lab.cli.predict import draw_grid
-from bsam.lab.data.pose.joints import LSP
+from bsam.lab.data.persons import LSP
 from bsam.lab.inference import predict as bsam_predict
 from bsam.lab.inference.pictures import SIDE, side_legend, text_picture
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import bsam
 from bsam.lab.config import Run
-from bsam.lab.data.images.decoding import DecodeError
+from bsam.lab.data.images import DecodeError
 from bsam.lab.inference import predict
 from bsam.lab.inference.predictions import file_paths
 from bsam.lab.models import build

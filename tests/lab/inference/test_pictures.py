@@ -8,8 +8,8 @@ from PIL import Image
 
 import bsam
 from bsam.lab.cli.predict import picture_paths
-from bsam.lab.data.images.decoding import Resize
-from bsam.lab.data.pose.joints import LSP, MPII, Skeleton
+from bsam.lab.data.images import Resize
+from bsam.lab.data.persons import LSP, MPII, Skeleton
 from bsam.lab.inference import FoundClasses, FoundJoints
 from bsam.lab.inference.pictures import (
     GAP,

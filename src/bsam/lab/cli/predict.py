@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
+from ..common.files import usable, write, write_json
 from ..common.printing import printable, say
 from ..inference.pictures import full_size, predictions_grid, save
 from ..inference.predictions import file_paths, predict
 from ..tasks import TASKS
 from ..tasks.found import Prediction
-from ..training.files import usable, write, write_json
 from .run_flags import DEVICE_HELP, MODEL_HELP, TASK_HELP
 
 DESCRIPTION = """\

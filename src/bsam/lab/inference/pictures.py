@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.files import write
 from ..common.printing import printable
-from ..data.pose.joints import Skeleton
+from ..data.persons import Skeleton
 from ..tasks.found import LINE, Picture, Prediction
-from ..training.files import write
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...common.errors import BsamValueError
 from ..common.printing import say
-from ..data.images.folders import OF_WINDOWS
+from ..data.folders import OF_WINDOWS
 from ..tasks import Task, named_task, task_class
 from ..tasks.found import Prediction
 from ..training.environment import pick_device

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..data.pose.persons import MARGIN
+from ..data.persons import MARGIN
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 
 if TYPE_CHECKING:

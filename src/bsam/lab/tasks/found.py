@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...common.errors import BsamValueError
-from ..common.stored_files import WrongContent
-from ..data.images.decoding import Box, Crop, DecodeError, Decoding, decode
-from ..data.pose.joints import Skeleton
-from ..data.pose.persons import MARGIN
+from ..common.files import WrongContent
+from ..data.images import Box, Crop, DecodeError, Decoding, decode
+from ..data.persons import MARGIN, Skeleton
 
 T = TypeVar("T")
 NoteReader: TypeAlias = Callable[[str, Callable[[dict[str, Any]], Any]], Any]  # returns a note of a run, parsed

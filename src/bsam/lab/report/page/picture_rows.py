@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ....common.errors import BsamValueError
-from ...common.stored_files import reading
+from ...common.files import reading
 from ...inference.pictures import side_colour
 from ...tasks import task_class
 from ...tasks.found import Picture
