@@ -16,7 +16,7 @@ from ..recipes.study import Study
 from ..recipes.variants import passes_of, variant_of
 from ..report.table import Column, Table
 from ..running.runner import Callbacks, Progress
-from ..tasks.noise_words import wrong_labels
+from ..tasks.classification import wrong_labels
 from ..training.run_dir import LOG, RunState
 
 # the settings that determine how long a pass over the data takes

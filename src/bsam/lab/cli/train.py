@@ -27,7 +27,7 @@ from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_class
-from ..tasks.noise_words import noise_text
+from ..tasks.classification import noise_text
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.files import LOCK
 from ..training.flatness_numbers import largest_eigenvalue

@@ -19,8 +19,7 @@ from ..data.images.decoding import Box, BoxError, check_box, decode, decode_byte
 from ..data.pose.affine import apply, inverse
 from ..data.pose.joints import Skeleton
 from ..data.pose.persons import person_crops
-from ..tasks.pose import EVALUATION_BATCH
-from ..tasks.pose_inputs import PoseInputs
+from ..tasks.pose import EVALUATION_BATCH, PoseInputs
 from ..training.environment import pick_device
 from ..training.run_dir import REPAIR, RunDir
 from ..training.train_step import as_trained

@@ -17,7 +17,7 @@ from ..common.grouping import count_text
 from ..common.names import find_name
 from ..config import BASE, Run, arguments_of
 from ..data.digits import TEST, TRAIN, VALIDATION
-from ..tasks.noise_words import noise_text
+from ..tasks.classification import noise_text
 from .choice import Tuning
 from .cifar_recipes import grid
 from .experiments import RECIPES, Recipe, recipe

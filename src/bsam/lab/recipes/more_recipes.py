@@ -9,8 +9,8 @@ from typing import Any
 from ..config import FINE_TUNING, QUANTIZED, Run
 from ..data import dataset_entry
 from ..models.weight_loading import PRETRAINED
-from ..tasks.noise_words import noise_text
-from ..tasks.pose_metrics import SCORES
+from ..tasks.classification import noise_text
+from ..tasks.pose_outputs import SCORES
 from ..training.run_dir import run_dir_name
 from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe

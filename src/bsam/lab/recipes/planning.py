@@ -18,7 +18,7 @@ from ..data import data_of
 from ..models import network_of
 from ..models.weight_loading import PRETRAINED
 from ..tasks import task_class
-from ..tasks.noise_words import noise_text
+from ..tasks.classification import noise_text
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants

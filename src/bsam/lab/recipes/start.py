@@ -16,7 +16,7 @@ from ..models import MODELS, model_entry
 from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED
 from ..tasks import named_task
-from ..tasks.image_inputs import check_weights, find_weights
+from ..tasks.images import check_weights, find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
 from .planning import Plan
 from .scales import STANDS_FOR

@@ -21,7 +21,7 @@ from ..models import model_entry
 from ..paper import check_table, join
 from ..recipes.planning import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
-from ..tasks.noise_words import noise_text, wrong_labels
+from ..tasks.classification import noise_text, wrong_labels
 from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
