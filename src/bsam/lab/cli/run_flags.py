@@ -16,9 +16,10 @@ from ..config import BASE, TASK_SETTINGS, Run, is_own_task, settings_by_heading,
 from ..config.presets import SHARED
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
-from ..recipes.start import LARGE_IMAGE, complete_settings
+from ..recipes.start import complete_settings
 from ..recipes.variants import variants
 from ..tasks import named_task
+from ..tasks.images import LARGE_IMAGE
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}

@@ -20,19 +20,25 @@ from torch import Tensor, nn
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.progress import ProgressLine
 from ..config import Run
-from ..data import dataset_entry
+from ..data import FOLDER, dataset_entry
 from ..data.augment import RESIZED_CROP, normalise
-from ..data.entries import ArrayData, ImageData
+from ..data.entries import ArrayData, DatasetEntry, ImageData
 from ..data.examples import Dataset, Examples
+from ..data.functions import FunctionData
 from ..data.images.cache import load_images
 from ..data.images.decoding import Resize
 from ..data.pose.persons import Persons
 from ..models import model_entry
 from ..models.input_config import InputConfig, input_config
 from ..models.parts import head
+from ..models.weight_files import model_of_file
 from ..models.weight_loading import PRETRAINED, WeightsReport, check_download, check_model, load_weights
-from .task import BaseTask, TaskBatch
+from .task import Task, TaskBatch
 
+SamplesT = TypeVar("SamplesT", Examples, Persons)
+AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
+LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
+RANDOM = "random"  # as the initial weights: do not load pretrained ones
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
 
 
@@ -142,6 +148,23 @@ def resized(x: Tensor, size: int, mode: str) -> Tensor:
     return F.interpolate(x, size=(size, size), mode=mode, align_corners=False, antialias=size < x.shape[-1])
 
 
+def augmentation_of(entry: DatasetEntry, model: str, image_size: int | None = None) -> str | None:
+    """Return the default augmentation of fine-tuning; None stands for that of the data set.
+
+    Image files are cropped and resized at random if the inputs of the network have at least :data:`LARGE_IMAGE` pixels
+    a side.
+
+    Example:
+        >>> augmentation_of(dataset_entry("folder:photos"), "resnet50")
+        'resized-crop-flip'
+        >>> augmentation_of(dataset_entry("cifar10"), "resnet50") is None
+        True
+    """
+    # the size that a timm network expects is known only after importing timm; only small test networks take less
+    side = image_size or model_entry(model).images or LARGE_IMAGE
+    return RESIZED_CROP if isinstance(entry, ImageData) and side >= LARGE_IMAGE else None
+
+
 def load_data(run: Run, data_dir: Path | None = None, cache_dir: Path | None = None) -> tuple[Dataset, list[str]]:
     """Return the data of a run, and a sentence for each corrupt file that was left out.
 
@@ -190,14 +213,6 @@ def inputs_of(run: Run, data: Dataset) -> Inputs:
     return Inputs(side, size, channels, config.mean, config.std, config.interpolation, crop, names, in_bytes)
 
 
-def check_weights(run: Run, data_dir: Path | None) -> None:
-    """Raise if a run's initial weights are missing or belong to another network. Call it before decoding images."""
-    if run.weights == PRETRAINED:
-        check_download(run.model)
-    elif run.weights is not None:
-        check_model(Path(find_weights(run.weights, data_dir)), run.model)
-
-
 def find_weights(weights: str, data_dir: Path | None) -> str | Path:
     """Return the file with a run's initial weights, which may be in the data folder, or ``"pretrained"``."""
     if weights == PRETRAINED:
@@ -211,11 +226,7 @@ def find_weights(weights: str, data_dir: Path | None) -> str | Path:
     )
 
 
-SamplesT = TypeVar("SamplesT", Examples, Persons)
-AHEAD = 3  # batches to read ahead, since the times of a step and of a disk access vary
-
-
-class ImageTask(BaseTask):
+class ImageTask(Task):
     """A task on stored images. It loads the weights named by the run, and may train only the last layers.
 
     Args:
@@ -294,6 +305,87 @@ class ImageTask(BaseTask):
     def notes(self) -> Mapping[str, Any]:
         """Return ``weights``, where the initial weights came from."""
         return {} if self._weights is None else {"weights": asdict(self._weights)}
+
+    # ---- what others ask about a run
+
+    @classmethod
+    def titles(cls, run: Run) -> tuple[str, str]:
+        """Return the titles of network and data."""
+        return model_entry(run.model).title, dataset_entry(run.data).title
+
+    @classmethod
+    def complete(cls, given: Mapping[str, Any], data_dir: Path | None = None) -> dict[str, Any]:
+        """Return given settings with the defaults that depend on files.
+
+        The default network is that of the weights, or of the data set. Without ``init``, networks of timm default to
+        the pretrained weights that timm downloads. With pretrained weights, large photographs are cropped and resized
+        at random (:func:`augmentation_of`).
+        """
+        settings = dict(given)
+        if "model" not in settings:
+            settings["model"] = cls._default_model(settings, data_dir)
+        if settings["model"].startswith("timm:") and settings.get("init") is None:
+            settings.setdefault("weights", PRETRAINED)
+        if settings.get("weights") == RANDOM:
+            settings["weights"] = None
+        if settings.get("weights") is not None and settings.get("weight_bits") is None:
+            entry = dataset_entry(settings.get("data", Run.data)).resolve(data_dir)
+            name = augmentation_of(entry, settings["model"], settings.get("image_size"))
+            if name is not None:
+                settings.setdefault("augment", name)
+        return settings
+
+    @classmethod
+    def _default_model(cls, given: Mapping[str, Any], data_dir: Path | None) -> str:
+        source, weights = given.get("data", Run.data), given.get("weights", RANDOM)
+        entry = dataset_entry(source).resolve(data_dir)
+        model = entry.model
+        if weights not in (RANDOM, PRETRAINED):
+            source = find_weights(weights, data_dir)
+            in_file = model_of_file(Path(source))
+            if in_file is not None and model_entry(in_file).needs_size:  # a function, which only the user may name
+                raise BsamValueError(
+                    f"{source} holds weights of the function {in_file}, which is called only if you name it, too: if "
+                    f"you trust it, add --model {in_file}"
+                )
+            model = cls._model_with(in_file, model)
+        if model is None:
+            if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
+                entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+            raise BsamValueError(
+                f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
+                "--weights a file from tools/convert_weights.py"
+            )
+        return model
+
+    @classmethod
+    def _model_with(cls, in_file: str | None, default: str | None) -> str | None:
+        """Return the network to train with weights of a network; None if the file does not say which it is."""
+        return in_file
+
+    @classmethod
+    def check_start(cls, run: Run, data_dir: Path | None = None) -> None:
+        """Raise if a run's initial weights are missing or belong to another network."""
+        if run.weights == PRETRAINED:
+            check_download(run.model)
+        elif run.weights is not None:
+            check_model(Path(find_weights(run.weights, data_dir)), run.model)
+
+    @classmethod
+    def data_entry(cls, run: Run) -> DatasetEntry:
+        """Return the entry of a run's data."""
+        return dataset_entry(run.data)
+
+    @classmethod
+    def has_validation(cls, run: Run, data_dir: Path | None = None) -> bool:
+        """Return whether a run's data has a validation set; image files are listed for this, but not decoded."""
+        return dataset_entry(run.data).resolve(data_dir).has_validation(data_dir)
+
+    @classmethod
+    def functions(cls, run: Run) -> set[str]:
+        """Return which of ``data`` and ``model`` are functions of the user."""
+        found = {"data": isinstance(dataset_entry(run.data), FunctionData), "model": model_entry(run.model).needs_size}
+        return {name for name, is_function in found.items() if is_function}
 
 
 def limit_samples(samples: SamplesT, name: str, n: int | None) -> SamplesT:

@@ -26,8 +26,8 @@ from ..models.input_config import input_config
 from . import pose_outputs
 from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
 from .pose_outputs import decode, flip_merge, simcc_losses
-from .shares import WHOLE, Shares
-from .task import Score, TaskBatch, holdout_size
+from .splits import WHOLE, Shares, holdout_size
+from .task import Failure, Notes, Score, TaskBatch
 
 GROUPS = tuple(pose_outputs.LSP.groups)
 EVALUATION_BATCH = 64
@@ -42,9 +42,12 @@ class Pose(ImageTask):
         data: persons to use instead of those that the run names.
     """
 
-    score = Score("pck", "PCK in %", 100)
+    score = Score("pck", "PCK in %", 100, share=True)
     loss_title: ClassVar[str] = "SimCC loss"
     settings_type = PoseSettings
+    settings: PoseSettings
+    inputs: PoseInputs  # type: ignore[assignment]
+    eval_samples: int
     groups: ClassVar[tuple[Score, ...]] = tuple(Score(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
 
     def __init__(
@@ -139,6 +142,39 @@ class Pose(ImageTask):
         """
         pose = pose_outputs.mean_pose(self._train.y)
         return self._scores(apply(self._test.to_image, pose.double().expand(len(self._test), -1, -1)))
+
+    def chance(self) -> float:
+        """Return the PCK of the mean pose."""
+        return self.baseline()[self.score.name]
+
+    @classmethod
+    def identity(cls, run: Run) -> str:
+        """Return the name of the class when the first runs were written."""
+        return "bsam.tasks.pose.Pose"
+
+    @classmethod
+    def _model_with(cls, in_file: str | None, default: str | None) -> str | None:
+        """Return the pose network that takes the weights of this backbone, or the default."""
+        networks = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
+        return in_file if in_file in networks.values() else networks.get(in_file or "", default)
+
+    @classmethod
+    def untrained(cls, note: Notes) -> tuple[str, Mapping[str, float]]:
+        """Return the title and the scores of the mean pose."""
+        baseline = note("baseline")
+        return baseline.get("title", ""), baseline.get("scores", {})
+
+    @classmethod
+    def chance_failure(cls, run: Run, last: Mapping[str, Any], note: Notes) -> Failure | None:
+        """Return that a run is no better than the mean pose."""
+        title, scores = cls.untrained(note)
+        if not scores:
+            return None
+        name, chance = cls.score.name, scores[cls.score.name]
+        reached = last[cls.score.metric(run.eval_split)]
+        if reached > chance:
+            return None
+        return Failure(f"The network is no better than the baseline ({title}): {name} {reached:.4g} and {chance:.4g}.")
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with their joints, not augmented; evenly spaced ones if limited."""

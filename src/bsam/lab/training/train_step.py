@@ -20,7 +20,7 @@ from ...core.optimizer import SharpnessAware
 from ...methods.distillation import Distillation
 from ..common.methods import method_class
 from ..config import BASE, Run
-from ..tasks.task import BaseTask, TaskBatch
+from ..tasks.task import Task, TaskBatch
 from .base_optimizer import build_base
 from .environment import emulated_bf16, is_bf16_emulated
 
@@ -159,7 +159,7 @@ def build_train_step(
 
 def build_run_step(
     run: Run,
-    task: BaseTask,
+    task: Task,
     model: nn.Module,
     steps: int,
     capturable: bool = False,
@@ -215,7 +215,7 @@ def build_run_step(
     return step
 
 
-def check_method(run: Run, task: BaseTask, processes: int) -> None:
+def check_method(run: Run, task: Task, processes: int) -> None:
     """Raise if the method cannot train this task, or cannot run in several processes."""
     if run.method == BASE:
         return
