@@ -19,6 +19,7 @@ from .data import download_all
 from .recipes.study import Decision, Snapshot, Stage, Study
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
+from .tasks import data_of
 from .training.environment import devices_of, pick_device
 from .training.run_writer import CHECKPOINT_EVERY
 

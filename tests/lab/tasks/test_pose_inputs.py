@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bsam.lab.config import Run
-from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.models.input_config import RESNET50
+from bsam.lab.data.persons import LSP, MPII
+from bsam.lab.models.timm_networks import RESNET50
 from bsam.lab.tasks.pose import Pose, PoseInputs
 
 INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), MPII)

@@ -17,18 +17,17 @@ import torch
 
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
-from ..common.grouping import count_text
+from ..common.files import LOCK
+from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
-from ..config import BASE, Run, method_title
-from ..config.bases import BASES
+from ..config import BASE, BASES, Run, method_title
 from ..data import download
 from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_of
 from ..training.distributed import DistributedContext, distributed_context
-from ..training.files import LOCK
 from ..training.flatness_numbers import largest_eigenvalue
 from ..training.loop import fit
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
@@ -99,7 +98,8 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
         finished = run_dir.finished_run()
     except BsamError:
         return  # empty, or unfinished
-    if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and not task_of(run).not_initial(run):
+    is_shorter = finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run
+    if is_shorter and not task_of(run).not_initial(run):
         flags = ""
         if run.weights is not None:  # with --init, these defaults differ
             settings = run.settings()
@@ -166,15 +166,16 @@ def plan_text(trainer: Trainer) -> str:
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
     notes = task.notes()
-    data_words = task.data_words(run, task.wrong_labels(run, lambda name: notes.get(name, {})))
-    network_words = task.network_words(run)
+    wrong = task.wrong_labels(run, lambda name: notes.get(name, {}))
+    of_network = ", ".join(filter(None, (f"{parameters:,} parameters", task.network_words(run))))
+    data_words = task.data_words(run, wrong)
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     evaluated = "" if task.eval_samples is None else f" Evaluated on {task.eval_samples:,} {run.eval_split} samples."
     return (
-        f"{method_with_settings(run)}: {network} ({parameters:,} parameters{f', {network_words}' if network_words else ''}) on {task.samples:,} samples of "
+        f"{method_with_settings(run)}: {network} ({of_network}) on {task.samples:,} samples of "
         f"{data}{size}{f' ({data_words})' if data_words else ''}, {length}, batch {run.batch}."
         f"{evaluated}\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import FINE_TUNING, QUANTIZED, Run
 from ..data import dataset_entry
-from ..models.weight_loading import PRETRAINED
+from ..models.weights import PRETRAINED
 from ..tasks import task_of
 from ..tasks.images import augmentation_of
 from ..tasks.pose_outputs import SCORES

@@ -10,11 +10,10 @@ from typing import Any
 
 from ...common.checks import check_count, check_flag, check_number
 from ...common.errors import BsamError, BsamValueError
-from ..common.grouping import count_text
-from ..common.methods import known_method
 from ..common.names import find_name
-from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, preset_values
-from ..models.weight_loading import PRETRAINED
+from ..common.printing import count_text
+from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, known_method, preset_values
+from ..models.weights import PRETRAINED
 from ..tasks import task_class, task_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
@@ -28,9 +27,7 @@ NOT_COMPARED = frozenset(
 # settings that come first in titles, before those of the task
 FIRST = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
 # settings that the title words specially
-TITLED = frozenset(
-    ("task", "model", "data", "weights", "limit_train", "eval_split", "epochs", "init")
-)
+TITLED = frozenset(("task", "model", "data", "weights", "limit_train", "eval_split", "epochs", "init"))
 # entries of a description: numbers, which may be unknown (None), and checks of those that are no text
 NUMBERS = ("radius", "passes", "published")
 GIVEN = ("chosen", "published", "published_table")  # entries that only whoever plans a run gives

@@ -10,17 +10,13 @@ from typing import Any
 from ...common.errors import BsamValueError
 from ..config import Run
 from ..data import FOLDER, dataset_entry
-from ..data.augment import RESIZED_CROP
-from ..data.entries import DatasetEntry, ImageData
-from ..models import MODELS, model_entry
-from ..models.weight_files import model_of_file
-from ..models.weight_loading import PRETRAINED
+from ..models import model_entry
+from ..models.weights import PRETRAINED, model_of_file
 from ..tasks import named_task, task_class, task_of
 from ..tasks.images import find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
 from .planning import Plan
 from .scales import STANDS_FOR
-
 
 
 def complete_settings(

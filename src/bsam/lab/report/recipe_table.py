@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..analysis.outcome import score_title
-from ..common.grouping import count_text, group_by
-from ..common.printing import printable
+from ..common.printing import count_text, group_by, printable
 from ..config import Run
 from ..paper import published_number, published_tables
 from ..recipes.planning import measured_on, setting_text
@@ -51,7 +50,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
         run, finished = Run.of(**group["settings"].iloc[0]), group[group["state"] == "finished"]
         number = group["published"].iloc[0]
         planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
-        untrained, scores_untrained = task.untrained(RunDir(finished["path"].iloc[0]).note) if len(finished) else ("", {})
+        untrained, reached = task.untrained(RunDir(finished["path"].iloc[0]).note) if len(finished) else ("", {})
         for title, measure in measures:
             scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
             paper = published_number(published, run, measure=measure.name) if published else None
@@ -68,9 +67,9 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
             extras = [name for name in EXTRAS if measure is task.score and name in finished]
             extras = [name for name in extras if finished[name].notna().any()]
             cells.append({**cell, **{name: _statistics(finished[name]) for name in extras}})
-            if measure.name in scores_untrained:
+            if measure.name in reached:
                 empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
-                mean = measure.factor * scores_untrained[measure.name]
+                mean = measure.factor * reached[measure.name]
                 baselines[untrained, title] = {**cell, **empty, "row": untrained, "mean": mean}
     return [*cells, *baselines.values()]
 

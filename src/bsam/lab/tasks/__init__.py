@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.names import find_object, known_object, name_of
+from ..common.names import find_object, is_own, known_object, name_of
 from ..config import Run, settings_of_task, store_settings
 from ..data.entries import DatasetEntry
 from .classification import Classification
@@ -61,7 +61,7 @@ def data_of(run: Run) -> DatasetEntry:
 
 def named_task(task: str | type[Task]) -> str:
     """Return the name of a task that the user gives, after importing it, if it is ``MODULE:CLASS``, and checking it."""
-    if isinstance(task, str) and ":" not in task:
+    if isinstance(task, str) and not is_own(task):
         return settings_of_task(task).name
     cls = find_object(task, "task") if isinstance(task, str) else task
     try:
@@ -71,14 +71,9 @@ def named_task(task: str | type[Task]) -> str:
     return name_of(cls, "task")
 
 
-def describe_task(name: object, read: Callable[[], Mapping[str, Any]]) -> None:
-    """Make a task of the user known from ``task.json``; its module is not imported.
-
-    Args:
-        name: the name of any task.
-        read: returns the content of the file; called only if the task is not known.
-    """
-    if not isinstance(name, str) or ":" not in name or known_object(name) is not None or not (note := read()):
+def describe_task(name: str, note: Mapping[str, Any]) -> None:
+    """Make a task of the user known from ``task.json``, which our tasks do not have; its module is not imported."""
+    if not note or known_object(name) is not None:
         return
     store_settings(name, note["settings"])
     members = {

@@ -19,14 +19,12 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamTypeError, BsamValueError
 from .. import quantization
-from ..common.stored_files import MAX_TEXT, read_bytes, reading
+from ..common.files import MAX_TEXT, read_bytes, reading
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
-from ..data.augment import Augment, ResizedCrop, augmentation
-from ..data.examples import Dataset, Examples
-from ..data.images.duplicates import duplicate_warnings
-from ..data.label_noise import flip_labels, wrong_share
-from ..data.timm_augment import TimmAugment, is_timm
+from ..data.arrays import Dataset, Examples, flip_labels, wrong_share
+from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
+from ..data.images import duplicate_warnings
 from ..models import build, model_entry
 from ..quantization import calibrate, freeze_scales, quantize
 from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data

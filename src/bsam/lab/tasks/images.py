@@ -21,18 +21,15 @@ from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.progress import ProgressLine
 from ..config import Run
 from ..data import FOLDER, dataset_entry
+from ..data.arrays import Dataset, Examples
 from ..data.augment import RESIZED_CROP, normalise
-from ..data.entries import ArrayData, DatasetEntry, ImageData
-from ..data.examples import Dataset, Examples
-from ..data.functions import FunctionData
-from ..data.images.cache import load_images
-from ..data.images.decoding import Resize
-from ..data.pose.persons import Persons
-from ..models import model_entry
-from ..models.input_config import InputConfig, input_config
+from ..data.entries import ArrayData, DatasetEntry, FunctionData, ImageData
+from ..data.images import Resize, load_images
+from ..data.persons import Persons
+from ..models import input_config, model_entry
 from ..models.parts import head
-from ..models.weight_files import model_of_file
-from ..models.weight_loading import PRETRAINED, WeightsReport, check_download, check_model, load_weights
+from ..models.timm_networks import InputConfig
+from ..models.weights import PRETRAINED, WeightsReport, check_download, check_model, load_weights, model_of_file
 from .task import Task, TaskBatch
 
 SamplesT = TypeVar("SamplesT", Examples, Persons)

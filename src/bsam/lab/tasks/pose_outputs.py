@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...common.errors import BsamValueError
-from ..data.pose import joints as skeletons
-from ..data.pose.joints import Skeleton
+from ..data import persons as skeletons
+from ..data.persons import Skeleton
 
 
 def simcc_labels(coordinates: Tensor, side: float, k: float, sigma: float) -> Tensor:
@@ -137,7 +137,7 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, mirrored: Sequence[int], 
         logits: (n, joints, 2, bins), of the images.
         flipped_logits: (n, joints, 2, bins), of the mirror images, as the network returned them.
         mirrored: for each joint of a mirror image, the joint that it was before, as in
-            :class:`bsam.lab.data.pose.joints.Skeleton`.
+            :class:`bsam.lab.data.persons.Skeleton`.
         k: bins per pixel.
 
     Example:

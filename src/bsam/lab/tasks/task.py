@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches
+from ..common.files import load_tensors, read_bytes, reading
 from ..common.names import call_with, describe_error, find_function, name_of
-from ..common.stored_files import load_tensors, read_bytes, reading
 from ..config import TASK_SETTINGS, Preset, Run, TaskSettings, to_json_value
 from ..data import Examples, TaskData
 from ..data.entries import DatasetEntry

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..config import Run
-from ..config.bases import BASES, as_tuples, parameters_of
+from ..config import BASES, Run, as_tuples, parameters_of
 from ..models.parts import head_name, layer_ids, undecayed
 from ..tasks import task_of
 

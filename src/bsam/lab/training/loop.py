@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...common.checks import check_count
-from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ...common.errors import BsamError, BsamRuntimeError
 from ...flatness.dataset_loss import num_samples
 from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import Landscape, landscape
@@ -132,7 +132,7 @@ def fit(
         True
     """
     run = imported(run)
-    task_cls = imported_task(run) if task is None else task
+    task_cls: Any = imported_task(run) if task is None else task
     with (
         distributed_context(device) as context,
         side_stream(context.device),
