@@ -120,7 +120,7 @@ def quantization(scale: Scale) -> list[Plan]:
         runs = [base, *(scale.run(variants()[name], network, data, init=init, **quantized) for name in COMPARED)]
         column, title = titles_of(base)
         for run in runs:
-            row = FULL_PRECISION if run.task.weight_bits is None else variant_of(run).title
+            row = FULL_PRECISION if run.settings()["weight_bits"] is None else variant_of(run).title
             plans.append(Plan(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
     return plans
 

@@ -66,12 +66,11 @@ def run_dir_name(run: Run) -> str:
         'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
     """
     settings = run.settings()
-    noise = run.task.label_noise
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
+    tag = [run.task.tag] if run.task.tag else []
     method = run.base if run.method == BASE else re.sub(r"[^\w.]+", "_", run.method)
     end = digest(settings, {item.name: item.default for item in fields(run.task)})
-    return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", end])
+    return "-".join([subject_name(run), method, *arguments, *tag, f"seed{run.seed}", end])
 
 
 def subject_name(run: Run) -> str:
@@ -159,8 +158,9 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
-        keys = ("settings", "score", "groups", "loss_title")
-        describe_task(settings.get("task", ""), self.note(TASK, keys=keys))
+        note = self.note(TASK, keys=("settings", "score", "groups", "loss_title"))
+        with reading(self.path / f"{TASK}.json", REPAIR):
+            describe_task(settings.get("task"), note)
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
