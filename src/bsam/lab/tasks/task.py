@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -533,6 +533,12 @@ def check_members(task: type) -> None:
     missing += ["sums(outputs, *targets)"] if task.sums is Task.sums and task.evaluate is Task.evaluate else []
     if missing:
         raise BsamTypeError(f"the task {task.__name__} has no {missing[0]}: add it to the class")
+    settings = task.settings_type
+    if any(isinstance(value, Field) for kind in settings.__mro__ for value in vars(kind).values()):
+        raise BsamTypeError(f"the settings of {task.__name__} are no dataclass: write @dataclass above the class")
+    for item in fields(settings):
+        if "help" not in item.metadata:
+            raise BsamTypeError(f"{item.name} of {task.__name__} must be declared with setting(default, help)")
 
 
 def _loss_failure(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Failure | None:
