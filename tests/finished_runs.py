@@ -44,11 +44,7 @@ def finished_run(run, out=Path("out")):
             "test_loss": 1.0 / (e + 1),
             "seconds": 2.0,
             **dict.fromkeys(scores, 0.99),
-            **(
-                {"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)}
-                if run.settings().get("label_noise")
-                else {}
-            ),
+            **({"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)} if has_noise else {}),
         }
         for e in range(run.epochs)
     ]
