@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bsam.lab.inference import predict
 from bsam.lab.inference.pictures import predictions_grid, save
-
 from bsam.lab.training import Run, fit
 
 HERE = Path(__file__).parent

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
 from bsam.lab.inference.pictures import (
     GAP,
     arrange,
@@ -19,11 +20,10 @@ from bsam.lab.inference.pictures import (
     stack,
     text_picture,
 )
-
 from bsam.lab.recipes.planning import titles_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.found import Picture
-from bsam.lab.tasks.pose_inputs import PoseInputs
+from bsam.lab.tasks.pose import PoseInputs
 from bsam.lab.training import Run, fit
 from bsam.lab.training.run_dir import RunDir
 

@@ -18,7 +18,7 @@ from bsam.lab.models import build
 from bsam.lab.quantization import convert, load_quantized, quantize
 from bsam.lab.tasks import TASKS
 from bsam.lab.tasks.exported import compare_classes
-from bsam.lab.tasks.simcc_loss import decode
+from bsam.lab.tasks.pose_outputs import decode
 from bsam.lab.training.run_dir import RunDir
 
 PRINTED = re.compile(

@@ -8,7 +8,6 @@ import io
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from ...common.errors import BsamValueError
 from ..common.files import usable, write, write_json
@@ -24,7 +23,6 @@ Print the most probable classes of each image or, with a run of the task pose, x
 the image, in pixels. The training data is not needed."""
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf")
 TABLES = (".csv", ".json")
-KINDS: list[Any] = list(TASKS.values())
 MAX_GRID = 100  # images in a grid; more would be too large to look at
 
 
@@ -46,7 +44,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--model", help=MODEL_HELP, metavar="MODULE:FUNCTION")
     flag("--task", help=TASK_HELP, metavar="MODULE:CLASS")
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    for task in KINDS:
+    for task in TASKS.values():
         of_task = command.add_argument_group(task.predict_heading).add_argument
         for name, about in task.predict_flags.items():
             of_task(f"--{name.replace('_', '-')}", **about)
@@ -67,7 +65,7 @@ def _predict(arguments: argparse.Namespace) -> None:
             raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
     if folder is not None:
         picture_paths([*file_paths(arguments.images)], folder)  # raises now rather than after the last image
-    names = [name for task in KINDS for name in task.predict_flags]
+    names = [name for task in TASKS.values() for name in task.predict_flags]
     options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     found = predict(
         arguments.folder,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
+from ..common.names import is_own
 from ..common.printing import say
 from ..data.folders import OF_WINDOWS
 from ..tasks import Task, named_task, task_class
@@ -51,7 +52,7 @@ def predict(
     paths = file_paths(files)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
-    if task is not None and not run.task.is_own:
+    if task is not None and not is_own(run.task.name):
         raise BsamValueError(f"the run in {folder} has the task {run.task.name}: leave out task (--task)")
     check_named(run, run_dir.path, None, [] if model is None else [model], [] if task is None else [named_task(task)])
     kind: Any = task_class(run.task.name)

@@ -106,13 +106,13 @@ def export_run(
         )
     given = [[] if name is None else [name] for name in (data, model, named)]
     check_named(run, run_dir.path, *given)
-    if suffix == ".safetensors" and run.task.weight_bits is None:
+    kind: Any = task_class(run.task.name)
+    if suffix == ".safetensors" and not kind.is_quantized(run):
         raise BsamValueError(
             f"the run in {folder} has no quantized network, and its weights are in {run_dir.path / NETWORK}: export it "
             "to .onnx, or give a run trained with --weight-bits"
         )
     folders = {"data_dir": data_dir, "cache_dir": cache_dir}
-    kind: Any = task_class(run.task.name)
     work = kind(run, pick_device(device), **folders)
     if images is not None and images < work.eval_samples:
         work = kind(replace(run, limit_test=images), work.device, **folders)

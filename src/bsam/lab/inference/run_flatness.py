@@ -31,8 +31,7 @@ from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.names import find_function, is_own
 from ..common.progress import ProgressLine
 from ..config import MAX_SEED, NOT_NEGATIVE, Run, check_values, method_title, setting
-from ..quantization import freeze_scales
-from ..tasks import TASKS, named_task, task_class
+from ..tasks import TASKS, imported_task, named_task
 from ..training.environment import environment_info
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, check_settings, run_dir_name
@@ -258,11 +257,9 @@ def load_run(
     """
     run = RunDir(folder).run()
     check_named(run, folder, data, models, tasks)
-    kind: Any = task_class(run.task.name)
+    kind: Any = imported_task(run)
     task = kind(run, device, **data_folders)
-    network = RunDir(folder).load_into(task.network())
-    if run.task.weight_bits is not None:
-        freeze_scales(network)
+    network = task.measured_network(RunDir(folder).load_into(task.network()))
     return network, task.loss, task.examples(images)
 
 

@@ -17,8 +17,8 @@ from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, sa
 
 if TYPE_CHECKING:
     from .classification import Classification
-    from .own_task import Task
     from .pose import Pose
+    from .task import Task
 
 Network: TypeAlias = Callable[[Tensor], Tensor]
 Progress: TypeAlias = Callable[[int, int], None]
