@@ -129,12 +129,16 @@ def test_a_finished_run_is_read_and_measured(tmp_path, runs):
     saved = runs.load(tmp_path / "run")["network"]
     assert all(torch.equal(t, saved[name]) for name, t in network.state_dict().items())
     measured = measure(network, loss, batches, FlatnessSettings(k=1, tol=0.5, trace_samples=6, points=3, **CHEAP))
-    assert measured.samples == 3
-    flatness = [*measured.eigenvalues.values, measured.trace.value, *measured.landscape.loss.flatten()]
+    assert measured["samples"] == 3
+    flatness = [
+        *measured["eigenvalues"]["values"],
+        measured["trace"]["value"],
+        *np.ravel(measured["landscape"]["loss"]),
+    ]
     assert np.isfinite(flatness).all()
     ((x, y),) = batches
     with torch.no_grad():
-        assert measured.sharpness.loss == pytest.approx(float(loss(network.eval()(x), y)), rel=1e-5)
+        assert measured["sharpness"]["loss"] == pytest.approx(float(loss(network.eval()(x), y)), rel=1e-5)
 
     assert run_dir.note("baseline") == task.notes()["baseline"]
     assert type(task.inputs).from_json(run_dir.note("pose")) == task.inputs

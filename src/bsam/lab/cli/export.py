@@ -68,7 +68,9 @@ def comparison_sentences(exported: ExportedNetwork) -> list[str]:
     if exported.precision != "fp32":
         trained = f"{trained}, {exported.precision}"
         written = f"{written}, fp32"
-    network, file = (exported.score.factor * score for score in comparison.scores)
+    of_network, of_file = comparison.scores
+    network = exported.score.factor * of_network
+    file = exported.score.factor * of_file
     if comparison.equal is not None:
         images = f"{comparison.samples} {exported.split} images"
         return [

@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from ...common.errors import BsamValueError
 from ..common.files import usable, write, write_json
@@ -65,8 +66,10 @@ def _predict(arguments: argparse.Namespace) -> None:
             raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
     if folder is not None:
         picture_paths([*file_paths(arguments.images)], folder)  # raises now rather than after the last image
-    names = [name for task in TASKS.values() for name in task.predict_flags]
-    options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    options: dict[str, Any] = {}
+    for task in TASKS.values():
+        given = {name: getattr(arguments, name) for name in task.predict_flags}
+        options |= {name: value for name, value in given.items() if value is not None}
     found = predict(
         arguments.folder,
         arguments.images,

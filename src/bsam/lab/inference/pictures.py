@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures
 CLASS = "#2f8fd0"  # the letters of the most probable class
-MIDDLE, OUTLINE = "#ffffff", "#202020"  # the outline, also the colour of letters, is visible on light pictures
+MIDDLE = "#ffffff"
+OUTLINE = "#202020"  # also the colour of letters; visible on light pictures
 SIDE = 360  # pixels, the longer side of a picture in a grid
 MAX_COLUMNS = 4  # of a grid
 GAP = 12  # pixels between pictures
@@ -90,12 +92,14 @@ def arrange(rows: Sequence[Sequence[PilImage]], gap: int = 0) -> PilImage:
     """Return rows of pictures on white, centred in columns of the same width."""
     from PIL import Image
 
-    width = gap + max(picture.width for row in rows for picture in row)
-    heights = [gap + max(picture.height for picture in row) for row in rows]
-    sheet = Image.new("RGB", (gap + width * max(map(len, rows)), gap + sum(heights)), "white")
-    for n, row in enumerate(rows):
+    width = gap + max(picture.width for picture in itertools.chain(*rows))
+    tops = [gap]
+    for row in rows:
+        tops.append(tops[-1] + gap + max(picture.height for picture in row))
+    sheet = Image.new("RGB", (gap + width * max(map(len, rows)), tops[-1]), "white")
+    for top, row in zip(tops[:-1], rows, strict=True):
         for column, picture in enumerate(row):
-            sheet.paste(picture, (gap + width * column + (width - gap - picture.width) // 2, gap + sum(heights[:n])))
+            sheet.paste(picture, (gap + width * column + (width - gap - picture.width) // 2, top))
     return sheet
 
 

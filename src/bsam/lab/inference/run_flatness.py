@@ -280,7 +280,8 @@ class _BatchesOnDevice:
     """Batches on a device, including tensors inside tuples, lists and dicts."""
 
     def __init__(self, data: Batches, device: torch.device) -> None:
-        self.data, self.device = data, device
+        self.data = data
+        self.device = device
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for batch in self.data:
@@ -377,7 +378,8 @@ def measured_entries(
             entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
                 if entry is not None:
-                    before, loss = entry["landscape"]["centre"], loss_of(*loaded, options)
+                    before = entry["landscape"]["centre"]
+                    loss = loss_of(*loaded, options)
                     if not math.isclose(loss, before, rel_tol=LOSS_RTOL):
                         changed = f"its loss was {before:.6g} and is {loss:.6g} now"
                         line.say(f"Measuring {path} again: {changed}. The loader or its data may have changed.")

@@ -162,7 +162,9 @@ class FoundValues(Prediction):
     @classmethod
     def table(cls, found: Sequence[FoundValues]) -> list[Sequence[object]]:
         """Return a row for each file, and a column for each name."""
-        names = list(dict.fromkeys(name for one in found for name in one.row))
+        names: dict[str, None] = {}
+        for one in found:
+            names |= dict.fromkeys(one.row)
         rows: list[Sequence[object]] = [["file", *names]]
         for one in found:
             rows.append([one.path, *(one.row.get(name, "") for name in names)])
@@ -271,14 +273,15 @@ class FoundJoints(Prediction):
     def seen(self) -> Picture:
         """Return the part of the image that the network saw, with the skeleton."""
         left, top, right, bottom = Crop(self.box, MARGIN, 1).region
-        x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
+        x = max(0, math.floor(left + 0.5))
+        y = max(0, math.floor(top + 0.5))
         part = self.pixels[y : math.ceil(bottom + 0.5), x : math.ceil(right + 0.5)]
         return Picture(part, joints=self.joints - (x, y), skeleton=self.skeleton)
 
     @classmethod
     def lines(cls, found: Sequence[FoundJoints]) -> list[str]:
         """Return lines for each image: its file, then x and y of each joint."""
-        width = max(len(joint) for one in found for joint in one.skeleton.joints)
+        width = max(map(len, found[0].skeleton.joints))
         lines = []
         for one in found:
             lines.append(str(one.path))

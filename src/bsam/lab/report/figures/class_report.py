@@ -57,7 +57,7 @@ def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
     rows = []
     for truth, counts, shares in zip(names, confusion.tolist(), percents.tolist(), strict=True):
         rows.append((truth, list(zip(names, counts, shares, strict=True))))
-    return template("confusion.html.j2").render(title=title, names=names, rows=rows)
+    return template("confusion.html.j2").render(title=title, names=names, rows=rows) + "\n"
 
 
 def mistakes_picture(run: Run, predictions: Mapping[str, NDArray[Any]]) -> PilImage:

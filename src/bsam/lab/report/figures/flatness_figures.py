@@ -75,7 +75,8 @@ def eigenvalue_figure(entries: Entries) -> go.Figure | None:
     entries = {title: entry for title, entry in entries.items() if entry.get("eigenvalues")}
     if not entries:
         return None
-    data, names = [], list[str]()
+    data = []
+    names: list[str] = []
     styles = _styles(entries)
     for title, entry in entries.items():
         part = entry["eigenvalues"]
@@ -137,7 +138,8 @@ def round_ticks(low: float, high: float) -> list[float]:
     """
     ticks = set()
     for n in range(6):
-        value, before = (low + (high - low) * (m / 5) ** STEEPNESS for m in (n, abs(n - 1)))
+        value = low + (high - low) * (n / 5) ** STEEPNESS
+        before = low + (high - low) * (abs(n - 1) / 5) ** STEEPNESS
         gap = abs(value - before)
         power = 10.0 ** math.floor(math.log10(gap))
         step = max(factor * power for factor in (1, 2, 5) if factor * power <= gap)
@@ -162,12 +164,14 @@ def _landscapes(entries: Entries, heading: str, kind: str, rest: str, axes: Mapp
     finite = [z[np.isfinite(z)] for z in losses.values() if np.isfinite(z).any()]
     low, ceiling = shared_range([float(z.min()) for z in finite], [float(z.max()) for z in finite])
     hover = "%{x:.3g}, %{y:.3g}: loss %{customdata:.3g}<extra></extra>"
-    data, titles = list[dict[str, Any]](), []
+    data: list[dict[str, Any]] = []
+    titles = []
     for number, (title, loss) in enumerate(losses.items(), 1):
         middle = len(loss) // 2
         titles.append(f"<b>{plot_text(title, 22)}</b><br>loss {loss[middle, middle]:.3g}")
         z = np.nan_to_num(np.minimum(loss, ceiling), nan=ceiling).T  # rows of z go along y
-        axis, colour = np.array(entries[title]["landscape"]["axis"], float), _height(z, low, ceiling)
+        axis = np.array(entries[title]["landscape"]["axis"], float)
+        colour = _height(z, low, ceiling)
         trace = {"type": kind, "x": axis, "y": axis, "name": plot_text(title), "coloraxis": "coloraxis"}
         trace |= {"customdata": z, "hovertemplate": hover}
         if kind == "surface":
@@ -201,16 +205,20 @@ def _landscapes(entries: Entries, heading: str, kind: str, rest: str, axes: Mapp
 
 def contour_figure(entries: Entries) -> go.Figure | None:
     """Return contours of the loss around each network, with the same levels."""
-    x, y = (new_axis(f"direction {n}", nticks=5, constrain="domain") for n in (1, 2))
+    axes = {
+        "xaxis": new_axis("direction 1", nticks=5, constrain="domain"),
+        "yaxis": new_axis("direction 2", nticks=5, constrain="domain"),
+    }
     rest = ", on one scale for all methods."
-    return _landscapes(entries, "Loss around each network", "contour", rest, {"xaxis": x, "yaxis": y})
+    return _landscapes(entries, "Loss around each network", "contour", rest, axes)
 
 
 def surface_figure(entries: Entries) -> go.Figure | None:
     """Return the loss around each of the first 12 networks as a surface, with the same vertical scale."""
     titles = {"x": "direction 1", "y": "direction 2", "z": "loss"}
     axes = {f"{name}axis": {"title": {"text": title}, "nticks": 5} for name, title in titles.items()}
-    eye, centre = {"x": 2.1, "y": 2.1, "z": 1.4}, {"x": 0.09, "y": -0.09, "z": -0.1}  # the default cuts labels
+    eye = {"x": 2.1, "y": 2.1, "z": 1.4}  # the default cuts labels
+    centre = {"x": 0.09, "y": -0.09, "z": -0.1}
     scene = {"aspectmode": "cube", "camera": {"eye": eye, "center": centre}, **axes}
     rest = ", on one scale for all methods. Drag to turn them all."
     first = dict(list(entries.items())[:MAX_SURFACES])
@@ -263,7 +271,8 @@ def wide_scale(lines: Sequence[NDArray[Any]]) -> WideScale | None:
     values = np.concatenate(list(lines))
     if values.min() > 0:
         return WideScale({"type": "log", "exponentformat": "power", "dtick": 1})
-    low, high = math.floor(math.log10(min(medians))), math.ceil(math.log10(float(np.abs(values).max())))
+    low = math.floor(math.log10(min(medians)))
+    high = math.ceil(math.log10(float(np.abs(values).max())))
     step = math.ceil((high - low) / MAX_TICKS)
     powers = [10.0**power for power in range(high, low, -step)][::-1]
     ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
@@ -294,7 +303,8 @@ def probe_figure(
     panels = SHARPNESS | {"cosine": "cosine of g and g<sub>min</sub>"}
     styles = named_styles({title: (methods or {}).get(title, "") for title in readings})
     layout = panel_layout(list(panels.values()), 2, 384, 230, xaxis=new_axis("step"), yaxis={})
-    data, words = [], ""
+    data = []
+    words = ""
     for number, name in enumerate(panels, 1):
         lines = {}
         for title, columns in readings.items():
@@ -306,7 +316,8 @@ def probe_figure(
             layout[f"yaxis{number}"] |= scale.axis
             words = words or WIDE_WORDS
         for title, line in lines.items():
-            mode, y = "lines" if len(line) > 1 else "markers", line.to_numpy()
+            mode = "lines" if len(line) > 1 else "markers"
+            y = line.to_numpy()
             points = {"x": line.index.to_numpy(), "y": y, "mode": mode, "showlegend": number == 1}
             if scale is not None and scale.linear:
                 points |= {"y": places(y, scale.linear), "customdata": y, "hovertemplate": "%{customdata:.3g}"}

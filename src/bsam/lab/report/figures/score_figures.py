@@ -49,7 +49,9 @@ def seeds_text(counts: Iterable[int], spread: str = "") -> str:
         >>> seeds_text([1, 1], "bars"), seeds_text([3, 2]), seeds_text([3, 3], "bars")
         ('one seed', 'mean of 2 to 3 seeds', 'mean of 3 seeds, bars of one standard deviation')
     """
-    low, *_, high = sorted([*counts] * 2)
+    numbers = list(counts)
+    low = min(numbers)
+    high = max(numbers)
     if high == 1:
         return "one seed"
     seeds = f"{high}" if low == high else f"{low} to {high}"
@@ -87,10 +89,12 @@ def curves(
     if known.empty:
         return None
     is_finished = known["state"] == "finished"
-    finished, unfinished = known[is_finished], known[~is_finished]
+    finished = known[is_finished]
+    unfinished = known[~is_finished]
     tables = {row: _by_epoch(group) for row, group in finished.groupby("row", sort=False)}
     many = len(tables) > FEW_CURVES
-    data, spans = list[Trace](), []
+    data: list[Trace] = []
+    spans = []
     for row, style in row_styles(runs).items():
         if row in tables:
             table = smooth(tables[row]).assign(std=np.nan) if many else tables[row]
@@ -102,7 +106,8 @@ def curves(
                 name = f"{row}, {state}"
                 dotted = {**style, "name": plot_text(name, 44), "legendgroup": name, "line": line}
                 spans.append(_add_curve(data, dotted, _by_epoch(run)))
-    low, high = np.min(spans, axis=0)[0], np.max(spans, axis=0)[1]
+    low = np.min(spans, axis=0)[0]
+    high = np.max(spans, axis=0)[1]
     margin = 0.06 * (high - low) or 0.5
     shown = sorted(known["epoch"].unique().tolist())
     few = {"tickvals": shown} if len(shown) <= FEW_EPOCHS else {}
@@ -132,8 +137,11 @@ def _add_curve(data: list[Trace], style: Trace, table: pd.DataFrame) -> tuple[fl
     ends = pd.DataFrame({sign: table["mean"] + sign * table["std"].fillna(0) for sign in (-1, 1)})
     later = ends.iloc[int(SKIPPED * len(table)) :]
     span = later[-1].min(), later[1].max()
-    table, ends = (part.iloc[thinned(len(table))] for part in (table, ends))
-    x, y = table.index.to_numpy(), table["mean"]
+    shown = thinned(len(table))
+    table = table.iloc[shown]
+    ends = ends.iloc[shown]
+    x = table.index.to_numpy()
+    y = table["mean"]
     if len(table) == 1:
         data.append(points(style, x, y, table["std"], "markers"))
         return span
@@ -148,7 +156,8 @@ def _add_curve(data: list[Trace], style: Trace, table: pd.DataFrame) -> tuple[fl
 
 
 def _caption(tables: Mapping[str, pd.DataFrame], known: pd.DataFrame, many: bool) -> str:
-    text, length = "", known["epoch"].nunique()
+    text = ""
+    length = known["epoch"].nunique()
     if tables:
         shape = "" if many else "bars" if length == 1 else "bands"
         text = seeds_text([int(table["n"].max()) for table in tables.values()], shape).capitalize()
@@ -177,7 +186,8 @@ def cost_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     same = table.groupby("passes", sort=False)["mean"]
     count = same.transform("size")
     shifts = (0.6 / count).clip(upper=0.07) * (same.cumcount() - (count - 1) / 2)  # separates the whiskers
-    styles, data = row_styles(runs), []
+    styles = row_styles(runs)
+    data = []
     for row, part in table.groupby(level=0, sort=False):
         x = (part["passes"] + shifts[part.index]).to_numpy()
         hover = {"customdata": part["passes"].to_numpy(), "hovertemplate": "%{customdata:.3g} passes, %{y:.2f}"}
@@ -238,7 +248,8 @@ def radius_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
 
     Base optimizers are horizontal lines.
     """
-    styles, data = row_styles(runs), []
+    styles = row_styles(runs)
+    data = []
     table = statistics_of(runs).join(
         runs.drop_duplicates("row").set_index("row")[["radius", "method", "variant", "settings"]]
     )
@@ -277,7 +288,8 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     if table.empty:
         return None
     lines = dict(list(table.reset_index().sort_values("x").groupby(keys[:2])))
-    sections, data = list(dict.fromkeys(known["section"])), []
+    sections = list(dict.fromkeys(known["section"]))
+    data = []
     for row, style in row_styles(known).items():
         for number, section in enumerate(sections, 1):
             if (section, row) not in lines:
@@ -350,7 +362,8 @@ def class_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     if not arrays or max(len(saved["confusion"]) for saved in arrays.values()) > MAX_CLASSES:
         return None
     names = [plot_text(name) for name in next(iter(arrays.values()))["class_names"].tolist()]
-    styles, data = row_styles(runs), []
+    styles = row_styles(runs)
+    data = []
     for number, (row, saved) in enumerate(arrays.items()):
         shift = 0.6 * (number - (len(arrays) - 1) / 2) / max(len(arrays), 2)  # equal accuracies stay visible
         samples = saved["confusion"].sum(axis=1)

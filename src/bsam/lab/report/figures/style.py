@@ -87,7 +87,7 @@ def new_figure(title: str, caption: str, data: Iterable[Mapping[str, Any]], **la
     require_package("plotly", "plot")
     import plotly.graph_objects as go
 
-    traces = [{name: _small(value) for name, value in trace.items()} for trace in data]
+    traces = [_small(trace) for trace in data]
     if len({trace.get("name") for trace in traces}) > MAX_NAMES:
         layout |= {"showlegend": False, "hovermode": "closest"}
         caption += " Point at a line or a marker to see its name."
@@ -96,8 +96,13 @@ def new_figure(title: str, caption: str, data: Iterable[Mapping[str, Any]], **la
     return go.Figure({"data": traces, "layout": shown}, _validate=False)
 
 
-def _small(value: Any) -> Any:
-    return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
+def _small(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace with float32 arrays instead of float64."""
+    small = dict(trace)
+    for name, value in trace.items():
+        if isinstance(value, np.ndarray) and value.dtype == np.float64:
+            small[name] = value.astype(np.float32)
+    return small
 
 
 def panel_layout(titles: Sequence[str], columns: int, width: int, height: int = 0, **axes: Any) -> dict[str, Any]:
@@ -110,7 +115,8 @@ def panel_layout(titles: Sequence[str], columns: int, width: int, height: int = 
         height: its height; 0 if it is a square.
         axes: the options of all ``xaxis`` and ``yaxis``, or of all ``scene``.
     """
-    rows, notes = math.ceil(len(titles) / columns), []
+    rows = math.ceil(len(titles) / columns)
+    notes = []
     gap = {} if height else {"xgap": 0.02 if "scene" in axes else 0.3}  # for the labels between squares
     layout: dict[str, Any] = {"grid": {"rows": rows, "columns": columns, "pattern": "independent", **gap}}
     for number, title in enumerate(titles):

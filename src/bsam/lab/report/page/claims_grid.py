@@ -46,9 +46,9 @@ def claims_grid(runs: pd.DataFrame, ids: Mapping[str, str]) -> tuple[Table, str]
     if not claims:
         return None
     cells = [_cell(claim, ids.get(claim["experiment"], "")) for claim in claims]
-    names = {part: None for cell in cells for part in cell if part.startswith(("SAM", "BSAM", "λmax"))}
-    known = [f"{measure}{name}" for measure in ("", "λmax: ") for name in ORDER]
-    parts = [*known, *(name for name in names if name not in known)]
+    parts = [*ORDER, *(f"λmax: {name}" for name in ORDER)]
+    for cell in cells:
+        parts += [part for part in cell if part.startswith(("SAM", "BSAM", "λmax")) and part not in parts]
     return Table.pivot(TITLE, cells, "experiment", "claim", parts, [LEGEND]), _counts(claims)
 
 
@@ -65,7 +65,8 @@ def status(claim: Row) -> str:
 
 def _counts(claims: list[dict[str, Any]]) -> str:
     """Return how many claims are confirmed, contradicted and open, and why they are open."""
-    outcomes, reasons = Counter(claim["outcome"] for claim in claims), Counter(map(status, claims))
+    outcomes = Counter(claim["outcome"] for claim in claims)
+    reasons = Counter(map(status, claims))
     parts = [f"{outcomes[name]} {'is' if outcomes[name] == 1 else 'are'} {name}" for name in (CONFIRMED, CONTRADICTED)]
     few = sum(count for reason, count in reasons.items() if "seed" in reason)
     words = {
@@ -81,11 +82,11 @@ def _counts(claims: list[dict[str, Any]]) -> str:
 
 def _place(claim: Row) -> tuple[str, bool]:
     """Return the column of a claim, and whether the column has the opposite sign."""
-    text, at = claim["claim"], claim["at"]
+    text = claim["claim"]
+    at = claim["at"]
     flatter = " flatter than " in text
-    ours, theirs = (claim["against"], claim["row"]) if flatter else (claim["row"], claim["against"])
     turned = not flatter and text.startswith("SAM better than BSAM")
-    other = ours if turned else theirs
+    other = claim["row"] if flatter or turned else claim["against"]
     if not flatter and "BSAM" not in text:
         name = f"{SAM_BASE}, tuned" if at == TUNED_RADII else SAM_BASE
         return name, not text.startswith("SAM better")
@@ -103,7 +104,8 @@ def _turned(claim: Row) -> dict[str, Any]:
     """Return a comparison the other way round."""
     turned = dict(claim)
     for ours, theirs in SWAPPED.items():
-        turned[ours], turned[theirs] = claim[theirs], claim[ours]
+        turned[ours] = claim[theirs]
+        turned[theirs] = claim[ours]
     numbers = {"difference": -claim["difference"], "low": -claim["high"], "high": -claim["low"], "gap": -claim["gap"]}
     return {**turned, **numbers}
 

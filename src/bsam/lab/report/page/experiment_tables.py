@@ -57,7 +57,8 @@ def experiment_columns(unit: str, against: str, tops: Mapping[int, str], digits:
         fields = {label: f"{name} mean", f"{label} std": f"{name} std"}
         return Column(title, f"{name} mean", text, fields, f"{label}: {note}.")
 
-    gap, ends = f"difference to {against}, 95 % interval (seeds)", ("difference", "low", "high", "seeds")
+    gap = f"difference to {against}, 95 % interval (seeds)"
+    ends = ("difference", "low", "high", "seeds")
     return [
         Column("method", "row", words=True),
         Column(unit, "mean", score, _same("mean", "std", "n", *PROBLEMS), descending=True),
@@ -105,18 +106,22 @@ def experiment_table(runs: pd.DataFrame, compared: pd.DataFrame) -> Table:
     table["seeds"] = table["shared"].where(table["shared"] > 0)
     best = learned.max() if bool(runs["higher"].iloc[0]) else learned.min()
     table["mean best"] = (learned == best) & (learned.count() > 1)
-    table["mean marks"] = [
-        [f"{row[name]} {name}" for name in PROBLEMS if row[name]] for row in table.to_dict("records")
-    ]
+    table["mean marks"] = [problems_of(row) for row in table.to_dict("records")]
     table["difference interval"] = _intervals(table)
     return Table.of(runs["experiment"].iloc[0], table.to_dict("records"), columns, _notes(runs))
+
+
+def problems_of(row: Row) -> list[str]:
+    """Return how many runs of a row have which problem, in words."""
+    return [f"{row[name]} {name}" for name in PROBLEMS if row[name]]
 
 
 def _intervals(table: pd.DataFrame) -> list[Sequence[float]]:
     """Return zero, ends and mean of each interval on one scale, cut off at three times the largest difference."""
     difference = table["difference"]
     reach = 3 * max(difference.abs().max(), 1e-12)
-    low, high = max(-reach, min(0.0, table["low"].min())), min(reach, max(0.0, table["high"].max()))
+    low = max(-reach, min(0.0, table["low"].min()))
+    high = min(reach, max(0.0, table["high"].max()))
     if not high > low:
         return [()] * len(table)
     ends = {"zero": 0.0, "low": table["low"].fillna(difference), "high": table["high"].fillna(difference)}

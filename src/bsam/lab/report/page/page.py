@@ -141,13 +141,17 @@ def draw_all(
     for name, draw in figures.items() if find_spec("plotly") else ():
         figure, error = _try_to_draw(draw, runs, epochs)
         if error:
-            parts = {place: (runs.loc[[place]], epochs[epochs["run"] == place]) for place in runs.index}
-            errors = {place: error for place, part in parts.items() if (error := _try_to_draw(draw, *part)[1])}
-            figure, left = _try_to_draw(draw, runs.drop(list(errors)), epochs[~epochs["run"].isin(errors)])
-            for place, error in errors.items():
-                problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({error}).")
-            problems += [f"{runs['experiment'].iloc[0]}: the figure {name!r} is left out ({left})."] if left else []
-        drawn += [] if figure is None else [figure]
+            damaged = []
+            for place in runs.index:
+                _, error = _try_to_draw(draw, runs.loc[[place]], epochs[epochs["run"] == place])
+                if error:
+                    damaged.append(place)
+                    problems.append(f"{runs.at[place, 'path']} is left out of the figure {name!r} ({error}).")
+            figure, error = _try_to_draw(draw, runs.drop(damaged), epochs[~epochs["run"].isin(damaged)])
+            if error:
+                problems.append(f"{runs['experiment'].iloc[0]}: the figure {name!r} is left out ({error}).")
+        if figure is not None:
+            drawn.append(figure)
     return drawn
 
 

@@ -57,7 +57,8 @@ def figure_info(figure: go.Figure, name: str = "") -> dict[str, Any]:
     plot = figure.to_plotly_json()
     layout = plot["layout"]
     del layout["template"]
-    title, caption = layout.pop("title")["text"], layout["meta"].pop("caption")
+    title = layout.pop("title")["text"]
+    caption = layout["meta"].pop("caption")
     is_surface = any(trace["type"] == "surface" for trace in plot["data"])
     about = {"wide": "grid" in layout, "surfaces": is_surface}
     return {"name": name, "title": title, "caption": caption, "plot": to_json_plotly(plot), **about}
