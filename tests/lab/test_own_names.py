@@ -308,11 +308,13 @@ def test_titles_of_methods() -> None:
     assert title_of_method("not.imported:Method") == "Method"
 
 
-def test_names_of_weights_are_repeated(module: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_weights_are_repeated(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file of a run's weights names its network, too."""
     own = f"{module(NETWORK)}:build"
     assert train("run", "--method", "sgd", "--model", own) == 0
-    names._OWN.clear()
+    monkeypatch.setattr(names, "_OWN", {})  # as in another process
     assert train("next", "--method", "sgd", "--weights", "run/model.safetensors") == 2
     assert f"add --model {own}" in capsys.readouterr().err
     assert own not in names._OWN
