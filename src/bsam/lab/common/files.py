@@ -34,10 +34,10 @@ MAX_ARRAYS = 2**29  # bytes of the arrays in an .npz file; the confusion matrix 
 DIGEST = "sha256"  # metadata key of a safetensors file: SHA-256 of the file in which the digest itself is BLANK
 BLANK = "0" * 64
 # what damaged content raises where it only means "not cached"
-DAMAGE = (OSError, ValueError, TypeError, LookupError, RecursionError)
+DAMAGE_ERRORS = (OSError, ValueError, TypeError, LookupError, RecursionError)
 ABSENT = (FileNotFoundError, NotADirectoryError)
 # in messages of torch about memory and devices, which are RuntimeErrors
-OF_DEVICE = ("out of memory", "can't allocate memory", "not enough memory", "cuda error")
+DEVICE_ERRORS = ("out of memory", "can't allocate memory", "not enough memory", "cuda error")
 T = TypeVar("T")
 LOCK = ".bsam-lock"
 LONGEST_WAIT = 600.0  # seconds; a lock for which others wait is held for a few seconds
@@ -154,7 +154,8 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
         try:
             held = lock.acquire(timeout=LONGEST_WAIT if wait else 0)
         except Timeout as error:
-            holder, remedy = "another process", "Wait for it"
+            holder = "another process"
+            remedy = "Wait for it"
             if isinstance(lock, SoftFileLock):
                 holder = _holder(folder / LOCK)
                 remedy = f"Wait for it, remove {folder / LOCK} if that process has ended"
@@ -207,7 +208,7 @@ def _says_nothing_of_content(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno is not None and not isinstance(error, ABSENT)  # decompression raises some without a number
     if isinstance(error, RuntimeError):
-        return any(words in str(error).lower() for words in OF_DEVICE)
+        return any(words in str(error).lower() for words in DEVICE_ERRORS)
     return isinstance(error, MemoryError)
 
 
@@ -257,7 +258,6 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Write each row as a line of strict JSON."""
     write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode())
 
 

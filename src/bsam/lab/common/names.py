@@ -16,7 +16,7 @@ from typing import Any
 
 from ...common.errors import BsamValueError
 
-LONG = 40  # names
+MANY_NAMES = 40  # names
 _OWN: dict[str, Any] = {}  # the user's objects that were imported or passed, by MODULE:NAME
 
 
@@ -32,7 +32,7 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
     if (lower := str(name).lower()) in by_lower:
         return by_lower[lower]
     hint = suggestion(lower, known)
-    if hint and len(known) > LONG:  # the list would hide the hint
+    if hint and len(known) > MANY_NAMES:  # the list would hide the hint
         raise BsamValueError(f"there is no {kind} {name!r}{hint}")
     raise BsamValueError(f"{kind} must be one of {', '.join(known)}; got {name!r}{hint}")
 
@@ -97,7 +97,8 @@ def name_of(given: Any, role: str) -> str:
         >>> name_of(os.path.basename, "loader")
         'posixpath:basename'
     """
-    name, module = getattr(given, "__qualname__", None), getattr(given, "__module__", None)
+    name = getattr(given, "__qualname__", None)
+    module = getattr(given, "__module__", None)
     if not isinstance(name, str) or not name.isidentifier() or not isinstance(module, str):
         raise BsamValueError(
             f"the {role} must be a name, or a class or function at the top level of a module; got {given!r}"

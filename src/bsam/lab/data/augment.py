@@ -26,7 +26,9 @@ from ...common.timm_import import import_timm
 from .rand_augment import RandAugment, copied
 
 RESIZED_CROP = "resized-crop-flip"
-_STREAM, _CROP_STREAM = 0xA46, 0x2C0  # make these random numbers independent of others from (seed, epoch)
+# make these random numbers independent of others from (seed, epoch)
+_STREAM = 0xA46
+_CROP_STREAM = 0x2C0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,6 @@ class Augment:
         return x
 
     def moved(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Return cropped and mirrored images, before normalisation."""
         if not (self.pad or self.flip):
             return x
         begin, step = draws[:, :4, None].split(2, dim=1)
@@ -279,11 +280,13 @@ def _weights(begin: Tensor, length: Tensor, mirrored: Tensor, side: int, size: i
     return weights / weights.sum(2, keepdim=True)
 
 
-PREFIX = "timm:"
-EXAMPLE = f"{PREFIX}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
+TIMM_AUGMENT = "timm:"
+EXAMPLE = f"{TIMM_AUGMENT}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
 # the sections of timm's names of RandAugment, after "rand"
 _SECTION = re.compile(r"(m|mmax|inc)\d+|n[1-9]\d*|(p|mstd)\d+(\.\d+)?|t(weights|3aw|3a)")
-_RAND_STREAM, _MIX_STREAM = 0xAA, 0x313  # make these random numbers independent of others from (seed, epoch)
+# make these random numbers independent of others from (seed, epoch)
+_RAND_STREAM = 0xAA
+_MIX_STREAM = 0x313
 
 
 @dataclass(frozen=True)
@@ -313,7 +316,7 @@ class TimmAugment(Augment):
     def named(cls, name: str) -> TimmAugment:
         """Return the augmentation with a name such as ``timm:aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1``."""
         given: dict[str, Any] = {}
-        for pair in name.removeprefix(PREFIX).split(","):
+        for pair in name.removeprefix(TIMM_AUGMENT).split(","):
             key, _, value = pair.partition("=")
             if key not in ("aa", "mixup", "cutmix") or key in given or not value:
                 raise BsamValueError(f"augment must be like {EXAMPLE}, with one or more of the three; got {name!r}")
@@ -331,7 +334,6 @@ class TimmAugment(Augment):
 
     @property
     def mixes(self) -> bool:
-        """Whether images of a batch are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
     def draws(self, n: int, seed: int, epoch: int, side: int) -> Tensor:
@@ -340,7 +342,6 @@ class TimmAugment(Augment):
         return torch.cat([super().draws(n, seed, epoch, side), torch.from_numpy(seeds)], dim=1)
 
     def moved(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Return cropped, mirrored and randomly changed images."""
         x = super().moved(x, copied(draws[:, :6], x.device))
         return self._rand_augment(x, draws[:, 6].tolist()) if self.aa else x
 
@@ -389,4 +390,4 @@ def _restored_generators() -> Iterator[None]:
 
 def is_timm(name: str | None) -> bool:
     """Return whether a name of an augmentation is for timm's."""
-    return name is not None and name.startswith(PREFIX)
+    return name is not None and name.startswith(TIMM_AUGMENT)

@@ -67,8 +67,10 @@ def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored:
         ... )  # from the top to the right
         tensor([[[7.0000, 3.5000]]])
     """
-    scale, angle = scale.double(), angle.double()
-    cos, sin = scale * angle.cos(), scale * angle.sin()
+    scale = scale.double()
+    angle = angle.double()
+    cos = scale * angle.cos()
+    sin = scale * angle.sin()
     side = 1 - 2 * mirrored.double()
     linear = torch.stack([side * cos, -side * sin, sin, cos], dim=1).view(-1, 2, 2)
     offset = (target - 1) / 2 - linear.sum(dim=2, keepdim=True) * ((source - 1) / 2)
@@ -201,7 +203,8 @@ class PoseAugment:
         scale, angle, mirrored = draws.unbind(dim=1)
         maps = centre_map(x.shape[-1], self.side, scale, angle, mirrored)
         unit = 1.0 if x.is_floating_point() else 255.0
-        mean, std = (tuple(unit * value for value in values) for values in (self.mean, self.std))
+        mean = tuple(unit * value for value in self.mean)
+        std = tuple(unit * value for value in self.std)
         pixels = normalise(warp(x, maps, self.side), mean, std)
         exchanged = y.index_select(1, on_device(self.mirrored, torch.int64, y.device))
         y = torch.where(mirrored[:, None, None] > 0, exchanged, y)

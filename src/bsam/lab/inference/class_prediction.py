@@ -16,7 +16,7 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..common.files import reading
 from ..common.printing import say
-from ..data.folders import OF_WINDOWS
+from ..data.folders import WINDOWS_FILES
 from ..data.images import DecodeError, Decoding, decode
 from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
@@ -76,7 +76,7 @@ def _files_below(folder: Path) -> list[Path]:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in OF_WINDOWS]
+        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in WINDOWS_FILES]
     return sorted(files)
 
 

@@ -153,7 +153,8 @@ def sum_dtype(weight: Tensor, weight_bits: int, activation_bits: int) -> torch.d
         ... )
         (torch.float32, torch.float64)
     """
-    (smallest, _), (_, largest) = code_range(weight_bits, signed=True), code_range(activation_bits, signed=False)
+    (smallest, _) = code_range(weight_bits, signed=True)
+    (_, largest) = code_range(activation_bits, signed=False)
     return torch.float32 if weight.shape[1:].numel() * -smallest * largest < EXACT else torch.float64
 
 

@@ -112,7 +112,8 @@ def calibrate(model: nn.Module, *inputs: Any) -> None:
         >>> model(torch.rand(1, 4)).shape
         torch.Size([1, 2])
     """
-    layers, modes = quant_layers(model), [(module, module.training) for module in model.modules()]
+    layers = quant_layers(model)
+    modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         for layer in layers:
