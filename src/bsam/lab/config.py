@@ -369,24 +369,32 @@ TASK_SETTINGS: dict[str, type[TaskSettings]] = {kind.name: kind for kind in (Cla
 _STORED_SETTINGS: dict[str, type[TaskSettings]] = {}  # those of tasks of the user that only files describe
 
 
-def settings_of_task(name: object) -> type[TaskSettings]:
+def settings_of_task(task: object) -> type[TaskSettings]:
     """Return the class of the settings of a task. Nothing is imported: a task of the user is known once it is imported,
     or once a run directory that describes it is read.
+
+    Args:
+        task: its name, its class, or the class of its settings.
 
     Example:
         >>> settings_of_task("pose").__name__
         'PoseSettings'
     """
-    if isinstance(name, str):
-        if name in TASK_SETTINGS:
-            return TASK_SETTINGS[name]
-        kind = getattr(known_object(name), "settings_type", None)
-        if isinstance(kind, type) and issubclass(kind, TaskSettings):
-            return kind
-        if name in _STORED_SETTINGS:
-            return _STORED_SETTINGS[name]
+    if isinstance(task, type) and issubclass(task, TaskSettings):
+        return task
+    if isinstance(task, str) and task in TASK_SETTINGS:
+        return TASK_SETTINGS[task]
+    settings = getattr(known_object(task) if isinstance(task, str) else task, "settings_type", None)
+    if isinstance(settings, type) and issubclass(settings, TaskSettings):
+        if not hasattr(settings, "name"):
+            name_of(task, "task")  # raises, or the class would have one
+        return settings
+    if isinstance(task, type):
+        raise BsamValueError(f"task must be a class derived from bsam.lab.Task, got {task.__name__}: check the name")
+    if isinstance(task, str) and task in _STORED_SETTINGS:
+        return _STORED_SETTINGS[task]
     raise BsamValueError(
-        f"task must be one of {', '.join(TASK_SETTINGS)}; got {name!r}. For a task of your own, pass its class"
+        f"task must be one of {', '.join(TASK_SETTINGS)}; got {task!r}. For a task of your own, pass its class"
     )
 
 
@@ -395,8 +403,8 @@ def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> Non
 
     Args:
         name: ``MODULE:CLASS``.
-        described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, which older
-            versions of the task may have trained, are put together.
+        described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, between which
+            the task may have changed, are put together.
     """
     before = [(item.name, Any, item) for item in fields(_STORED_SETTINGS[name])] if name in _STORED_SETTINGS else []
     known = [name for name, *_ in before]
@@ -876,7 +884,7 @@ class Run(RecordsGiven):
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
-        kind = _settings_type(task)
+        kind = settings_of_task(task)
         task_names = [item.name for item in fields(kind)]
         known = [*(item.name for item in fields(cls)), *task_names]
         for name in [name for name in settings if name not in known]:
@@ -930,19 +938,6 @@ class Run(RecordsGiven):
         if self.schedule == "constant":
             return self.lr
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
-
-
-def _settings_type(task: object) -> type[TaskSettings]:
-    if isinstance(task, type) and not issubclass(task, TaskSettings):
-        kind = getattr(task, "settings_type", None)
-        if not (isinstance(kind, type) and issubclass(kind, TaskSettings)):
-            raise BsamValueError(
-                f"task must be a class derived from bsam.lab.Task, got {task.__name__}: check the name"
-            )
-        if not hasattr(kind, "name"):
-            name_of(task, "task")  # raises, or the class would have one
-        return kind
-    return task if isinstance(task, type) else settings_of_task(task)
 
 
 def imported(run: Run) -> Run:
@@ -1062,7 +1057,7 @@ FROZEN_OF_RUN: Mapping[str, Any] = {
     "compile": False,
     "capture": True,
     "probe": None,
-    "radius": None,  # now sharpness_rho
+    "radius": None,  # sharpness_rho
     "curvature": False,
     "surface": None,
 }
@@ -1070,7 +1065,7 @@ FROZEN_OF_TASK: Mapping[str, Mapping[str, Any]] = {
     "classification": {
         "label_smoothing": 0.1,
         "label_noise": 0.0,
-        "noise_labels": "other",  # the only kind of noise, once
+        "noise_labels": "other",  # not its default
         "weight_bits": None,
         "activation_bits": None,
         "first_last_bits": 8,
@@ -1080,8 +1075,8 @@ FROZEN_OF_TASK: Mapping[str, Mapping[str, Any]] = {
     },
     "pose": {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False},
 }
-#: the names of renamed settings in the digest, which are those in older run directories, by their names now
-FORMER_NAMES: Mapping[str, str] = {
+#: the names in the digest of settings that were renamed after it was frozen
+DIGEST_NAMES: Mapping[str, str] = {
     item.name: item.metadata["digest"] for item in fields(Run) if item.metadata.get("digest") is not None
 }
 
@@ -1100,11 +1095,11 @@ def digest(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     frozen = {**defaults, **FROZEN_OF_RUN, **FROZEN_OF_TASK.get(settings["task"], {})}
     chosen: dict[str, Any] = {}
     for name, value in settings.items():
-        key = FORMER_NAMES.get(name, name)
+        key = DIGEST_NAMES.get(name, name)
         if name == "method" or value != frozen[key]:
             chosen[key] = value
     if not settings.get("label_noise"):
         chosen.pop("noise_labels", None)  # without noise, it says nothing
     if settings["task"] == "pose":
-        chosen["label_smoothing"] = 0.0  # runs of pose used to have it
+        chosen["label_smoothing"] = 0.0  # it is no setting of pose, but in the frozen names
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]

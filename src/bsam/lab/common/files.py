@@ -101,7 +101,6 @@ def remove_drafts(folder: Path, kept: str) -> None:
     """Remove drafts that killed processes left; call it only where nobody else writes files now.
 
     Args:
-        folder: the folder.
         kept: the name of a file whose drafts are kept, because others may write it.
     """
     for draft in folder.glob(f"*{DRAFT}"):
@@ -309,7 +308,7 @@ def load_torch(content: bytes, device: torch.device | str = "cpu") -> Any:
 
     Raise an exception if the archive is damaged: torch itself does not check its CRCs.
     """
-    if content.startswith(b"PK") or zipfile.is_zipfile(io.BytesIO(content)):  # older versions wrote no archive
+    if content.startswith(b"PK") or zipfile.is_zipfile(io.BytesIO(content)):  # torch itself once wrote no archive
         with _archive(content) as archive:
             damaged = archive.testzip()
         if damaged is not None:

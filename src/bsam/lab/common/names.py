@@ -25,8 +25,6 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
 
     Args:
         kind: what is looked up, for the error message, such as ``"method"``.
-        name: the user's input.
-        known: the valid names.
     """
     by_lower = {valid.lower(): valid for valid in known}
     if (lower := str(name).lower()) in by_lower:
@@ -137,9 +135,7 @@ def call_with(function: Callable[..., Any], offered: Mapping[str, Any], name: st
     """Call a function of the user with those of the offered arguments that its signature names.
 
     Args:
-        function: the function or class.
         offered: what it can get, by name.
-        name: its name, for the error message.
 
     Example:
         >>> call_with(

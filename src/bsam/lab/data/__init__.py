@@ -129,10 +129,6 @@ def check_data(names: Iterable[str], folder: Path | None) -> None:
     """Raise if a data set needs a folder, and this one is None, does not exist or lacks files that can be downloaded.
 
     The files are not read.
-
-    Args:
-        names: names of data sets.
-        folder: the folder that should hold their files.
     """
     for entry in map(dataset_entry, sorted(names)):
         entry.check(folder)

@@ -206,11 +206,8 @@ def draw_boxes(
     The first of ten boxes that fits into the image is taken; if none does, the whole image.
 
     Args:
-        n: number of boxes.
-        side: side of the images, in pixels.
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest ratio of width to height, which is uniform on a logarithmic scale.
-        random: the random numbers.
 
     Example:
         >>> draw_boxes(2, 32, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0)).tolist()
@@ -235,10 +232,7 @@ def resize_boxes(x: Tensor, draws: Tensor, size: int, cubic: bool) -> Tensor:
     device and shapes do not depend on them, so a call can be captured in a CUDA graph.
 
     Args:
-        x: float32 images (n, channels, side, side).
         draws: (n, 5), top, left, height and width of the box of each image, and 1 to mirror it, otherwise 0.
-        size: side of the result.
-        cubic: bicubic instead of bilinear interpolation.
 
     Returns:
         Images (n, channels, size, size) in the channels_last memory format.

@@ -152,9 +152,6 @@ def digits(seed: int = 0) -> Dataset:
 
     Pixels are normalised with the mean and the standard deviation of the training images.
 
-    Args:
-        seed: seed of the random split.
-
     Example:
         >>> data = digits()
         >>> len(data.train), len(data.validation), len(data.test)

@@ -329,9 +329,6 @@ IN_TWO_CLASSES = "classes"
 def find_duplicates(sets: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, int]:
     """Count the images of a set whose content is also in another set, and the images whose content has two classes.
 
-    Args:
-        sets: the digest of the content and the class of each image, by set.
-
     Returns:
         The numbers that are not 0: of the images of the second set by both sets, such as ``train and test``, and of the
         images in two classes as ``classes``.
@@ -406,7 +403,7 @@ def load_images(
     other waits.
 
     Args:
-        files: from :func:`bsam.lab.data.folders.read_folder` or ``bsam.lab.data.folders``.
+        files: from a function of ``bsam.lab.data.folders``, such as ``read_folder``.
         resize: size of the images.
         mean, std: for normalisation; see :class:`~bsam.lab.data.arrays.Dataset`.
         train: another size for the training images, which are then in a file of their own.

@@ -33,7 +33,6 @@ def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:
     Args:
         boxes: (n, 4): left, top, right and bottom in image pixels.
         margin: extent of the crop, relative to the longer side of the box.
-        side: side of the crop, in pixels.
 
     Example:
         >>> crop_map(torch.tensor([[10.0, 10.0, 30.0, 50.0]]), margin=1.25, side=100)
@@ -98,9 +97,7 @@ def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
     """Return the images under the maps, with bilinear interpolation and zeros outside the image.
 
     Args:
-        images: (n, channels, height, width), of any type.
         maps: (n, 2, 3), from the pixels of the images to those of the result.
-        side: side of the result, in pixels.
 
     Returns:
         float32 images (n, channels, side, side).

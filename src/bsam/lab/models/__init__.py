@@ -194,9 +194,6 @@ def own_network(name: str, classes: int, channels: int, image_size: int | None =
     Args:
         name: ``MODULE:FUNCTION``. It gets those of the other arguments, and of ``input_shape`` (channels, side, side),
             that its signature names.
-        classes: number of classes.
-        channels: number of channels of the inputs.
-        image_size: side of the inputs, in pixels.
     """
     function = find_function(name, "model")
     offered = {

@@ -32,7 +32,6 @@ def stages(
 
     Args:
         block: function that builds a block from its input width, output width and stride.
-        width_in: number of input channels.
         widths: for each stage, the output widths of its blocks.
 
     Example:

@@ -36,12 +36,8 @@ def timm_network(
     """Return a timm network with random weights.
 
     Args:
-        name: its name in timm.
-        classes: number of classes.
-        channels: number of image channels.
         image_size: side of the images, for networks that are built for one size, such as vision transformers; others
             take images of many sizes and ignore it.
-        settings: further arguments of its class.
 
     Example:
         >>> import torch

@@ -42,9 +42,6 @@ def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: in
     .. math::
         q = \mathrm{clamp}(\mathrm{round}(x / s) + z,\; q_{\min},\; q_{\max})
 
-    Args:
-        x, scale, zero_point, qmin, qmax: as in :func:`~bsam.lab.quantization.fake_quantize`.
-
     Example:
         >>> quantize_codes(torch.tensor([-9.0, 0.5, 1.5, 2.6]), torch.tensor(1.0), None, -8, 7)
         tensor([-8., 0., 2., 3.])

@@ -208,9 +208,6 @@ def fold_norms(model: nn.Module) -> None:
     ``torch.fx``: each of the two modules must run once, and only the norm may use the convolution's output. Other batch
     norms are kept.
 
-    Args:
-        model: the network; it is changed in place.
-
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
         >>> fold_norms(model)
