@@ -8,9 +8,8 @@ import pytest
 from bsam import BsamError
 from bsam.lab.cli.run_flags import add_run_flags, run_of
 from bsam.lab.config import ClassificationSettings, PoseSettings, Preset, Run, TaskSettings, setting
-from bsam.lab.data.augment import AUGMENTATIONS
-from bsam.lab.data.pose.pose_augment import POSE_AUGMENTATIONS
-from bsam.lab.data.timm_augment import EXAMPLE
+from bsam.lab.data.augment import AUGMENTATIONS, EXAMPLE
+from bsam.lab.data.pose_augment import POSE_AUGMENTATIONS
 from bsam.lab.recipes.comparison import compared_runs
 
 PLAIN = {"base": "sgd", "lr": 0.05, "weight_decay": 1e-3, "decay": "all", "batch": 128, "epochs": 200}
@@ -124,11 +123,6 @@ def test_conditions_hold_for_what_another_preset_sets_and_for_defaults():
     assert (Run("sam", task=OwnSettings(), base="sgd").lr, Run("sgd", task=OwnSettings()).lr) == (0.05, 0.05)
 
 
-@dataclass(frozen=True)
-class WrongSettings(TaskSettings):
-    name = "wrong"
-
-
 @pytest.mark.parametrize(
     ("preset", "word"),
     [
@@ -138,8 +132,12 @@ class WrongSettings(TaskSettings):
         (Preset(base="sdg"), "base"),
     ],
 )
-def test_presets_are_checked(preset, word, monkeypatch):
-    monkeypatch.setattr(WrongSettings, "presets", (preset,))
+def test_presets_are_checked(preset, word):
+    @dataclass(frozen=True)
+    class WrongSettings(TaskSettings):
+        name = "wrong"
+        presets = (preset,)
+
     with pytest.raises(BsamError, match=word):
         Run("sam", task=WrongSettings())
 

@@ -8,25 +8,37 @@ from pathlib import Path
 
 from ...common.errors import BsamValueError
 from ..config import Run
-from . import digits, fashion_mnist
-from .cifar import CIFAR10, CIFAR100, Cifar, has_cifar, read_cifar
+from .arrays import Dataset as Dataset
+from .arrays import Examples as Examples
+from .downloads import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_SOURCES,
+    Cifar,
+    fetch,
+    has_cifar,
+    has_fashion_mnist,
+    read_cifar,
+    read_fashion_mnist,
+)
+from .downloads import digits as digits
 from .entries import ArrayData, DatasetEntry, DrawnPersonData, ImageData, KnownData, PersonData
-from .examples import Dataset as Dataset
-from .examples import Examples as Examples
-from .functions import FunctionData as FunctionData
-from .functions import TaskData as TaskData
-from .images.folders import ImageFiles as ImageFiles
-from .images.folders import LabelledFiles as LabelledFiles
-from .images.folders import read_folder
-from .images.published import read_flowers102, read_oxford_pet, read_stanford_cars
-from .pose.person_files import PersonFiles as PersonFiles
-from .pose.person_files import read_lspet, read_mpii
-from .pose.stick_figures import stick_figures
-from .sources import fetch
+from .entries import FunctionData as FunctionData
+from .entries import TaskData as TaskData
+from .folders import ImageFiles as ImageFiles
+from .folders import LabelledFiles as LabelledFiles
+from .folders import read_flowers102, read_folder, read_oxford_pet, read_stanford_cars
+from .persons import PersonFiles as PersonFiles
+from .persons import PoseData, read_lspet, read_mpii
+from .stick_figures import stick_figures
 
 FOLDER = "folder:"  # names a folder of the user's image files: folder:PATH
 NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
 _draw_figures = lru_cache(maxsize=1)(stick_figures)  # consecutive runs share the figures
+
+
+def _draw(side: int, n: int | None = None) -> PoseData:
+    return _draw_figures(NUM_FIGURES if n is None else n, side=side)
 
 
 def _cifar(layout: Cifar) -> ArrayData:
@@ -50,9 +62,10 @@ _ENTRIES: tuple[KnownData, ...] = (
         10,
         model="digits_net",
         images="1 x 8 x 8",
-        read=lambda _: digits.digits(),
+        read=lambda _: digits(),
         validation=True,
         origin="scikit-learn",
+        no_download="comes with scikit-learn",
     ),
     _cifar(CIFAR10),
     _cifar(CIFAR100),
@@ -62,9 +75,9 @@ _ENTRIES: tuple[KnownData, ...] = (
         10,
         augmentation="crop-flip",
         images="1 x 28 x 28",
-        read=fashion_mnist.read_fashion_mnist,
-        is_in=fashion_mnist.has_fashion_mnist,
-        sources=fashion_mnist.SOURCES,
+        read=read_fashion_mnist,
+        is_in=has_fashion_mnist,
+        sources=FASHION_SOURCES,
         needs_folder=True,
     ),
     ImageData("flowers102", "Flowers-102", 102, files=read_flowers102),
@@ -78,7 +91,7 @@ _ENTRIES: tuple[KnownData, ...] = (
         14,
         augmentation="scale-rotate",  # no flips: the colours of left and right would be exchanged
         model="simcc_resnet8",
-        draw=lambda side: _draw_figures(NUM_FIGURES, side=side),
+        draw=_draw,
     ),
 )
 DATASETS: dict[str, KnownData] = {entry.name: entry for entry in _ENTRIES}
@@ -96,7 +109,7 @@ def download(name: str, folder: str | Path | None, progress: bool = False) -> No
     """
     entry = dataset_entry(name)
     if not entry.sources:
-        raise BsamValueError(f"{name} {entry.provided}: leave out --download")
+        raise BsamValueError(f"{name} {entry.no_download}: leave out --download")
     if folder is None:
         raise BsamValueError("a download (--download) needs a folder to write to: set data_dir (--data-dir)")
     if entry.is_in(Path(folder)):
@@ -116,10 +129,6 @@ def check_data(names: Iterable[str], folder: Path | None) -> None:
     """Raise if a data set needs a folder, and this one is None, does not exist or lacks files that can be downloaded.
 
     The files are not read.
-
-    Args:
-        names: names of data sets.
-        folder: the folder that should hold their files.
     """
     for entry in map(dataset_entry, sorted(names)):
         entry.check(folder)

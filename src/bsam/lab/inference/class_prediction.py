@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ..common.files import reading
 from ..common.printing import say
-from ..common.stored_files import reading
-from ..data.images.decoding import DecodeError, Decoding, decode
-from ..data.images.folders import OF_WINDOWS
+from ..data.folders import WINDOWS_FILES
+from ..data.images import DecodeError, Decoding, decode
 from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
@@ -76,7 +76,7 @@ def _files_below(folder: Path) -> list[Path]:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in OF_WINDOWS]
+        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in WINDOWS_FILES]
     return sorted(files)
 
 

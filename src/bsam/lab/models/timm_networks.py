@@ -1,23 +1,15 @@
-"""Networks from timm, and the original ResNet-50."""
+"""Networks from timm, the original ResNet-50, and the preprocessing that pretrained networks expect."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import nn
 
 from ...common.errors import BsamValueError
 from ...common.timm_import import import_timm
 
-PREFIX = "timm:"
-
-
-def timm_name(name: str) -> str | None:
-    """Return NAME for a network called ``timm:NAME``, and None for others.
-
-    Example:
-        >>> timm_name("timm:vit_tiny_patch16_224"), timm_name("resnet8")
-        ('vit_tiny_patch16_224', None)
-    """
-    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+TIMM_NETWORK = "timm:"  # and the name in timm
 
 
 def check_timm_name(name: str) -> str:
@@ -44,12 +36,8 @@ def timm_network(
     """Return a timm network with random weights.
 
     Args:
-        name: its name in timm.
-        classes: number of classes.
-        channels: number of image channels.
         image_size: side of the images, for networks that are built for one size, such as vision transformers; others
             take images of many sizes and ignore it.
-        settings: further arguments of its class.
 
     Example:
         >>> import torch
@@ -60,7 +48,8 @@ def timm_network(
         ... ).shape
         torch.Size([2, 10])
     """
-    timm, known = import_timm(), check_timm_name(name)
+    timm = import_timm()
+    known = check_timm_name(name)
     sizes = {"num_classes": classes, "in_chans": channels}
     config = timm.get_pretrained_cfg(known, allow_unregistered=True)
     if image_size is not None and config is not None and config.fixed_input_size:
@@ -111,3 +100,27 @@ def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             module.eps = 1e-3
     return network
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """Preprocessing of the images that pretrained weights were trained with.
+
+    Args:
+        size: side of the image, in pixels.
+        mean, std: mean and standard deviation of the red, green and blue channels, for pixels between 0 and 1.
+        interpolation: how images are resized, such as ``bilinear`` or ``bicubic``.
+        crop: side of the centre crop used in evaluation, relative to the shorter side of the image.
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop: float
+
+
+# He et al. use pixels between 0 and 255, not divided by std: tools/convert_weights.py multiplies the stem by 255 * std.
+RESNET50 = InputConfig(
+    224, (123.68 / 255, 116.779 / 255, 103.939 / 255), (0.229, 0.224, 0.225), interpolation="bilinear", crop=0.875
+)

@@ -16,13 +16,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_tensors, read_bytes, reading
-from ..config import BASE, TASK_SETTINGS, Run, TaskSettings, default_settings, is_own_task, settings_of_task
-from ..config.digest import FORMER_NAMES, digest
+from ..common.files import (
+    MAX_ARRAYS,
+    WrongContent,
+    load_arrays,
+    load_tensors,
+    read_bytes,
+    read_json,
+    read_json_lines,
+    reading,
+)
+from ..common.names import is_own
+from ..config import (
+    BASE,
+    DIGEST_NAMES,
+    TASK_SETTINGS,
+    Run,
+    TaskSettings,
+    default_settings,
+    digest,
+    settings_of_task,
+)
 from ..data import FOLDER, FunctionData, data_of, dataset_entry
 from ..models import model_entry
 from ..tasks import describe_task
-from .files import read_json, read_json_lines
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -134,8 +151,8 @@ class RunDir:
     ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
     ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except
     ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
-    :class:`~bsam.lab.common.stored_files.DamagedFile`; one that cannot be read now, for example because memory ran out,
-    a :class:`~bsam.lab.common.stored_files.ReadFailed`.
+    :class:`~bsam.lab.common.files.DamagedFile`; one that cannot be read now, for example because memory ran out,
+    a :class:`~bsam.lab.common.files.ReadFailed`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -144,7 +161,7 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
-        if is_own_task(settings.get("task")):
+        if is_own(settings.get("task")):
             describe_task(settings["task"], self.note(TASK, keys=("settings", "score", "groups", "loss_title")))
         try:
             return stored_run(settings, kind)
@@ -281,7 +298,7 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
     name = settings.get("task", Run.task.name)
     if kind is None or kind.name != name:
         kind = settings_of_task(name)
-    now = {former: name for name, former in FORMER_NAMES.items()}
+    now = {former: name for name, former in DIGEST_NAMES.items()}
     stored = {now.get(name, name): value for name, value in settings.items()}
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
     defaults = default_settings(kind)
@@ -346,7 +363,7 @@ def network_identity(network: Path) -> dict[str, str]:
     """
     run_dir = RunDir(network.parent)
     settings, identity = run_dir.note("config"), run_dir.note("identity")
-    names = {name: FORMER_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
+    names = {name: DIGEST_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
     training = {names[name]: settings[name] for name in names}
     if str(settings.get("data")).startswith(FOLDER):
         training["data"] = identity.get("data", settings["data"])
