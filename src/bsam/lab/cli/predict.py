@@ -13,6 +13,7 @@ import numpy as np
 
 from ...common.errors import BsamValueError
 from ..common.files import usable, write, write_json
+from ..common.names import is_own
 from ..common.printing import printable, say
 from ..inference.class_prediction import Prediction, image_paths, predict
 from ..inference.pose_prediction import FoundJoints, find_joints
@@ -67,7 +68,7 @@ def _predict(arguments: argparse.Namespace) -> None:
             raise BsamValueError(f"the folder {file.parent} of {flag} does not exist: create it first")
     run_dir = RunDir(arguments.folder)
     run = run_dir.finished_run()
-    if run.task.is_own:
+    if is_own(run.task.name):
         _check_unused(arguments, ("top", "box", "flip_test", "grid"), f"has the task {run.task.name}")
         _values(arguments)
         return

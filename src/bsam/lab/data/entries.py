@@ -86,6 +86,7 @@ class KnownData(DatasetEntry):
     images: str = "files"
     origin: str = "--data-dir FOLDER"
     task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.lab.tasks.TASKS`
+    counted: ClassVar[str] = ""  #: what ``classes`` counts, if they are no classes
 
     def resolve(self, folder: Path | None = None) -> KnownData:
         return self
@@ -153,6 +154,7 @@ class PersonData(KnownData):
     needs_folder: bool = True
     persons: Callable[[Path], PersonFiles]
     task: ClassVar[str] = "pose"
+    counted: ClassVar[str] = "joints"
 
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         return self.persons(self._subfolder(folder))
@@ -172,6 +174,7 @@ class DrawnPersonData(KnownData):
     origin: str = "bsam"
     no_download: str = "is drawn"
     task: ClassVar[str] = "pose"
+    counted: ClassVar[str] = "joints"
 
 
 ROLE = "data set"

@@ -14,10 +14,11 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from ..common.files import draft_of
+from ..common.names import is_own
+from ..config import ClassificationSettings
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
-from ..tasks.classification import Classification
-from ..tasks.classifiers import build_float_network
+from ..tasks.classification import Classification, build_float_network
 from ..training.environment import pick_device
 from ..training.run_dir import NETWORK, RunDir, check_named
 from ..training.train_step import as_trained
@@ -109,13 +110,13 @@ def export_run(
         raise BsamValueError(f"the run in {folder} was trained on {run.data}, got data (--data) {data}: leave it out")
     if model not in (None, run.model):
         raise BsamValueError(f"the run in {folder} trained {run.model}, got model (--model) {model}: leave it out")
-    if run.task.is_own:
+    if is_own(run.task.name):
         raise BsamValueError(
             f"the run in {folder} has the task {run.task.name}, which bsam export cannot write: load its weights from "
             f"{run_dir.path / NETWORK}"
         )
     check_named(run, run_dir.path, [] if data is None else [data], [] if model is None else [model])
-    if run.task.name != "classification":
+    if not isinstance(run.task, ClassificationSettings):
         raise BsamValueError(
             f"the run in {folder} is of the task {run.task.name}: only classification runs can be exported"
         )
