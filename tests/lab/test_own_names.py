@@ -18,7 +18,7 @@ from bsam import BsamError
 from bsam.lab import Run, cli, compare, fit, write_report
 from bsam.lab.common import names
 from bsam.lab.config import Method, method_title
-from bsam.lab.inference.class_prediction import predict
+from bsam.lab.inference import predict
 from bsam.lab.models import build
 from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.recipes.comparison import compared_runs, plan_comparison

@@ -17,7 +17,7 @@ from bsam.lab.common.names import name_of
 from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry
 from bsam.lab.data.entries import entry_of_function
 from bsam.lab.data.persons import LSP
-from bsam.lab.inference.subjects import load_run
+from bsam.lab.inference.run_flatness import load_run
 from bsam.lab.training import Run
 from helpers import draw_images
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -243,6 +243,14 @@ class RunDir:
         """
         file = self.path / f"{name}.json"
         return read_json(file, dict, hint, keys) if file.exists() else {}
+
+    def parsed(self, name: str, parse: Callable[[dict[str, Any]], Any], hint: str = REPAIR) -> Any:
+        """Return what a function makes of a note; None if it is missing. A note that the function cannot read is
+        damaged; ``hint`` says what to do then.
+        """
+        note = self.note(name, hint)
+        with reading(self.path / f"{name}.json", hint):
+            return parse(note) if note else None
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
