@@ -10,7 +10,7 @@ from typing import Any
 from ...common.errors import BsamValueError
 from ..common.names import is_own
 from ..common.printing import say
-from ..data.folders import OF_WINDOWS
+from ..data.folders import WINDOWS_FILES
 from ..tasks import Task, named_task, task_class
 from ..tasks.found import Prediction
 from ..training.environment import pick_device
@@ -95,5 +95,5 @@ def _files_below(folder: Path) -> list[Path]:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in OF_WINDOWS]
+        files += [Path(directory, name) for name in names if not name.startswith(".") and name not in WINDOWS_FILES]
     return sorted(files)

@@ -28,7 +28,7 @@ from ..common.files import (
 )
 from ..config import (
     BASE,
-    FORMER_NAMES,
+    DIGEST_NAMES,
     TASK_SETTINGS,
     Run,
     TaskSettings,
@@ -304,7 +304,7 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
     name = settings.get("task", Run.task.name)
     if kind is None or kind.name != name:
         kind = settings_of_task(name)
-    now = {former: name for name, former in FORMER_NAMES.items()}
+    now = {former: name for name, former in DIGEST_NAMES.items()}
     stored = {now.get(name, name): value for name, value in settings.items()}
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
     defaults = default_settings(kind)
@@ -368,7 +368,7 @@ def network_identity(network: Path) -> dict[str, str]:
     """
     run_dir = RunDir(network.parent)
     settings, identity = run_dir.note("config"), run_dir.note("identity")
-    names = {name: FORMER_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
+    names = {name: DIGEST_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
     training = {names[name]: settings[name] for name in names}
     if str(settings.get("data")).startswith(FOLDER):
         training["data"] = identity.get("data", settings["data"])
