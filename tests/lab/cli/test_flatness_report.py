@@ -13,8 +13,7 @@ from torch import nn
 
 import bsam
 from bsam.lab import cli
-from bsam.lab.cli import flatness as command
-from bsam.lab.cli.flatness import flatness_report, flatness_table
+from bsam.lab.cli.flatness import flatness_report, flatness_table, page_of
 from bsam.lab.common.files import LOCK
 from bsam.lab.inference.run_flatness import FlatnessSettings, find_models
 
@@ -23,12 +22,14 @@ CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probe
 SMALL = ("--limit-train", "128", "--limit-test", "50")
 
 
-def report(files, out, load=None, device="cpu", **settings):
-    return flatness_report(find_models(files, load or loader), FlatnessSettings(**{**CHEAP, **settings}), out, device)
+def undrawn(by_title):
+    """What is in the figures is tested elsewhere."""
+    return b""
 
 
-def report_runs(folders, out):
-    return flatness_report(find_models(folders, images=50), CHEAPEST, out, "cpu")
+def report(files, out, load=None, device="cpu", page=undrawn, **settings):
+    options = FlatnessSettings(**{**CHEAP, **settings})
+    return flatness_report(find_models(files, load or loader), options, out, device, page)
 
 
 def network(seed, width=4):
@@ -57,18 +58,9 @@ def files(tmp_path, monkeypatch):
     return paths
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The entries whose figures are drawn, on empty pages: what is in the figures is tested elsewhere."""
-    entries = []
-    monkeypatch.setattr(command, "flatness_figures", lambda by_title: entries.append(by_title) or {})
-    monkeypatch.setattr(command, "figures_html", lambda title, figures: b"")
-    return entries
-
-
 def test_a_report_has_all_numbers_and_every_figure(files, tmp_path, capsys):
     files = files[1:]
-    written = report(files, tmp_path / "out")
+    written = report(files, tmp_path / "out", page=page_of)
     assert [path.name for path in written] == ["flatness.json", "flatness.html"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {LOCK, "flatness.json", "flatness.html"}
     assert written[1].read_text().count('class="plot"') == 8, "four for each architecture"
@@ -107,11 +99,10 @@ def test_a_report_has_all_numbers_and_every_figure(files, tmp_path, capsys):
     assert [float(number) for number in shown.groups()] == pytest.approx([total["value"], half], abs=half / 10)
 
 
-@pytest.mark.usefixtures("drawn")
 def test_a_table_for_each_loss_and_number_of_samples(files, tmp_path, capsys):
     tasks = dict(zip(files, ("classification", "pose", "classification"), strict=True))
     models = replace(find_models(files, loader), about=lambda path: {"run": {"task": tasks[path]}})
-    flatness_report(models, FlatnessSettings(**CHEAP), tmp_path / "out", "cpu")
+    flatness_report(models, FlatnessSettings(**CHEAP), tmp_path / "out", "cpu", undrawn)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     labels = ["cross-entropy, 12 training samples", "SimCC loss, 12 training samples"]
     shown = [line for line in lines if line and line[0] in ("Loss:", "a", "b", "wide")]
@@ -162,7 +153,6 @@ def hessian(model, loss_fn, x, y):
     return torch.autograd.functional.hessian(value, flat)
 
 
-@pytest.mark.usefixtures("drawn")
 def test_finished_models_are_kept_and_only_new_weights_are_measured(files, tmp_path):
     content, out = files[1].read_text(), tmp_path / "out"
     files[1].write_text("-1 4")
@@ -184,7 +174,6 @@ def entries(out):
     return json.loads((out / "flatness.json").read_text())["models"]
 
 
-@pytest.mark.usefixtures("drawn")
 def test_a_file_is_measured_again_when_its_loss_changed(files, tmp_path, capsys):
     def measured(scale):
         x, y = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
@@ -228,7 +217,6 @@ def test_landscapes_with_non_finite_points_are_drawn_again_from_the_file(files, 
     assert tables[1] == tables[0]
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -252,23 +240,26 @@ def test_a_loss_that_is_not_finite_is_refused_with_the_file(files, tmp_path):
         report(files, tmp_path / "out", lambda path: returned)
 
 
-def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path, drawn):
+def test_titles_are_names_or_whole_paths_where_names_are_alike(files, tmp_path):
     (tmp_path / "other").mkdir()
     twin = tmp_path / "other" / "a.pt"
     twin.write_text("9 4")
-    report(files, tmp_path / "out")
-    report([files[0], twin], tmp_path / "out")
+    drawn = []
+    for paths in (files, [files[0], twin]):
+        report(paths, tmp_path / "out", page=lambda by_title: drawn.append(by_title) or b"")
     assert list(map(list, drawn)) == [["a", "b", "wide"], [str(files[0]), str(twin)]]
     a, b, wide = (entry["architecture"] for entry in drawn[0].values())
     assert a == b != wide  # which decides about the scale
 
 
-def test_the_readings_of_a_probe_are_recorded_and_drawn(tmp_path, drawn):
+def test_the_readings_of_a_probe_are_recorded_and_drawn(tmp_path):
     run = tmp_path / "probed"
     flags = ["train", "--method", "bsam", "--epochs", "1", "--batch", "32", "--device", "cpu", *SMALL, "--probe", "2"]
     assert cli.main([*flags, "--out", str(run)]) == 0
+    drawn = []
     for _ in range(2):  # the second time from the numbers that were kept
-        report_runs([run], tmp_path / "out")
+        models = find_models([run], images=50)
+        flatness_report(models, CHEAPEST, tmp_path / "out", "cpu", lambda by_title: drawn.append(by_title) or b"")
     readings = [json.loads(line) for line in (run / "probe.jsonl").read_text().splitlines()]
     assert len(readings) > 1
     expected = {name: [reading[name] for reading in readings] for name in readings[0]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,18 @@ def _flatness(arguments: argparse.Namespace) -> None:
     say(f"Written: {', '.join(map(str, written))}")
 
 
-def flatness_report(models: MeasuredModels, options: FlatnessSettings, folder: Path, device: str) -> list[Path]:
+def page_of(entries: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Return the page with all figures of models by title."""
+    return figures_html("Flatness", flatness_figures(entries))
+
+
+def flatness_report(
+    models: MeasuredModels,
+    options: FlatnessSettings,
+    folder: Path,
+    device: str,
+    draw: Callable[[Mapping[str, Mapping[str, Any]]], bytes] = page_of,
+) -> list[Path]:
     """Measure each model whose numbers are not in ``folder`` yet, print a table and draw the figures.
 
     The loss of a model that was measured before is computed again: if it differs, the loader or its data has changed,
@@ -98,6 +109,7 @@ def flatness_report(models: MeasuredModels, options: FlatnessSettings, folder: P
         options: what to measure, and how.
         folder: the folder for the results.
         device: the name of a device, or ``"auto"``.
+        draw: returns the page with the figures of models by title.
 
     Returns:
         the paths of the files.
@@ -114,7 +126,7 @@ def flatness_report(models: MeasuredModels, options: FlatnessSettings, folder: P
             table = flatness_table(f"Loss: {label}", dict(rows))  # numbers in one table have one meaning
             say(table.to_text(terminal_width()))
         page = folder / "flatness.html"
-        write(page, figures_html("Flatness", flatness_figures(by_title)))
+        write(page, draw(by_title))
         return [file, page]
 
 

@@ -40,13 +40,6 @@ def html(example):
     return page_html(*example, title="Ours", problems=[PROBLEM])
 
 
-@pytest.fixture
-def no_plots(monkeypatch):
-    """Drawing takes most of the time of a page."""
-    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
-    monkeypatch.setattr("bsam.lab.report.page.render.packed_plotly", lambda: "")
-
-
 def traces(html, name):
     """The traces of a figure by method, without bands."""
     return {unescape(trace["name"]): trace for trace in plots_of(html)[name]["data"] if "fill" not in trace}
@@ -95,7 +88,7 @@ def test_the_runs_and_their_states(html):
     assert runs["diverged"]["remark"] == "the loss of step 7 is nan"
 
 
-def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, monkeypatch):
+def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, monkeypatch):
     ordinary = experiment_tables.experiment_columns
     more = [
         Column("planned", "epochs first", "d", note="planned: the epochs."),
@@ -104,7 +97,7 @@ def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, 
         Column("none", "claimed first"),
     ]
     monkeypatch.setattr(experiment_tables, "experiment_columns", lambda *about: [*ordinary(*about), *more])
-    html = page_html(*example)
+    html = page_html(*example, plots=False)
     rows = {row["method"]: row for row in cells_of(html)}
     assert {row["planned"] for row in rows.values()} == {"20"}
     assert [rows["SAM"][name] for name in ("trained", "least")] == ["20", "10"]
@@ -112,8 +105,8 @@ def test_a_column_is_one_entry_and_is_shown_if_it_has_values(example, no_plots, 
     assert "none" not in rows["SAM"]
 
 
-def test_the_baseline_may_be_named(example, no_plots):
-    rows = {row["method"]: row for row in cells_of(page_html(*example, "sam"))}
+def test_the_baseline_may_be_named(example):
+    rows = {row["method"]: row for row in cells_of(page_html(*example, "sam", plots=False))}
     gaps = [score_of("SGD", seed) - score_of("SAM", seed) for seed in range(3)]
     assert float(rows["SGD"]["difference"]) == pytest.approx(np.mean(gaps))
     assert rows["SAM"]["difference"] == ""
@@ -182,8 +175,9 @@ def test_plotly_is_embedded_whole(example, tmp_path):
     assert gzip.decompress(base64.b64decode(encoded)).decode() == get_plotlyjs()
 
 
-def test_without_plotly_the_page_has_the_tables(example, no_plots):
-    html = page_html(*example)
+def test_without_plots_the_page_has_the_tables(example):
+    html = page_html(*example, plots=False)
+    assert "This page has no plots" in html
     assert 'id="plotly"></script>' in html
     assert len(html) < 300_000
     assert len(cells_of(html)) == 5
@@ -426,13 +420,13 @@ def test_a_figure_with_an_empty_array_is_written():
     assert trace["x"] == []
 
 
-def test_a_recipe_says_what_its_console_says(example, no_plots):
+def test_a_recipe_says_what_its_console_says(example):
     tuned = {"method": "SAM", "": Cell("90.00 ± 1 (3)", marks=("1 diverged",)), "chosen": Cell("rho 0.1*")}
     cells = [{**tuned, "data": data, "paper": Cell(paper)} for data, paper in (("A", "89.0"), ("B", "88.0"))]
     table = Table.pivot("Tuning", cells, "method", "data", ("", "paper", "chosen"))
     texts = ["SGD is level with <SAM>.", "* At the edge of the grid."]
     context = {"findings": texts[:1], "tables": [table], "notes": texts[1:]}
-    html = unescape(page_html(*example, context=context))
+    html = unescape(page_html(*example, context=context, plots=False))
     assert all(text in html for text in (*texts, "Tuning", "1 diverged", "90.00\u00a0±\u00a01\u00a0(3)"))
     assert html.count('data-label="paper"') == 2
 

@@ -53,8 +53,9 @@ def page_html(
     problems: list[str] | None = None,
     context: Mapping[str, Sequence[Any]] | None = None,
     watched: bool = False,
+    plots: bool | None = None,
 ) -> str:
-    """Return the page of runs. Without plotly, it has no plots and says so.
+    """Return the page of runs. Without plots, it says so.
 
     Args:
         runs: a table of ``paper.join``.
@@ -66,8 +67,10 @@ def page_html(
         problems: sentences about what could not be read; gets those about damaged figures.
         context: what a recipe says about its runs: ``findings`` (sentences), ``tables`` and ``notes``.
         watched: the page reloads itself.
+        plots: whether it has plots; None if plotly is installed.
     """
     problems = [] if problems is None else problems
+    plots = find_spec("plotly") is not None if plots is None else plots
     try:
         compared = compare_rows(runs, baseline)
     except BsamValueError as error:
@@ -76,7 +79,8 @@ def page_html(
     experiments = []
     for number, (name, group) in enumerate(runs.groupby("experiment", sort=False)):
         table = compared[compared["experiment"] == name]
-        figures = draw_all(EXPERIMENT_FIGURES, group, epochs[epochs["experiment"] == name], problems)
+        of_experiment = epochs[epochs["experiment"] == name]
+        figures = draw_all(EXPERIMENT_FIGURES, group, of_experiment, problems) if plots else []
         problems += [f"{name}: {sentence}" for sentence in duplicates_of(group)]
         experiments.append(
             {
@@ -92,8 +96,8 @@ def page_html(
         )
     summary: dict[str, Any] = {}
     if context is not None:
-        summary = {**context, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems)}
-    if find_spec("plotly") is None:
+        summary = {**context, "figures": draw_all(RECIPE_FIGURES, runs, epochs, problems) if plots else []}
+    if not plots:
         problems.append("This page has no plots, because plotly was not installed when it was written.")
     claims = claims_grid(runs, {experiment["title"]: experiment["id"] for experiment in experiments})
     verdicts = baseline_verdicts(compared, runs)
@@ -111,6 +115,7 @@ def page_html(
         experiments=experiments,
         signs=SIGNS,
         watched=watched,
+        plots=plots,
     )
 
 
@@ -133,12 +138,12 @@ def _verdicts_by_experiment(
 def draw_all(
     figures: Mapping[str, Any], runs: pd.DataFrame, epochs: pd.DataFrame, problems: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the figures of runs; none without plotly.
+    """Return the figures of runs.
 
     Runs with damaged numbers are left out, and each is a problem.
     """
     drawn: list[dict[str, Any]] = []
-    for name, draw in figures.items() if find_spec("plotly") else ():
+    for name, draw in figures.items():
         figure, error = _try_to_draw(draw, runs, epochs)
         if error:
             damaged = []

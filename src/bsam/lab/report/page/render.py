@@ -7,7 +7,6 @@ import gzip
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ....common.extras import require_package
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
 @cache
 def packed_plotly() -> str:
-    """Return plotly.js, gzipped and in base64: 2 MB instead of 5; without plotly, nothing."""
-    if find_spec("plotly") is None:
-        return ""
+    """Return plotly.js, gzipped and in base64: 2 MB instead of 5."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
@@ -41,12 +38,16 @@ def _text(name: str) -> str:
     return (files(__package__) / "files" / name).read_text("utf-8")
 
 
-def render(**parts: Any) -> str:
-    """Return the page with these parts; it leaves out the others."""
+def render(plots: bool = True, **parts: Any) -> str:
+    """Return the page with these parts, and what draws its plots; it leaves out the others."""
     page = template("page.html.j2")
     from markupsafe import Markup
 
-    code = {"style": Markup(_text("page.css")), "script": Markup(_text("page.js")), "plotly": packed_plotly()}
+    code = {
+        "style": Markup(_text("page.css")),
+        "script": Markup(_text("page.js")),
+        "plotly": packed_plotly() if plots else "",
+    }
     return page.render(**code, **parts)
 
 
