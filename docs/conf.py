@@ -37,7 +37,7 @@ nitpick_ignore_regex = [
     # types of other projects in signatures: their inventories would have to be downloaded
     ("py:class", r"(torch|numpy|pandas|collections\.abc|pathlib)\..*"),
     # annotations of functions whose packages are imported for type checks only
-    ("py:class", r"go\.Figure|pd\.DataFrame|pd\.Series|Picture|Entries|NDArray|np\.floating"),
+    ("py:class", r"go\.Figure|pd\.DataFrame|pd\.Series|PilImage|Entries|NDArray|np\.floating"),
 ]
 
 smartquotes_action = "qe"  # quotes and ellipses; no dashes, which would make a flag unusable
