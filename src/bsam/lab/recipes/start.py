@@ -10,9 +10,8 @@ from typing import Any
 from ...common.errors import BsamValueError
 from ..common.names import is_own
 from ..config import Run
-from ..data import FOLDER, dataset_entry
+from ..data import FOLDER, DatasetEntry, ImageData, dataset_entry
 from ..data.augment import RESIZED_CROP
-from ..data.entries import DatasetEntry, ImageData
 from ..models import MODELS, model_entry
 from ..models.weights import PRETRAINED, model_of_file
 from ..tasks import named_task

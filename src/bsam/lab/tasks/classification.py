@@ -20,9 +20,8 @@ from ...common.errors import BsamValueError
 from ..common.files import MAX_TEXT, read_bytes, reading
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
-from ..data.arrays import Dataset, Examples, flip_labels
+from ..data.arrays import Dataset, Examples, duplicate_warnings, flip_labels
 from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
-from ..data.images import duplicate_warnings
 from ..models import model_entry
 from ..quantization import calibrate
 from .classifiers import build_float_network, build_network, class_predictions, quantize_network

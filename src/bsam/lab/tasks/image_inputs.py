@@ -16,10 +16,9 @@ from torch import Tensor
 from ...common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
 from ..config import Run
-from ..data import dataset_entry
+from ..data import ArrayData, ImageData, dataset_entry
 from ..data.arrays import Dataset
 from ..data.augment import RESIZED_CROP, normalise
-from ..data.entries import ArrayData, ImageData
 from ..data.images import Resize, load_images
 from ..models import input_config, model_entry
 from ..models.timm_networks import InputConfig

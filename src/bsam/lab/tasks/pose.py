@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ...common.errors import BsamValueError
 from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
-from ..data import DATASETS, dataset_entry
-from ..data.entries import DrawnPersonData, KnownData, PersonData
+from ..data import DATASETS, DrawnPersonData, KnownData, PersonData, dataset_entry
 from ..data.persons import Persons, PoseData, load_persons
 from ..data.pose_augment import POSE_AUGMENTATIONS, apply
 from ..models import MODELS, build, input_config, model_entry
