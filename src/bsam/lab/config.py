@@ -278,19 +278,17 @@ class TaskSettings(RecordsGiven):
         check_values(self)
 
     @property
-    def is_own(self) -> bool:
-        """Whether it is a task of the user, ``MODULE:CLASS``."""
-        return is_own(self.name)
+    def tag(self) -> str:
+        """What the name of a run directory says of these settings."""
+        return ""
 
     @property
-    def weight_bits(self) -> int | None:
-        """The number of bits of the weights; None without quantization."""
-        return None
+    def cost(self) -> tuple[Any, ...]:
+        """The settings that determine how long a pass over the data takes; by default all."""
+        return tuple(repr(getattr(self, item.name)) for item in fields(self))
 
-    @property
-    def label_noise(self) -> float:
-        """The fraction of the training labels that are drawn at random."""
-        return 0.0
+    def check_run(self, run: Run) -> None:
+        """Raise if settings of the run cannot be used with these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +342,28 @@ class ClassificationSettings(TaskSettings):
                     raise BsamValueError(f"{name} has no effect on a network that is not quantized: set weight_bits")
         if self.perturb_scales and self.quantizer != "lsq":
             raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")
+
+    @property
+    def tag(self) -> str:
+        """The label noise."""
+        labels = "-all" if self.noise_labels == "all" else ""
+        return f"noise{100 * self.label_noise:g}{labels}" if self.label_noise else ""
+
+    @property
+    def cost(self) -> tuple[Any, ...]:
+        """The number of bits."""
+        return (self.weight_bits,)
+
+    def check_run(self, run: Run) -> None:
+        """Raise if a run trains a part of a quantized network, or with several learning rates."""
+        if self.weight_bits is None:
+            return
+        if run.freeze_backbone:
+            raise BsamValueError(
+                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
+            )
+        if run.head_lr is not None or run.layer_decay != 1:
+            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -832,12 +852,7 @@ class Run(RecordsGiven):
                 f"freeze_backbone trains only the last layers, where layer_decay ({self.layer_decay}) has no effect: "
                 "leave one of them out"
             )
-        if self.task.weight_bits is not None and self.freeze_backbone:
-            raise BsamValueError(
-                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
-            )
-        if self.task.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
-            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
+        self.task.check_run(self)
 
     def _check_method(self) -> None:
         if not is_own(self.method):
@@ -1000,18 +1015,23 @@ def preset_values(task: type[TaskSettings], given: Mapping[str, Any]) -> dict[st
     return values
 
 
+def listed_tasks(task: str | None = None) -> list[type[TaskSettings]]:
+    """Return the settings of the tasks that a command shows: of ours, or of a task of the user alone."""
+    return [settings_of_task(task)] if is_own(task) else [*TASK_SETTINGS.values()]
+
+
 def settings_by_heading(task: str | None = None) -> dict[str, list[Field[Any]]]:
     """Return the fields of all settings by the heading of their flags; those of the tasks come last, but measurements
     are the last heading.
 
     Args:
-        task: a task of the user, whose settings are then those of the only task.
+        task: from :func:`listed_tasks`.
     """
     listed: dict[str, list[Field[Any]]] = {}
     for item in fields(Run):
         listed.setdefault(item.metadata["heading"], []).append(item)
     *first, last = listed
-    for kind in TASK_SETTINGS.values() if task is None else (settings_of_task(task),):
+    for kind in listed_tasks(task):
         for item in fields(kind):
             listed.setdefault(item.metadata["heading"], []).append(item)
     of_tasks = sorted(listed.keys() - {*first, last})

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ..common.names import describe_error, find_function
-from ..config import Run
 from .arrays import Dataset as Dataset
 from .arrays import Examples as Examples
 from .downloads import (
@@ -102,6 +101,7 @@ class KnownData(DatasetEntry):
     images: str = "files"
     origin: str = "--data-dir FOLDER"
     task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.lab.tasks.TASKS`
+    counted: ClassVar[str] = ""  #: what ``classes`` counts, if they are no classes
 
     def resolve(self, folder: Path | None = None) -> KnownData:
         return self
@@ -169,6 +169,7 @@ class PersonData(KnownData):
     needs_folder: bool = True
     persons: Callable[[Path], PersonFiles]
     task: ClassVar[str] = "pose"
+    counted: ClassVar[str] = "joints"
 
     def person_files(self, folder: Path | None = None) -> PersonFiles:
         return self.persons(self._subfolder(folder))
@@ -188,6 +189,7 @@ class DrawnPersonData(KnownData):
     origin: str = "bsam"
     no_download: str = "is drawn"
     task: ClassVar[str] = "pose"
+    counted: ClassVar[str] = "joints"
 
 
 ROLE = "data set"
@@ -374,8 +376,3 @@ def dataset_entry(name: str) -> DatasetEntry:
     if ":" in name:
         return FunctionData(name, name, None)
     raise BsamValueError(f"data must be one of {', '.join(DATASETS)}, {FOLDER}PATH or MODULE:FUNCTION; got {name!r}")
-
-
-def data_of(run: Run) -> DatasetEntry:
-    """Return the entry of a run's data, which may be a name that only a task of the user knows."""
-    return TaskData(run.data, run.data, None) if run.task.is_own else dataset_entry(run.data)

@@ -19,7 +19,7 @@ from ...common.errors import BsamValueError
 from .arrays import as_indices
 from .downloads import sha256
 from .folders import check_files, read_mat, required
-from .images import Crop, Progress, decode_files
+from .images import Box, BoxError, Crop, Progress, decode_bytes, decode_files, read_image, rounded
 from .pose_augment import apply, crop_map, inverse
 
 
@@ -406,6 +406,21 @@ def load_persons(
     digest = sha256(json.dumps([*decoded.identity, [train_rows, test_rows], labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
     return data, [*files.left_out, *decoded.corrupt.values()]
+
+
+def cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.uint8], Tensor]:
+    """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to pixels of the crop."""
+    content = read_image(path)
+    height, width, _ = decode_bytes(content, path).shape
+    person_box = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    left, top, right, bottom = person_box
+    if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
+        raise BsamValueError(f"the box {rounded(person_box)} lies outside of the {width} x {height} pixels of {path}")
+    (crop,), to_crop = person_crops(torch.tensor([person_box], dtype=torch.float64), side)
+    try:
+        return person_box, decode_bytes(content, path, crop), to_crop
+    except BoxError as error:
+        raise BsamValueError(f"{error}: give another box (--box)") from error
 
 
 def _digest(*tensors: Tensor | None) -> str:
