@@ -405,15 +405,16 @@ def test_the_public_names():
 
 
 RECIPE = """
-from bsam.lab.recipes import recipe
+from bsam.lab import Run
+from bsam.lab.recipes import Plan, recipe
 from segmentation import Segmentation
 
 @recipe("Shapes by width")
 def widths(scale):
     \"\"\"Two widths of the U-Net.\"\"\"
-    from bsam.lab import Run
     small = {"task": Segmentation, "limit_train": 24, "limit_test": 8, "batch": 8, "epochs": 1}
-    return [Run.of("sam", width=width, **small) for width in (2, 4)]
+    runs = [Run.of("sam", width=width, **small) for width in (2, 4)]
+    return [Plan(run, row=f"SAM, width {run.task.width}") for run in runs]
 """
 
 
@@ -423,7 +424,7 @@ def test_a_recipe_of_the_example_from_another_folder(tmp_path):
     (tmp_path / "shapes_recipe.py").write_text(RECIPE)
     words = ["run", "shapes_recipe:widths", "--scale", "smoke", "--seeds", "1", "--device", "cpu", "--out", "out"]
     out = bsam_command(*words, cwd=tmp_path)
-    assert "Test mean IoU in %, after the last epoch" in out
+    assert "Test mean IoU in %, after the last of 1 epoch" in out
     runs = read_runs([tmp_path / "out"])
     assert sorted(settings["width"] for settings in runs["settings"]) == [2, 4]
     assert (tmp_path / "out/report.html").exists()
@@ -487,4 +488,4 @@ MEMBERS = {
 def test_what_members_return_is_checked_before_training(name, own, tmp_path):
     (tmp_path / f"wrong_{own}.py").write_text(WRONG.format(own=own))
     task = find_object(f"wrong_{own}:{name}", "task")
-    assert MEMBERS[name] in sentence(fit, Run.of("sam", task=task), device="cpu")
+    assert MEMBERS[name] in sentence(fit, Run.of("sam", task=task), tmp_path / "run", device="cpu")
