@@ -402,3 +402,90 @@ def test_the_public_names():
     assert Preset(base="adam").values == {"base": "adam"}
     assert issubclass(Task.settings_type, TaskSettings)
     assert setting(1, "help").metadata["help"] == "help"
+
+
+RECIPE = """
+from bsam.lab import Run
+from bsam.lab.recipes import Plan, recipe
+from segmentation import Segmentation
+
+@recipe("Shapes by width")
+def widths(scale):
+    \"\"\"Two widths of the U-Net.\"\"\"
+    small = {"task": Segmentation, "limit_train": 24, "limit_test": 8, "batch": 8, "epochs": 1}
+    runs = [Run.of("sam", width=width, **small) for width in (2, 4)]
+    return [Plan(run, row=f"SAM, width {run.task.width}") for run in runs]
+"""
+
+
+def test_a_recipe_of_the_example_from_another_folder(tmp_path):
+    """Its module imports the example, a copy of which is in the same folder."""
+    (tmp_path / "segmentation.py").write_text((EXAMPLES / "segmentation.py").read_text())
+    (tmp_path / "shapes_recipe.py").write_text(RECIPE)
+    words = ["run", "shapes_recipe:widths", "--scale", "smoke", "--seeds", "1", "--device", "cpu", "--out", "out"]
+    out = bsam_command(*words, cwd=tmp_path)
+    assert "Test mean IoU in %, after the last of 1 epoch" in out
+    runs = read_runs([tmp_path / "out"])
+    assert sorted(settings["width"] for settings in runs["settings"]) == [2, 4]
+    assert (tmp_path / "out/report.html").exists()
+
+
+def test_the_example_reads_the_layout_of_oxford_pet(tmp_path, command):
+    data, rng = tmp_path / "pet", np.random.default_rng(0)
+    for folder in ("images", "annotations/trimaps"):
+        (data / folder).mkdir(parents=True)
+    for split, count in (("trainval", 10), ("test", 4)):
+        names = [f"cat_{split}_{number}" for number in range(count)]
+        (data / f"annotations/{split}.txt").write_text("".join(f"{name} 1 1 1\n" for name in names))
+        for name in names:
+            Image.fromarray(rng.integers(0, 255, (50, 40, 3), dtype=np.uint8)).save(data / f"images/{name}.jpg")
+            trimap = rng.integers(1, 4, (50, 40), dtype=np.uint8)
+            Image.fromarray(trimap).save(data / f"annotations/trimaps/{name}.png")
+    words = ["train", "--task", NAME, "--method", "base", "--data", "pets", "--image-size", "16", "--width", "2"]
+    words += ["--epochs", "1", "--batch", "5", "--device", "cpu"]
+    assert "read from files: give their folder with --data-dir" in command(*words, "--out", tmp_path / "a", status=2)
+    command(*words, "--data-dir", data, "--out", tmp_path / "b")
+    facts = RunDir(tmp_path / "b").note("task")["facts"]
+    assert (facts["classes"], facts["input_shape"]) == (3, [3, 16, 16])
+    assert set(RunDir(tmp_path / "b").last_metrics()) >= {"test_miou_animal", "test_miou_border"}
+
+
+WRONG = """
+from {own} import Points, Splits, nn
+
+class OtherName(Points):
+    def scores(self, means):
+        return {{"rmse": means["error"]}}
+
+class Unmoved(Points):
+    def augment(self, x, y, *, generator):
+        return x
+
+class Words(Points):
+    def chance(self):
+        return "high"
+
+class Missing(Points):
+    datasets = {{"points": lambda: None}}
+
+class Deep(Points):
+    networks = {{"net": lambda depth: nn.Linear(2, 1)}}
+
+class Number(Points):
+    networks = {{"net": lambda: 5}}
+"""
+MEMBERS = {
+    "OtherName": "must return a dictionary with 'error', as its score says; got rmse",
+    "Unmoved": "must return (x, *targets), got Tensor",
+    "Words": "must return a number or None, got 'high'",
+    "Missing": "must return bsam.lab.Splits, got NoneType",
+    "Deep": "asks for 'depth'; it can get",
+    "Number": "must return a torch.nn.Module, got int",
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_what_members_return_is_checked_before_training(name, own, tmp_path):
+    (tmp_path / f"wrong_{own}.py").write_text(WRONG.format(own=own))
+    task = find_object(f"wrong_{own}:{name}", "task")
+    assert MEMBERS[name] in sentence(fit, Run.of("sam", task=task), tmp_path / "run", device="cpu")

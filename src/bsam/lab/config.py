@@ -1009,7 +1009,7 @@ def preset_values(task: type[TaskSettings], given: Mapping[str, Any]) -> dict[st
     for preset in (*task.presets, *SHARED, *of_user):
         for name in (*preset.when, *preset.values):
             if name not in defaults:
-                raise BsamValueError(f"a preset of {task.__name__} names {name}, which is no setting: correct it")
+                raise BsamValueError(f"a preset of {task.name} names {name}, which is no setting: correct it")
         if preset.applies({**defaults, **values, **given}):
             values |= preset.values
     return values

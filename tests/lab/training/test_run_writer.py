@@ -315,14 +315,6 @@ def test_a_good_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
     ends_like_whole(stopped)
 
 
-def test_another_task_is_named_as_the_difference(stopped, runs):
-    class Other(Classification):
-        pass
-
-    with pytest.raises(bsam.BsamError, match=r"settings \(task bsam[^;]*Classification there, [^;]*Other here\):"):
-        runs.train(RUN, stopped, task=Other)
-
-
 @pytest.mark.parametrize("content", ["{}", "[]", '{"task": "x"}', "null"])
 def test_an_identity_of_another_type(content, stopped, runs):
     (stopped / "identity.json").write_text(content)

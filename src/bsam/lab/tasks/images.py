@@ -267,6 +267,10 @@ class ImageTask(Task):
         images = self._read(self._x, indices if self._host == self.device else on_host)
         return map(self._batch, images, indices, on_host)
 
+    def batch_losses(self, outputs: Any, batch: TaskBatch) -> Tensor:
+        """Return the training loss of each sample in a batch; the loss converts outputs itself."""
+        return self.losses(outputs, *batch[1:-1])
+
     def _read(self, images: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
         """Return stored images on the device, for each row of indices, which are where the stored images are."""
         if self._host == self.device:

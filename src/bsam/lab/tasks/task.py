@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches
 from ..common.files import load_tensors, read_bytes, reading
@@ -338,7 +339,7 @@ class Task:
 
     @torch.no_grad()
     def check_outputs(self, network: nn.Module) -> None:
-        """Raise if the losses or the sums of two training samples have a wrong shape."""
+        """Raise if what the task computes from two training samples has a wrong shape."""
         x, *targets = (array[:CHECKED] for array in self.train)
         n, name = len(x), self.run.task.name
         network.eval()
@@ -363,6 +364,18 @@ class Task:
                         f"sums of {name} must return a row per sample for {key!r}, shape ({n},) or ({n}, k) for {n} "
                         f"samples; got {_shape(value)}"
                     )
+            means = {key: value.double().mean(0) for key, value in sums.items()}
+            scores = self._ask(f"scores of {name}", lambda: self.scores(means))
+            if not isinstance(scores, Mapping) or self.score.name not in scores:
+                got = ", ".join(scores) if isinstance(scores, Mapping) else type(scores).__name__
+                raise BsamValueError(
+                    f"scores of {name} must return a dictionary with {self.score.name!r}, as its score says; got {got}"
+                )
+        if self.has("augment"):
+            generator = torch.Generator().manual_seed(self.run.seed)
+            changed = self._ask(f"augment of {name}", lambda: self.augment(x, *targets, generator=generator))
+            if not isinstance(changed, (tuple, list)) or len(changed) != 1 + len(targets):
+                raise BsamValueError(f"augment of {name} must return (x, *targets), got {type(changed).__name__}")
 
     def _ask(self, what: str, function: Callable[[], Any]) -> Any:
         try:
@@ -468,7 +481,9 @@ class Task:
             item.name: {"default": to_json_value(item.default), "help": item.metadata["help"]}
             for item in fields(self.settings)
         }
-        chance = self.chance()
+        chance = self._ask(f"chance of {self.run.task.name}", self.chance)
+        if not (chance is None or is_number(chance) or isinstance(chance, (Tensor, np.generic))):
+            raise BsamTypeError(f"chance of {self.run.task.name} must return a number or None, got {chance!r}")
         about = {
             "name": self.run.task.name,
             "score": asdict(self.score),
