@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,19 +20,18 @@ from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
 from ..config import BASE, Run, method_title
 from ..config.bases import BASES
-from ..data import download
 from ..recipes.planning import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_class
 from ..tasks.noise_words import noise_text
-from ..training.distributed import DistributedContext, distributed_context
+from ..training.distributed import DistributedContext, is_first_process
 from ..training.files import LOCK
 from ..training.flatness_numbers import largest_eigenvalue
-from ..training.loop import fit
+from ..training.loop import RunCallbacks, fit
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from ..training.trainer import Trainer
-from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
+from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, machine_of, run_of
 
 DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
@@ -63,8 +60,9 @@ def add(command: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
     folder = arguments.out or Path("runs") / run_dir_name(run)
-    with resumable(folder, CHECKPOINT, SAVED), distributed_context(arguments.device) as context:
-        say = _say if context.is_main else lambda line: None  # only the first process of torchrun prints
+    machine = machine_of(arguments)
+    say = _say if is_first_process() else lambda line: None
+    with resumable(folder, CHECKPOINT, SAVED):
         _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run)
         if state.finished:
@@ -72,25 +70,10 @@ def _train(arguments: argparse.Namespace) -> None:
         else:
             if not RunDir(folder).has_checkpoint():
                 check_start(run, arguments.data_dir)
-            if arguments.download:
-                if os.environ.get("LOCAL_RANK", "0") == "0":
-                    download(run.data, arguments.data_dir, sys.stderr.isatty())
-                context.barrier()
             logger = ConsoleLogger(run, folder, say)
-            fit(
-                run,
-                folder,
-                about=describe(run),
-                data_dir=arguments.data_dir,
-                cache_dir=arguments.cache_dir,
-                device=arguments.device,
-                checkpoint_every=arguments.checkpoint_every,
-                at_start=logger.start,
-                on_epoch=logger.epoch,
-                report=class_report,
-                on_message=say,
-            )
-        if context.is_main:
+            callbacks = RunCallbacks(at_start=logger.start, on_epoch=logger.epoch, report=class_report, on_message=say)
+            fit(run, folder, machine, about=describe(run), callbacks=callbacks)
+        if is_first_process():
             _summarize(run, RunDir(folder))
 
 

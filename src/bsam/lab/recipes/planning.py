@@ -271,7 +271,7 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
     """
     try:
         title = task_class(settings.get("task", Run.task.name)).loss_title
-    except BsamValueError:  # a task that was passed to fit alone
+    except BsamValueError:  # a task of the user of which only this entry is known
         title = "loss"
     count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
     return f"{title}, {count} training samples"

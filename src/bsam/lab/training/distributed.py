@@ -43,6 +43,11 @@ class DistributedContext:
         """Whether this process is the one that writes files and measures the network."""
         return self.rank == 0
 
+    @property
+    def is_main_of_machine(self) -> bool:
+        """Whether this process is the first one on its machine."""
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
     def share(self, batches: Tensor) -> Tensor:
         """Return this process's share of each batch; a row of ``batches`` holds one batch."""
         return batches[:, self.rank :: self.size]
@@ -90,6 +95,11 @@ class DistributedContext:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_SLEEP)
         work.wait()  # raises if a process has ended
+
+
+def is_first_process() -> bool:
+    """Return whether this process prints: the only one of a run, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class Vote:

@@ -22,16 +22,24 @@ from ...common.errors import BsamRuntimeError, BsamValueError
 BF16_WARNING = "mkldnn_matmul failed, switching to"
 
 
-def pick_device(name: str | None = None) -> torch.device:
-    """Return the device with this name; ``"auto"`` and None take a GPU if there is one."""
+def check_device(name: str | None) -> torch.device | None:
+    """Return the device with this name, whether or not this machine has it; None for ``"auto"`` and None."""
     if name in (None, "auto"):
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return None
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise BsamValueError(f"device must be cpu, cuda or cuda:N, got {name!r}")
+    return device
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """Return the device with this name; ``"auto"`` and None take a GPU if there is one."""
+    device = check_device(name)
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BsamRuntimeError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPU(s): choose cpu")
     return device

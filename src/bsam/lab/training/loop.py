@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,38 @@ from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
 from ..common.termination import Terminated, deferred_signals
 from ..config import Run, imported
-from ..tasks import BaseTask, StoredTask, task_class
+from ..data import download
+from ..tasks import StoredTask, task_class
 from .captured_steps import side_stream
 from .distributed import distributed_context
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
+from .machine import Machine
 from .run_dir import RunDir, initial_network
-from .run_writer import CHECKPOINT_EVERY, RunWriter
+from .run_writer import RunWriter
 from .trainer import Trainer
 
 CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCallbacks:
+    """Functions called while a run is trained, in the first process of ``torchrun``.
+
+    Args:
+        at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
+        on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
+        report: called after the last epoch, if there is a folder, with the run and the result of
+            :meth:`Task.predictions <bsam.lab.Task.predictions>`. Returns files to write, by name; TensorBoard
+            shows the PNG files.
+        on_message: called with messages for the user; by default they are printed.
+    """
+
+    at_start: Callable[[Trainer, int], None] = field(default=lambda trainer, done: None)
+    on_epoch: Callable[[int, Mapping[str, float]], None] = field(default=lambda done, metrics: None)
+    report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] = field(
+        default=lambda run, predictions: {}
+    )
+    on_message: Callable[[str], None] = say
 
 
 class Diverged(BsamRuntimeError):
@@ -76,24 +101,17 @@ class Result:
 def fit(
     run: Run,
     folder: str | Path | None = None,
+    machine: Machine = Machine(),
     *,
-    data_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None,
-    device: str | None = None,
-    task: type[BaseTask] | None = None,
     init: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
-    checkpoint_every: float = CHECKPOINT_EVERY,
     until: int | None = None,
-    at_start: Callable[[Trainer, int], None] | None = None,
-    on_epoch: Callable[[int, Mapping[str, float]], None] | None = None,
-    report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] | None = None,
-    on_message: Callable[[str], None] = say,
+    callbacks: RunCallbacks = RunCallbacks(),
 ) -> Result:
     """Train one network.
 
-    With a folder, the metrics are saved after every epoch, and the state every ``checkpoint_every`` seconds. If the run
-    is interrupted, the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
+    With a folder, the metrics are saved after every epoch, and from time to time the state. If the run is interrupted,
+    the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
     for bit on a CPU). A non-finite loss raises :class:`bsam.lab.training.loop.Diverged`, but only with a folder;
     without one, training continues with NaN metrics.
 
@@ -105,23 +123,12 @@ def fit(
     Args:
         run: the settings.
         folder: the run directory, for settings, metrics, checkpoints and the trained network; None writes nothing.
-        data_dir: the folder with the data, if it is read from files.
-        cache_dir: the folder for decoded image files; None uses ``.bsam-cache`` next to the images.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; ``"auto"`` or None takes a GPU if there is one.
-        task: the class of the task; None is that of ``run.task``.
+        machine: the device and the folders. Its ``jobs``, ``ray`` and ``gpus_per_run`` are for many runs.
         init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
             continuing a run.
         about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
-        checkpoint_every: the minimum time between two checkpoints, in seconds; 0 writes one after every epoch.
-            Checkpoints are written only at the end of an epoch, and always after the last one; ``bsam`` also writes one
-            in the middle of an epoch when it receives SIGTERM or SIGUSR1.
         until: the epoch to stop after, with a checkpoint; a later call continues. None trains all epochs.
-        at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
-        on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
-        report: called after the last epoch, if there is a folder, with the run and the result of
-            :meth:`Task.predictions <bsam.lab.Task.predictions>`. Returns files to write, by name; TensorBoard
-            shows the PNG files.
-        on_message: called with messages for the user.
+        callbacks: called with what happens.
 
     Example:
         >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
@@ -132,24 +139,25 @@ def fit(
         True
     """
     run = imported(run)
-    task_cls: Any = task_class(run.task.name) if task is None else task
+    task_cls: Any = task_class(run.task.name)
     if isinstance(task_cls, StoredTask):
         raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
-    with (
-        distributed_context(device) as context,
-        side_stream(context.device),
-        RunWriter(folder, run, context, checkpoint_every, about) as out,
-    ):
-        folders = {"data_dir": data_dir, "cache_dir": cache_dir}
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(distributed_context(machine.device))
+        if machine.download and context.is_main_of_machine:
+            download(run.data, machine.data_dir, sys.stderr.isatty())
+        context.barrier()
+        stack.enter_context(side_stream(context.device))
+        out = stack.enter_context(RunWriter(folder, run, context, machine.checkpoint_every, about))
         is_new = not out.has_checkpoint()
         network = initial_network(run, None if init is None else Path(init)) if is_new else None
-        work = task_cls(run, context.device, **{name: Path(path) for name, path in folders.items() if path is not None})
-        trainer = Trainer(run, work, context, on_message, is_new, network)
+        work = task_cls(run, context.device, **machine.folders)
+        trainer = Trainer(run, work, context, callbacks.on_message, is_new, network)
         if not is_new and context.is_main and (warning := _other_processes(out, context.size)):
-            on_message(warning)
+            callbacks.on_message(warning)
         epochs, readings = out.resume(trainer, network)
-        if at_start is not None and context.is_main:
-            at_start(trainer, len(epochs))
+        if context.is_main:
+            callbacks.at_start(trainer, len(epochs))
         end = run.epochs if until is None else min(check_count("until", until), run.epochs)
         with deferred_signals() as received:
             for number in range(len(epochs), end):
@@ -170,15 +178,15 @@ def fit(
                 epochs.append(metrics)
                 readings += trainer.take_readings()
                 out.save(trainer, epochs, readings, is_last=number + 1 == end)
-                if on_epoch is not None and context.is_main:
-                    on_epoch(number + 1, metrics)
+                if context.is_main:
+                    callbacks.on_epoch(number + 1, metrics)
         if number := received():  # it arrived after the last step
             raise Terminated(number)
         measured: tuple[dict[str, Any], float | None, Landscape | None] = {}, None, None
         if len(epochs) == run.epochs:
             measured = context.broadcast(_flatness(trainer) if context.is_main else measured)
             predictions = {} if folder is None else trainer.predictions()
-            files = report(run, predictions) if report is not None and predictions else {}
+            files = callbacks.report(run, predictions) if predictions else {}
             out.finish(trainer.result_network, measured[0], predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in epochs) / trainer.steps
         return Result(run, tuple(map(_epoch, epochs)), seconds_per_step, *measured[1:], work.score.name)

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ...common.checks import check_number
-from ...common.errors import BsamRuntimeError, BsamValueError
+from ...common.errors import BsamRuntimeError
 from ...common.extras import require_package
 from ..common.stored_files import load_torch, read_bytes, reading, save_tensors
 from ..config import Run
@@ -41,7 +40,6 @@ from .run_dir import RunDir, check_settings, network_identity, run_dir_name
 from .trainer import Trainer
 
 IDENTITY = "identity.json"
-CHECKPOINT_EVERY = 60.0  # seconds: writing takes as long as a third of a short epoch
 
 
 class RunWriter(RunDir):
@@ -66,7 +64,7 @@ class RunWriter(RunDir):
     ) -> None:
         super().__init__(path or "")
         self._about = about
-        self._every = check_number("checkpoint_every", checkpoint_every, low=0)
+        self._every = checkpoint_every
         self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
         self.settings, self._context = run.settings(), context
         self._run = run
@@ -245,14 +243,6 @@ class RunWriter(RunDir):
         write(self.path / run_dir.NETWORK, content)
 
 
-def _metric(settings: Mapping[str, Any]) -> str:
-    """Return the name of the score of a run; empty if its task is passed to ``fit`` alone."""
-    try:
-        return task_class(settings["task"]).score.metric(settings["eval_split"])
-    except BsamValueError:
-        return ""
-
-
 class Events:
     """Write the TensorBoard events of a run, after removing older ones from the folder.
 
@@ -270,7 +260,7 @@ class Events:
         self.writer = SummaryWriter(folder)
         self._epoch = 0
         flat = {**settings, **settings["base_arguments"], **settings["arguments"]}
-        measure = _metric(settings)
+        metric = task_class(settings["task"]).score.metric(settings["eval_split"])
         shown = {
             # protobuf rejects surrogates, which stand for undecodable bytes of a path
             name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
@@ -278,7 +268,7 @@ class Events:
             if value is not None and name not in ("arguments", "base_arguments")
         }
         # add_hparams would write them to a second folder, which TensorBoard shows as another run
-        *start, self._end = hparams(shown, {measure: 0.0} if measure else {})
+        *start, self._end = hparams(shown, {metric: 0.0})
         for summary in start:
             self.writer._get_file_writer().add_summary(summary)
         self.writer.flush()
