@@ -8,9 +8,8 @@ import torch
 from bsam.lab import cli
 from bsam.lab.config import Run
 from bsam.lab.recipes import demo_recipe, experiments
-from bsam.lab.running import job
-from bsam.lab.training import loop
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit, loop
+from fake_fit import train_by
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
         return fit(*given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "fit", interrupt)
+        train_by(interrupt, patch)
         assert cli.main(arguments) == 130
     saved = f"Epochs up to the last checkpoint are saved in {folder}; run the same command again to continue."
     assert capsys.readouterr().err.endswith(f"bsam: interrupted. {saved}\n")
@@ -83,7 +82,7 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
             assert len(trials) == 3
             assert all(best[name] == run["settings"][name] for name in ("weight_decay", "arguments"))
         assert (settings.epochs, settings.seed, settings.curvature, settings.surface) == (1, 4, True, 3)
-        result = fit(replace(settings, surface=None), device="cpu")
+        result = fit(replace(settings, surface=None), machine=Machine("cpu"))
         names = ("test_accuracy", "memorised")
         assert [run["last"][name] for name in names] == [result.last.metrics[name] for name in names]
         assert [entry["eigenvalues"]["maximum"] for entry in run["flatness"]] == [result.top_eigenvalue]

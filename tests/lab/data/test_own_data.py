@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import bsam
-from bsam.lab import cli
+from bsam.lab import Machine, cli
 from bsam.lab.cli.train import ConsoleLogger
 from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry, functions
 from bsam.lab.data.pose.joints import LSP
@@ -240,4 +240,4 @@ def test_a_classifier_does_not_learn_persons(package, monkeypatch):
     Path("a.png").touch()
     monkeypatch.setattr(functions, "find_function", lambda name, role: lambda folder: persons())
     with pytest.raises(bsam.BsamError, match="--task pose"):
-        bsam.lab.training.fit(Run("sgd", data="my_data:load", model="resnet8"), "runs", device="cpu")
+        bsam.lab.training.fit(Run("sgd", data="my_data:load", model="resnet8"), "runs", Machine("cpu"))

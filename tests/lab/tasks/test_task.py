@@ -13,8 +13,9 @@ from torch import nn
 import bsam
 from bsam.lab.config import Run, TaskSettings
 from bsam.lab.tasks.task import BaseTask, Score
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
+from helpers import trained_as
 
 CPU = torch.device("cpu")
 
@@ -35,6 +36,7 @@ class Regression(BaseTask):
     explained.
     """
 
+    settings_type = RegressionSettings
     score = Score("explained", "variance explained in %", 100)
     samples, classes = 230, 2
 
@@ -79,12 +81,13 @@ class Regression(BaseTask):
         return {"regression": {"points": 230}}
 
 
-def train(folder, run=RUN, stop=None):
+def train(folder, run=RUN, stop=None, task=Regression):
     def each(epoch, metrics):
         if epoch == stop:
             raise InterruptedError
 
-    return fit(run, folder, device="cpu", task=Regression, on_epoch=each, checkpoint_every=0)
+    with trained_as(task):
+        return fit(run, folder, Machine("cpu", checkpoint_every=0), callbacks=RunCallbacks(on_epoch=each))
 
 
 def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path):
@@ -109,7 +112,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
     its own passes.
     """
     run = replace(RUN, method=method, arguments={} if method == "base" else RUN.arguments, epochs=2)
-    result = fit(run, device="cpu", task=Regression)
+    result = train(None, run)
     task = Regression(run, CPU)
     network = task.network().train()
     base = torch.optim.Adam(network.parameters(), lr=0.02, betas=(0.9, 0.999))
@@ -138,7 +141,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
 
 def test_sharpness_and_the_probe_know_its_loss():
     run = replace(RUN, epochs=1, sharpness_rho=0.05, probe=1, curvature=True)
-    result = fit(run, device="cpu", task=Regression)
+    result = train(None, run)
     assert 0 < result.last.sharpness.loss < 3
     assert result.top_eigenvalue > 0
 
@@ -161,7 +164,7 @@ def test_a_run_goes_on_with_its_own_task_and_data_or_not_at_all(tmp_path, task, 
         train(tmp_path, stop=2)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(bsam.BsamError, match=text):
-        fit(RUN, tmp_path, device="cpu", task=task)
+        train(tmp_path, task=task)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
@@ -204,4 +207,4 @@ def test_metrics_without_the_measure_raise_in_the_first_epoch(metrics):
             return metrics
 
     with pytest.raises(bsam.BsamError, match="test_explained"):
-        fit(replace(RUN, epochs=1), device="cpu", task=Wrong)
+        train(None, replace(RUN, epochs=1), task=Wrong)

@@ -13,8 +13,8 @@ from torch import nn
 import bsam
 from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
+from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.environment import is_bf16_emulated, pick_device, why_compile_fails
-from bsam.lab.training.loop import fit
 
 CPU = torch.device("cpu")
 RUN = Run("bsam", epochs=1, batch=64, limit_train=64, limit_test=50, compile=True)
@@ -49,7 +49,7 @@ def backend(monkeypatch):
 def trained(folder, run=RUN):
     """Return the metrics, the messages, and how the steps were executed."""
     messages = []
-    result = fit(run, folder, device="cpu", on_message=messages.append)
+    result = fit(run, folder, Machine("cpu"), callbacks=RunCallbacks(on_message=messages.append))
     (machine,) = json.loads((folder / "environment.json").read_text())
     metrics = {**result.last.metrics, "seconds": 0}
     return metrics, messages, (machine["compiled"], machine["captured"], machine["processes"])
@@ -114,7 +114,7 @@ def test_emulated_bf16_is_one_message_and_onednn_stays_on(monkeypatch):
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = True
     try:
-        fit(run, device="cpu", on_message=messages.append)  # warnings are errors
+        fit(run, machine=Machine("cpu"), callbacks=RunCallbacks(on_message=messages.append))  # warnings are errors
         assert torch.backends.mkldnn.enabled
     finally:
         torch.backends.mkldnn.enabled = before

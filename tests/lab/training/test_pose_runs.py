@@ -19,8 +19,8 @@ from bsam.lab.data.pose.stick_figures import stick_figures
 from bsam.lab.inference.measure import FlatnessSettings, measure
 from bsam.lab.inference.subjects import find_models, load_run
 from bsam.lab.tasks.pose import Pose
+from bsam.lab.training import Machine, fit
 from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import Trainer
 from helpers import draw_persons
@@ -67,7 +67,7 @@ def test_a_run_on_image_files_continues_bit_for_bit_unless_the_joints_changed(tm
 
 
 def test_a_diverged_network_is_evaluated():
-    result = fit(replace(RUN, lr=1e30, epochs=1), device="cpu")
+    result = fit(replace(RUN, lr=1e30, epochs=1), machine=Machine("cpu"))
     assert not math.isfinite(result.last.metrics["test_loss"])
     assert 0 <= result.score <= 1
 

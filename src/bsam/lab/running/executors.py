@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...common.checks import check_count
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 from ..common.grouping import count_text
@@ -62,7 +61,6 @@ def local_processes(
         threads: torch's threads in each process; None divides those of this process.
         is_default: whether :func:`default_slots` chose ``jobs``. Then each GPU gets one process if MPS is off.
     """
-    check_count("jobs", jobs)
     devices = devices_of(device)
     gpus = 0 if devices == ["cpu"] else len(devices)
     with nvidia_mps(on_message) if 0 < gpus < jobs else contextlib.nullcontext() as mps:
@@ -167,9 +165,10 @@ def ray_tasks(machine: Machine) -> Iterator[Executor]:
             _connect(ray, address)
             stack.callback(ray.shutdown)
         gpus_per_run = machine.gpus_per_run
-        if gpus_per_run is None:
-            has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-            gpus_per_run = float(machine.device == "cuda" or (machine.device != "cpu" and has_gpus))
+        if gpus_per_run is None and machine.device in ("cpu", "cuda"):
+            gpus_per_run = float(machine.device == "cuda")
+        elif gpus_per_run is None:
+            gpus_per_run = float(ray.cluster_resources().get("GPU", 0) > 0)
         train = ray.remote(_train_in_task).options(num_cpus=1, num_gpus=gpus_per_run, max_retries=RETRIES)
         tasks = []
 
