@@ -11,13 +11,13 @@ import torch
 
 from bsam.lab import Machine, cli, study_run
 from bsam.lab.cli.run_console import name_of
+from bsam.lab.common.files import RunLocked
 from bsam.lab.recipes import RECIPES, experiments
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variants
 from bsam.lab.running import runner
 from bsam.lab.running.runner import run_all
 from bsam.lab.training import fit, loop
-from bsam.lab.training.files import RunLocked
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit, train_by
 from processes import Command

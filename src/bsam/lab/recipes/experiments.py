@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
-from ..common.grouping import group_by
 from ..common.names import find_name, find_object
+from ..common.printing import group_by
 from ..config import Run, imported
 from .choice import Tuning
 from .planning import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..common.grouping import group_by
+from ..common.printing import group_by
 from ..common.progress import duration
 from ..recipes.choice import SPLITS, Choice
 from ..recipes.planning import setting_text

@@ -20,7 +20,7 @@ import torch
 
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
-from ..common.grouping import count_text
+from ..common.printing import count_text
 from ..common.termination import SIGNALS, Terminated, deferred_signals, terminable
 from ..training.environment import devices_of
 from ..training.machine import Machine

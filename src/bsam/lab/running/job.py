@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TextIO
 import torch
 
 from ...common.errors import BsamError
+from ..common.files import RunLocked, usable
 from ..common.termination import Terminated
 from ..config import Run
-from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, RunCallbacks, fit
 from ..training.machine import Machine
 from ..training.run_dir import LOG, RunDir

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
-from ..common.grouping import group_by
+from ..common.files import check_writable
+from ..common.printing import group_by
 from ..common.termination import Terminated
 from ..config import Run
 from ..recipes.planning import state_of
-from ..training.files import check_writable
 from ..training.machine import Machine
 from ..training.run_dir import RunDir, RunState
 from .executors import RETRIES, Executor
