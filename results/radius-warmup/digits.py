@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bsam.lab.models import MODELS, ModelEntry
 from bsam.lab.training import Machine, Run, fit
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training.machine import environment_info
 
 SETTINGS: dict[str, Any] = {"batch": 64, "epochs": 40}
 SCHEDULES: dict[str, dict[str, float]] = {"constant": {}, "warmup": {"rho_warmup": 10.0}, "start": {"rho_start": 10.0}}

@@ -20,7 +20,7 @@ from torch import nn
 import bsam
 from bsam.lab.models import MODELS, ModelEntry
 from bsam.lab.training import Machine, Run, fit
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training.machine import environment_info
 
 ROOT = Path(__file__).parents[2]
 ShiftedSAM: Any = runpy.run_path(str(ROOT / "examples/shifted_start.py"))["ShiftedSAM"]

@@ -20,7 +20,7 @@ from bsam.lab.models import MODELS, ModelEntry
 from bsam.lab.recipes.tuning import base_candidates
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, Run, RunCallbacks, fit
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training.machine import environment_info
 
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # a wider grid than that of --tune, which is 0.5 to 4
 RADII = {"sam": ("rho",), "bsam": ("rho_max", "rho_min")}

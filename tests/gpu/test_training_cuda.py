@@ -16,8 +16,8 @@ from bsam.lab.config import BASES, CAPTURABLE, Run
 from bsam.lab.tasks import image_inputs
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
-from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.graphs import CapturedSteps, side_stream
+from bsam.lab.training.machine import DistributedContext
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
@@ -61,12 +61,11 @@ def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
     """Return the trainer after these epochs, with their metrics and readings."""
     with side_stream(device_of(device)):
         trainer = start(run, device, state, task)
-        metrics, readings = [], []
+        before, metrics = len(trainer.readings), []
         for number in epochs:
             metrics.append({**trainer.train_epoch(number), **trainer.evaluate()})
-            readings += trainer.take_readings()
         trainer.network.train()
-    return trainer, metrics, readings
+    return trainer, metrics, trainer.readings[before:]
 
 
 def weights(trainer):

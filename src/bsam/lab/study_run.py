@@ -18,8 +18,7 @@ from .data import check_data, download_all
 from .recipes.study import Decision, Snapshot, Stage, Study
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import RunsFailed, StudyCallbacks, run_all
-from .training.environment import devices_of, pick_device
-from .training.machine import Machine
+from .training.machine import Machine, devices_of, pick_device
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     from .report.recipe_results import StudyResult

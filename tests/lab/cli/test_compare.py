@@ -15,7 +15,6 @@ import bsam
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.recipes.comparison import compared_runs
-from bsam.lab.running import runner
 from bsam.lab.running.runner import RunsFailed
 from bsam.lab.training import Machine
 from bsam.lab.training.run_dir import run_dir_name
@@ -249,11 +248,11 @@ def test_a_base_that_could_not_be_tuned_stops_the_comparison(tmp_path, monkeypat
     assert "holds other results (compare, with --tune-base): choose another folder" in other
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("name", ["config.json", "identity.json"])
 def test_a_damaged_tuning_run_stops_only_the_method_that_it_tunes(name, tmp_path, monkeypatch, capsys):
     """The number of validation samples in identity.json is not needed to choose a radius."""
     train_by(FakeTuning(tuned_score), monkeypatch)
-    monkeypatch.setattr(runner, "LOOK", 0)
     flags = ("--methods", "sgd", "sam", "--seeds", 1, "--tune", "--tune-full")
     assert cli.main(command(tmp_path, *flags)) == 0
     (tmp_path / "results.json").unlink()

@@ -8,18 +8,15 @@ import torch
 from bsam.lab import cli
 from bsam.lab.config import Run
 from bsam.lab.recipes import demo_recipe, experiments
-from bsam.lab.training import Machine, fit, loop
+from bsam.lab.training import Machine, fit
 from fake_fit import train_by
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, small_measurements):
     """Train in this process, with one thread as the workers do, and measure on less."""
     monkeypatch.setitem(experiments.SCALES, "demo", replace(experiments.SCALES["demo"], workers=1))
     monkeypatch.setattr(demo_recipe, "LANDSCAPE_POINTS", 3)
-    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
-    exact = loop.top_eigenvalues
-    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

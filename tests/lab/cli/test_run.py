@@ -15,9 +15,8 @@ from bsam.lab.common.files import RunLocked
 from bsam.lab.recipes import RECIPES, experiments
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variants
-from bsam.lab.running import runner
 from bsam.lab.running.runner import run_all
-from bsam.lab.training import fit, loop
+from bsam.lab.training import fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit, train_by
 from processes import Command
@@ -46,15 +45,12 @@ ELSEWHERE = ("demo", "pose", "radius")  # other files test them
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, small_measurements):
     """The scale smoke with one epoch on fewer images, and rough eigenvalues."""
     settings = experiments.SCALES["smoke"].settings
     for name in ("batch", "limit_train", "limit_test"):
         monkeypatch.setitem(settings, name, settings[name] // 8)
     monkeypatch.setitem(settings, "epochs", 1)
-    exact = loop.top_eigenvalues
-    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
-    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE])
@@ -315,10 +311,10 @@ def test_another_scale_does_not_empty_the_table(tmp_path, monkeypatch, error_of)
     assert (tmp_path / "table.md").read_bytes() == table
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path, monkeypatch, error_of, capsys):
     """In the plan, in the training, and in the results; once it is repaired, nothing is missing."""
     fit = train_by(FakeFit(), monkeypatch)
-    monkeypatch.setattr(runner, "LOOK", 0)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     plans = RECIPES["label-noise"].study().plans
     names = [plan.name for plan in plans if plan.about["variant"] in ("sgd", "sam")]

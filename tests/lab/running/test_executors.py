@@ -18,7 +18,7 @@ from bsam.lab.running.executors import default_slots, local_processes
 from bsam.lab.running.job import Job, Outcome, train_in_worker, train_run
 from bsam.lab.running.runner import RunsFailed, StudyCallbacks, run_all
 from bsam.lab.training import Machine
-from bsam.lab.training.environment import devices_of
+from bsam.lab.training.machine import devices_of
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import train_by
 from processes import Process

@@ -12,7 +12,7 @@ from bsam.lab.common.files import RunLocked
 from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
 from bsam.lab.recipes.planning import state_of
-from bsam.lab.running import job, runner
+from bsam.lab.running import job
 from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome
 from bsam.lab.running.runner import RunsFailed, StudyCallbacks, run_all
@@ -189,11 +189,11 @@ def test_compiled_graphs_of_other_runs_are_dropped(fake, tmp_path, monkeypatch):
     assert resets == [1, 2]  # before each of the two
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("end", [BrokenProcessPool(), Terminated(15)], ids=["killed", "terminated"])
-def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
+def test_the_progress_of_runs_in_other_processes(end, tmp_path):
     """One process is killed and its run continues, another command finishes a locked run, one fails, others finish."""
     runs, futures, messages, history = [replace(TINY, seed=seed) for seed in range(4)], {}, [], []
-    monkeypatch.setattr(runner, "LOOK", 0)
 
     def submit(job):
         run = job.run
@@ -249,12 +249,6 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
     with pytest.raises(RunsFailed, match=r"4 times.*executor"):
         run_all(RUNS[:2], tmp_path, executor=Executor(lambda: 1, submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
-
-
-@pytest.fixture
-def at_once(monkeypatch):
-    """Directories that cannot be read are read again without waiting."""
-    monkeypatch.setattr(runner, "LOOK", 0)
 
 
 DAMAGE = {  # a file of the run directory, its content, and what is said of it

@@ -16,7 +16,7 @@ from bsam.lab.tasks import classification
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, fit
 from bsam.lab.training.run_dir import RunDir
-from bsam.lab.training.train_step import build_run_step
+from bsam.lab.training.trainer import build_run_step
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}

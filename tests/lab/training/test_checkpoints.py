@@ -11,7 +11,7 @@ import pytest
 
 from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training import Diverged, Machine, RunCallbacks, fit, run_writer
+from bsam.lab.training import Diverged, Machine, RunCallbacks, fit, run_dir
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
 
@@ -37,7 +37,7 @@ def slow(monkeypatch):
         now[0] += 25
         return train_epoch(*given)
 
-    monkeypatch.setattr(run_writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(run_dir, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Trainer, "train_epoch", train)
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from bsam.lab.common.termination import Terminated, terminable
 from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
 from bsam.lab.training import Machine, fit
-from bsam.lab.training.distributed import distributed_context
+from bsam.lab.training.machine import distributed_context
 from bsam.lab.training.run_dir import RunDir
 from helpers import trained_as
 from processes import Process, Script

@@ -20,7 +20,7 @@ from bsam.lab.inference.measure import FlatnessSettings, measure
 from bsam.lab.inference.subjects import find_models, load_run
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training import Machine, fit
-from bsam.lab.training.distributed import DistributedContext
+from bsam.lab.training.machine import DistributedContext
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import Trainer
 from helpers import draw_persons

@@ -13,7 +13,7 @@ from bsam.lab.config import Run
 from bsam.lab.inference.subjects import load_run
 from bsam.lab.quantization import QuantConv2d, QuantLinear, calibrate, parameter_groups, quantize
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training import Machine, RunCallbacks, fit, loop
+from bsam.lab.training import Machine, RunCallbacks, fit, trainer
 from bsam.lab.training.run_dir import NETWORK, RunDir, initial_network
 from helpers import draw_images
 
@@ -178,7 +178,7 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_initial_
 
 def test_flatness_in_training_is_measured_with_fixed_scales(runs, tmp_path, monkeypatch):
     """The measurement does not change the training of the scales."""
-    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 20)
+    monkeypatch.setattr(trainer, "CURVATURE_SAMPLES", 20)
     settings = {**W4, "epochs": 2, "sharpness_rho": 0.05, "curvature": True, "surface": 3}
     result = fit(
         Run.of("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", callbacks=RunCallbacks(on_message=quiet)

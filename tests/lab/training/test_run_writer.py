@@ -21,7 +21,7 @@ from bsam.lab.common.files import LOCK, DamagedFile, ReadFailed, RunLocked, lock
 from bsam.lab.config import Run
 from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training import Diverged, fit, run_writer, trainer
+from bsam.lab.training import Diverged, fit, run_dir, trainer
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 
 CPU = torch.device("cpu")
@@ -314,14 +314,6 @@ def test_a_good_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
     ends_like_whole(stopped)
 
 
-def test_another_task_is_named_as_the_difference(stopped, runs):
-    class Other(Classification):
-        pass
-
-    with pytest.raises(bsam.BsamError, match=r"settings \(task bsam[^;]*Classification there, [^;]*Other here\):"):
-        runs.train(RUN, stopped, task=Other)
-
-
 @pytest.mark.parametrize("content", ["{}", "[]", '{"task": "x"}', "null"])
 def test_an_identity_of_another_type(content, stopped, runs):
     (stopped / "identity.json").write_text(content)
@@ -387,6 +379,6 @@ def test_tensorboard_shows_each_epoch_once_after_an_interruption(tmp_path, runs)
 
 def test_without_tensorboard_no_events_are_written(tmp_path, monkeypatch, runs):
     ordinary = importlib.util.find_spec
-    monkeypatch.setattr(run_writer, "find_spec", lambda name: None if name == "tensorboard" else ordinary(name))
+    monkeypatch.setattr(run_dir, "find_spec", lambda name: None if name == "tensorboard" else ordinary(name))
     runs.train(replace(RUN, epochs=1, sharpness_rho=0.05), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES - {"tensorboard"}

@@ -21,7 +21,7 @@ from bsam.lab.config import Run
 from bsam.lab.tasks import TASKS
 from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
 from bsam.lab.tasks.task import TaskBatch
-from bsam.lab.training import Machine, RunCallbacks, fit, loop, trainer
+from bsam.lab.training import Machine, RunCallbacks, fit, trainer
 from bsam.lab.training.run_dir import RunDir
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 192, "limit_test": 50, "seed": 4}
@@ -93,7 +93,7 @@ def measured(folder: pathlib.Path) -> dict[str, object]:
         function = getattr(module, name)
         setattr(module, name, lambda *given, **named: calls.append(name) or function(*given, **named))
 
-    for module, name in ((loop, "top_eigenvalues"), (loop, "landscape"), (trainer, "sharpness")):
+    for module, name in ((trainer, "top_eigenvalues"), (trainer, "landscape"), (trainer, "sharpness")):
         counted(module, name)
     EVALUATION_BATCH["cpu"] = SMALL_BATCH
     TASKS["classification"] = Evaluated

@@ -25,11 +25,10 @@ from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_class
 from ..tasks.noise_words import noise_text
-from ..training.distributed import DistributedContext, is_first_process
 from ..training.flatness_numbers import largest_eigenvalue
-from ..training.loop import RunCallbacks, fit
+from ..training.machine import DistributedContext, is_first_process
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
-from ..training.trainer import Trainer
+from ..training.trainer import RunCallbacks, Trainer, fit
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, machine_of, run_of
 
 DESCRIPTION = """\

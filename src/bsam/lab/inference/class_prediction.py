@@ -21,9 +21,9 @@ from ..data.images import DecodeError, Decoding, decode
 from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs
-from ..training.environment import pick_device
+from ..training.machine import pick_device
 from ..training.run_dir import REPAIR, RunDir, check_named
-from ..training.train_step import as_trained
+from ..training.trainer import as_trained
 
 T = TypeVar("T")
 

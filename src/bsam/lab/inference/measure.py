@@ -28,8 +28,8 @@ from ...flatness.trace import LEAST_SAMPLES, Trace, trace
 from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.progress import ProgressLine
 from ..config import MAX_SEED
-from ..training.environment import environment_info
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
+from ..training.machine import environment_info
 from ..training.run_dir import check_settings
 from .subjects import MeasuredModels
 

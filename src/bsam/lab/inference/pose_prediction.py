@@ -20,9 +20,9 @@ from ..data.persons import Skeleton, person_crops
 from ..data.pose_augment import apply, inverse
 from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
-from ..training.environment import pick_device
+from ..training.machine import pick_device
 from ..training.run_dir import REPAIR, RunDir
-from ..training.train_step import as_trained
+from ..training.trainer import as_trained
 from .class_prediction import decoded_batches, image_paths
 
 

@@ -18,9 +18,9 @@ from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, sa
 from ..quantization.int_files import check_place
 from ..tasks.classification import Classification
 from ..tasks.classifiers import build_float_network
-from ..training.environment import pick_device
+from ..training.machine import pick_device
 from ..training.run_dir import NETWORK, RunDir, check_named
-from ..training.train_step import as_trained
+from ..training.trainer import as_trained
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
 

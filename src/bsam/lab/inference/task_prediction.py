@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ...common.errors import BsamTypeError, BsamValueError
 from ..config import to_json_value
 from ..tasks import Task, named_task, task_class
-from ..training.environment import pick_device
+from ..training.machine import pick_device
 from ..training.run_dir import TASK, RunDir, check_named
-from ..training.train_step import as_trained
+from ..training.trainer import as_trained
 from .class_prediction import image_paths
 
 REPAIR = "choose another run"

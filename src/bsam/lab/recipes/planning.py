@@ -18,8 +18,8 @@ from ..models import network_of
 from ..models.weights import PRETRAINED
 from ..tasks import task_class
 from ..tasks.noise_words import noise_text
-from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
+from ..training.trainer import CURVATURE_SAMPLES
 from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs

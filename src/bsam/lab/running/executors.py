@@ -22,9 +22,7 @@ from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 from ..common.printing import count_text
 from ..common.termination import SIGNALS, Terminated, deferred_signals, terminable
-from ..training.environment import devices_of
-from ..training.machine import Machine
-from ..training.mps import is_mps_installed, nvidia_mps
+from ..training.machine import Machine, devices_of, is_mps_installed, nvidia_mps
 from .job import Job, Outcome, train_in_worker
 
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
@@ -57,7 +55,7 @@ def local_processes(
 
     Args:
         jobs: the number of processes. They are spread over the GPUs and share them through MPS, if it can be started.
-        device: as for :func:`bsam.lab.training.environment.devices_of`.
+        device: as for :func:`bsam.lab.training.machine.devices_of`.
         threads: torch's threads in each process; None divides those of this process.
         is_default: whether :func:`default_slots` chose ``jobs``. Then each GPU gets one process if MPS is off.
     """

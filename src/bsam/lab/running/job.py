@@ -20,9 +20,9 @@ from ...common.errors import BsamError
 from ..common.files import RunLocked, usable
 from ..common.termination import Terminated
 from ..config import Run
-from ..training.loop import Diverged, RunCallbacks, fit
 from ..training.machine import Machine
 from ..training.run_dir import LOG, RunDir
+from ..training.trainer import Diverged, RunCallbacks, fit
 
 OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin
 
