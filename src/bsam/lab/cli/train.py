@@ -16,6 +16,7 @@ import torch
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.files import LOCK
+from ..common.names import is_own
 from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
@@ -70,7 +71,9 @@ def _train(arguments: argparse.Namespace) -> None:
                 check_start(run, arguments.data_dir)
             logger = ConsoleLogger(run, folder, say)
             callbacks = RunCallbacks(at_start=logger.start, on_epoch=logger.epoch, report=class_report, on_message=say)
-            fit(run, folder, machine, about=describe(run), callbacks=callbacks)
+            # the class of a method of the user is not imported when the run is read
+            about = describe(run) if is_own(run.method) else None
+            fit(run, folder, machine, about=about, callbacks=callbacks)
         if is_first_process():
             _summarize(run, RunDir(folder))
 
@@ -125,9 +128,7 @@ class ConsoleLogger:
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
         self.say(plan_text(trainer))
-        place = f"step {trainer.steps_done} of epoch {done + 1}" if trainer.steps_done else f"epoch {done}"
-        continues = done or trainer.steps_done
-        self.say(f"Writing to {self.folder}." + (f" Continuing after {place}." if continues else ""))
+        self.say(f"Writing to {self.folder}." + (f" Continuing after {trainer.progress}." if trainer.progress else ""))
         self.times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:
