@@ -328,22 +328,23 @@ def why_compile_fails(device: torch.device) -> str | None:
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     """Return versions, machine and date as plain values; with a device, also its description."""
+    on_device: dict[str, Any] = {}
+    if device is not None and device.type == "cuda":
+        on_device["device"] = torch.cuda.get_device_name(device)
+        on_device["cuda"] = torch.version.cuda
+        on_device["cudnn"] = torch.backends.cudnn.version()
+    elif device is not None:
+        on_device["device"] = device.type
+        on_device["threads"] = torch.get_num_threads()
     return {
         "bsam": __version__,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy", "scikit-learn", "timm", "pillow")},
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        **({} if device is None else _device(device)),
+        **on_device,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _device(device: torch.device) -> dict[str, Any]:
-    if device.type != "cuda":
-        return {"device": device.type, "threads": torch.get_num_threads()}
-    name, cudnn = torch.cuda.get_device_name(device), torch.backends.cudnn.version()
-    return {"device": name, "cuda": torch.version.cuda, "cudnn": cudnn}
 
 
 def _version(package: str) -> str | None:

@@ -325,6 +325,7 @@ class RunWriter(RunDir):
     ) -> None:
         super().__init__(path or "")
         self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
+        self.is_new = True  #: whether no earlier call wrote a checkpoint
         self._run = run
         self._context = context
         self._every = checkpoint_every
@@ -345,14 +346,11 @@ class RunWriter(RunDir):
             self._stack.enter_context(locked(self.path, "training"))
             remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
         self._context.barrier()
+        self.is_new = not (self._reads and self.has_checkpoint())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def has_checkpoint(self) -> bool:
-        """Return whether an earlier call wrote a checkpoint."""
-        return self._reads and super().has_checkpoint()
 
     def resume(self, trainer: Trainer, initial: Path | None = None) -> None:
         """Load the checkpoint, if there is one, and write what is known before the first epoch of this call.
@@ -361,7 +359,7 @@ class RunWriter(RunDir):
             trainer: gets the state of the checkpoint.
             initial: the file with the trained network of another run that a new run starts from.
         """
-        if self.has_checkpoint():
+        if not self.is_new:
             hint = "remove it to train from the start, or choose another folder"
             with reading(self.path / CHECKPOINT, hint):  # also fails for a checkpoint of another network
                 trainer.load_state_dict(load_torch(read_bytes(self.path / CHECKPOINT), self._context.device))
@@ -386,7 +384,7 @@ class RunWriter(RunDir):
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
         identity: dict[str, Any] = {"data": task.fingerprint()}
         before = identity
-        if self.has_checkpoint() and file.exists():
+        if not self.is_new and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
         if before["data"] != identity["data"]:
             raise BsamRuntimeError(

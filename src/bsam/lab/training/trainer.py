@@ -188,11 +188,10 @@ def fit(
             context.barrier()
         stack.enter_context(side_stream(context.device))
         out = stack.enter_context(RunWriter(folder, run, context, machine.checkpoint_every, about))
-        is_new = not out.has_checkpoint()
-        initial = initial_network(run, None if init is None else Path(init)) if is_new else None
+        initial = initial_network(run, None if init is None else Path(init)) if out.is_new else None
         task = task_cls(run, context.device, **machine.folders)
-        trainer = Trainer(run, task, context, callbacks.on_message, is_new, initial)
-        if not is_new and context.is_main and (warning := _other_processes(out, context.size)):
+        trainer = Trainer(run, task, context, callbacks.on_message, out.is_new, initial)
+        if not out.is_new and context.is_main and (warning := _other_processes(out, context.size)):
             callbacks.on_message(warning)
         out.resume(trainer, initial)
         if context.is_main:
@@ -220,14 +219,17 @@ def fit(
                     callbacks.on_epoch(number + 1, metrics)
         if number := received():  # it arrived after the last step
             raise Terminated(number)
-        measured: tuple[dict[str, Any], float | None, Landscape | None] = {}, None, None
+        flatness: dict[str, Any] = {}
+        surface = None
         if len(trainer.epochs) == run.epochs:
-            measured = context.broadcast(_flatness(trainer) if context.is_main else measured)
+            if run.curvature or run.surface is not None:
+                flatness, surface = context.broadcast(_flatness(trainer) if context.is_main else ({}, None))
             predictions = {} if folder is None else trainer.predictions()
             files = callbacks.report(run, predictions) if predictions else {}
-            out.finish(trainer.result_network, measured[0], predictions, files)
+            out.finish(trainer.result_network, flatness, predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in trainer.epochs) / trainer.steps
-        return Result(run, tuple(map(_epoch, trainer.epochs)), seconds_per_step, *measured[1:], task.score.name)
+        top = largest_eigenvalue(flatness)
+        return Result(run, tuple(map(_epoch, trainer.epochs)), seconds_per_step, top, surface, task.score.name)
 
 
 def _other_processes(run_dir: RunDir, processes: int) -> str | None:
@@ -642,12 +644,11 @@ def build_run_step(
         with autocast(run, device):
             return model(x)
 
-    def steps_of(epochs: float) -> int:
-        return max(round(epochs * steps / run.epochs), int(epochs > 0))
-
+    in_epochs = {"warmup": run.rho_warmup, "start": run.rho_start}
+    in_steps = {name: max(round(epochs * steps / run.epochs), int(epochs > 0)) for name, epochs in in_epochs.items()}
     optimizer, loss = build_method(
         run.method,
-        _arguments(run, processes),
+        run.arguments if processes == 1 else _arguments_of_process(run, processes),
         build_base(run, network or model, capturable),
         model,
         seed=run.seed,
@@ -656,8 +657,7 @@ def build_run_step(
         classes=task.classes,
         label_smoothing=task.smoothing,
         side_by_side=capturable,
-        warmup=steps_of(run.rho_warmup),
-        start=steps_of(run.rho_start),
+        **in_steps,
     )
     if processes > 1 and isinstance(optimizer, SharpnessAware) and optimizer.m_sharpness:
         state = (*optimizer.vectors, *optimizer.numbers)
@@ -703,9 +703,9 @@ def build_method(
     return optimizer_or_loss, None
 
 
-def _arguments(run: Run, processes: int) -> Mapping[str, Any]:
+def _arguments_of_process(run: Run, processes: int) -> Mapping[str, Any]:
     """Return the method's arguments for one process: sample counts are divided by the number of processes."""
-    if run.method == BASE or processes == 1:
+    if run.method == BASE:
         return run.arguments
     cls = method_class(run.method)
     shares = dict(run.arguments)
@@ -859,14 +859,11 @@ def _tensors(network: nn.Module) -> list[Tensor]:
 # ---- what is measured at the end
 
 
-def _flatness(trainer: Trainer) -> tuple[dict[str, Any], float | None, Landscape | None]:
-    """Measure the largest eigenvalue and the loss surface, if the run asks for them; return the entry of
-    ``flatness.json`` (empty if it asks for neither), and both.
+def _flatness(trainer: Trainer) -> tuple[dict[str, Any], Landscape | None]:
+    """Measure the largest eigenvalue and the loss surface, as the run asks; return the entry of ``flatness.json``, and
+    the surface.
     """
-    run = trainer.run
-    top, surface = None, None
-    if not run.curvature and run.surface is None:
-        return {}, top, surface
+    run, surface = trainer.run, None
     network, loss = trainer.measured_network(), trainer.task.loss
     examples = trainer.task.examples(CURVATURE_SAMPLES)
     entry: dict[str, Any] = {"samples": sum(num_samples(x, y) for x, y in examples)}
@@ -875,8 +872,7 @@ def _flatness(trainer: Trainer) -> tuple[dict[str, Any], float | None, Landscape
             entry["eigenvalues"] = spectrum_info(top_eigenvalues(HessianOperator(network, loss, examples), 1, tol=1e-3))
         except BsamError:  # a non-finite product: a run that diverged still has a result
             entry["eigenvalues"] = {"maximum": math.nan, "converged": False}
-        top = largest_eigenvalue(entry)
     if run.surface is not None:
         surface = landscape(network, loss, examples, points=run.surface)
         entry["landscape"] = landscape_info(surface)
-    return entry, top, surface
+    return entry, surface
