@@ -14,10 +14,11 @@ import torch
 
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from .data import check_data, download_all
+from .data import download_all
 from .recipes.study import Decision, Snapshot, Stage, Study
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import RunsFailed, StudyCallbacks, run_all
+from .tasks import data_of
 from .training.machine import Machine, devices_of, pick_device
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
@@ -97,15 +98,16 @@ def _train(
     from .report.recipe_results import claim_folder
 
     plans = study.selected_plans
-    names = {plan.run.data: None for plan in plans if not plan.run.task.is_own}
+    entries = {plan.run.data: data_of(plan.run) for plan in plans}
     unfinished = sum(not state.ended for state in decision.selected_states)
     data_dir = machine.folders.get("data_dir")
     if machine.download:
-        download_all(names, data_dir, sys.stderr.isatty())
+        download_all([name for name, entry in entries.items() if entry.sources], data_dir, sys.stderr.isatty())
     if study.threads is not None:
         torch.set_num_threads(study.threads)
     executor_of_runs = _executor(machine, study, unfinished, callbacks)
-    check_data(names, data_dir)
+    for name in sorted(entries):
+        entries[name].check(data_dir)
     failed: dict[str, str] = {}
     locked: set[str] = set()  # by other processes, which go on with them
     with executor_of_runs as executor:

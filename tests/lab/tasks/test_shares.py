@@ -12,7 +12,7 @@ from bsam.lab.config import Run
 from bsam.lab.tasks import classification, pose
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.tasks.shares import Shares
+from bsam.lab.tasks.splits import Shares
 
 CPU = torch.device("cpu")
 

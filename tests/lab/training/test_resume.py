@@ -166,6 +166,8 @@ def test_a_run_of_an_older_version_continues_bit_for_bit(tmp_path, runs):
     config = tmp_path / "older" / "config.json"
     settings = json.loads(config.read_text())
     config.write_text(json.dumps({name: value for name, value in settings.items() if name not in added}))
+    identity = json.loads((tmp_path / "older" / "identity.json").read_text())
+    assert identity["task"] == "bsam.tasks.classification.Classification"  # as before the laboratory was bsam.lab
     assert set(runs.load(tmp_path / "older")) == {"network", "optimizer", "loss", "epochs", "readings"}
     runs.train(run, tmp_path / "older")
     assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "older"))

@@ -62,7 +62,7 @@ def label_noise(scale: Scale) -> list[Plan]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
     noise = [{"label_noise": rate, "noise_labels": "all"} for rate in NOISE_RATES]
     runs = grid(scale, COMPARED, axis=noise)
-    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.task.label_noise:.0%}") for run in runs]
+    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.settings()['label_noise']:.0%}") for run in runs]
 
 
 @recipe("Loss and accuracy during training", published="classification")

@@ -9,14 +9,15 @@ from typing import Any
 from ..config import FINE_TUNING, QUANTIZED, Run
 from ..data import dataset_entry
 from ..models.weights import PRETRAINED
-from ..tasks.noise_words import noise_text
-from ..tasks.pose_metrics import SCORES
+from ..tasks import task_of
+from ..tasks.images import augmentation_of
+from ..tasks.pose_outputs import SCORES
 from ..training.run_dir import run_dir_name
 from .cifar_recipes import COMPARED, MAIN, grid
 from .experiments import recipe
 from .planning import Plan, titles_of
 from .scales import SCALES, Scale
-from .start import augmentation_of, with_weights
+from .start import with_weights
 from .variants import arguments, variant_of, variants
 
 FINE_TUNED = ("timm:efficientnet_b0", "timm:resnet50")  # the paper's
@@ -119,7 +120,7 @@ def quantization(scale: Scale) -> list[Plan]:
         runs = [base, *(scale.run(variants()[name], network, data, init=init, **quantized) for name in COMPARED)]
         column, title = titles_of(base)
         for run in runs:
-            row = FULL_PRECISION if run.task.weight_bits is None else variant_of(run).title
+            row = FULL_PRECISION if run.settings()["weight_bits"] is None else variant_of(run).title
             plans.append(Plan(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
     return plans
 
@@ -141,7 +142,7 @@ def radius(scale: Scale) -> list[Plan]:
     data, network = scale.data[0], MAIN if MAIN in scale.networks else scale.networks[0]
     settings: dict[str, Any] = {"label_noise": NOISE, "noise_labels": "other", "curvature": True}
     sgd = scale.run(variants()["sgd"], network, data, **settings)
-    section = f"{', '.join(titles_of(sgd))}, {noise_text(sgd)}"
+    section = f"{', '.join(titles_of(sgd))}, {task_of(sgd).data_words(sgd)}"
     plans = [Plan(sgd, section=section)]
     for total in TOTALS.get(data, DEFAULT_TOTALS):
         equal = {"rho_max": total / 2, "rho_min": total / 2}

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,10 +41,9 @@ from ..common.files import (
     write_json,
     write_json_lines,
 )
-from ..common.names import is_own
 from ..config import (
     BASE,
-    FORMER_NAMES,
+    DIGEST_NAMES,
     TASK_SETTINGS,
     Run,
     TaskSettings,
@@ -52,9 +51,8 @@ from ..config import (
     digest,
     settings_of_task,
 )
-from ..data import FOLDER, FunctionData, data_of, dataset_entry
-from ..models import model_entry
-from ..tasks import describe_task, task_class
+from ..data import FOLDER, dataset_entry
+from ..tasks import data_of, describe_task, task_class, task_of
 from .machine import DistributedContext, environment_info
 
 if TYPE_CHECKING:
@@ -88,12 +86,11 @@ def run_dir_name(run: Run) -> str:
         'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
     """
     settings = run.settings()
-    noise = run.task.label_noise
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
+    tag = [run.task.tag] if run.task.tag else []
     method = run.base if run.method == BASE else re.sub(r"[^\w.]+", "_", run.method)
     end = digest(settings, {item.name: item.default for item in fields(run.task)})
-    return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", end])
+    return "-".join([subject_name(run), method, *arguments, *tag, f"seed{run.seed}", end])
 
 
 def subject_name(run: Run) -> str:
@@ -181,8 +178,9 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
-        if is_own(settings.get("task")):
-            describe_task(settings["task"], self.note(TASK, keys=("settings", "score", "groups", "loss_title")))
+        note = self.note(TASK, keys=("settings", "score", "groups", "loss_title"))
+        with reading(self.path / f"{TASK}.json", REPAIR):
+            describe_task(settings.get("task"), note)
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -265,6 +263,14 @@ class RunDir:
         """
         file = self.path / f"{name}.json"
         return read_json(file, dict, hint, keys) if file.exists() else {}
+
+    def parsed(self, name: str, parse: Callable[[dict[str, Any]], Any], hint: str = REPAIR) -> Any:
+        """Return what a function makes of a note; None if it is missing. A note that the function cannot read is
+        damaged; ``hint`` says what to do then.
+        """
+        note = self.note(name, hint)
+        with reading(self.path / f"{name}.json", hint):
+            return parse(note) if note else None
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
@@ -382,7 +388,7 @@ class RunWriter(RunDir):
         events = self.path / "tensorboard"
         if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
-        identity: dict[str, Any] = {"data": task.fingerprint()}
+        identity: dict[str, Any] = {"task": task.identity(self._run), "data": task.fingerprint()}
         before = identity
         if not self.is_new and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
@@ -548,7 +554,7 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
     name = settings.get("task", Run.task.name)
     if kind is None or kind.name != name:
         kind = settings_of_task(name)
-    now = {former: name for name, former in FORMER_NAMES.items()}
+    now = {former: name for name, former in DIGEST_NAMES.items()}
     stored = {now.get(name, name): value for name, value in settings.items()}
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
     defaults = default_settings(kind)
@@ -586,19 +592,18 @@ def check_named(
         models: the networks that the user names.
         tasks: the tasks that the user names, which are imported then.
     """
-    if run.task.is_own and run.task.name not in tasks:
+    functions = task_of(run).functions(run)
+    if "task" in functions and run.task.name not in tasks:
         raise BsamValueError(
             f"the run in {folder} has the task {run.task.name}, a name from its files: if you trust that module, add "
             f"--task {run.task.name}"
         )
-    of_function = ":" in run.data if run.task.is_own else isinstance(dataset_entry(run.data), FunctionData)
-    if data is not None and of_function and run.data not in data:
+    if "data" in functions and data is not None and run.data not in data:
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
-    of_function = ":" in run.model if run.task.is_own else model_entry(run.model).needs_size
-    if of_function and run.model not in models:
+    if "model" in functions and run.model not in models:
         raise BsamValueError(
             f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
             f"too: if you trust it, add --model {run.model}"
@@ -613,7 +618,7 @@ def network_identity(network: Path) -> dict[str, str]:
     """
     run_dir = RunDir(network.parent)
     settings, identity = run_dir.note("config"), run_dir.note("identity")
-    names = {name: FORMER_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
+    names = {name: DIGEST_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
     training = {names[name]: settings[name] for name in names}
     if str(settings.get("data")).startswith(FOLDER):
         training["data"] = identity.get("data", settings["data"])
@@ -652,6 +657,6 @@ def initial_network(run: Run, directory: Path | None = None) -> Path | None:
             f"the run in {directory} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from "
             "a run with the same number of classes, or use --weights"
         )
-    if initial.task.weight_bits is not None:
-        raise BsamValueError(f"the run in {directory} trained a quantized network: start from a run of a float network")
+    if reason := task_of(initial).not_initial(initial):
+        raise BsamValueError(f"the run in {directory} {reason}")
     return directory / NETWORK

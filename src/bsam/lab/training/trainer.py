@@ -32,14 +32,12 @@ from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ...methods.distillation import Distillation
-from .. import quantization
 from ..common.printing import say
 from ..common.termination import Terminated, deferred_signals
 from ..config import (
     BASE,
     BASES,
     CAPTURABLE,
-    ClassificationSettings,
     Run,
     as_tuples,
     imported,
@@ -48,9 +46,9 @@ from ..config import (
 )
 from ..data import download
 from ..models.parts import head_name, layer_ids, undecayed
-from ..tasks import StoredTask, task_class
-from ..tasks.shares import Shares
-from ..tasks.task import BaseTask, TaskBatch
+from ..tasks import imported_task, task_of
+from ..tasks.splits import Shares
+from ..tasks.task import Task, TaskBatch
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
 from .graphs import CapturedSteps, side_stream
 from .machine import (
@@ -177,9 +175,7 @@ def fit(
         True
     """
     run = imported(run)
-    task_cls: Any = task_class(run.task.name)
-    if isinstance(task_cls, StoredTask):
-        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
+    task_cls: Any = imported_task(run)
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(distributed_context(machine.device))
         if machine.download:
@@ -272,7 +268,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        task: BaseTask,
+        task: Task,
         context: DistributedContext,
         on_message: Callable[[str], None] = lambda sentence: None,
         is_new: bool = True,
@@ -471,12 +467,8 @@ class Trainer:
         return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
 
     def measured_network(self) -> nn.Module:
-        """Return the network for flatness measurements; for a quantized network, a copy with fixed scales."""
-        if self.run.task.weight_bits is None:
-            return self.result_network
-        network = copy.deepcopy(self.result_network)
-        quantization.freeze_scales(network)
-        return network
+        """Return the network for flatness measurements."""
+        return self.task.measured_network(self.result_network)
 
     def sharpness(self, radius: float) -> Sharpness:
         """Return the sharpness on the whole training set at a radius, uphill and downhill."""
@@ -620,7 +612,7 @@ class TrainStep:
 
 def build_run_step(
     run: Run,
-    task: BaseTask,
+    task: Task,
     model: nn.Module,
     steps: int,
     capturable: bool = False,
@@ -763,8 +755,7 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
 
 
 def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
-    """Return the groups of trained parameters: one group, or one per learning rate. A quantized network has a group of
-    weights and a group of learned scales, which have no weight decay.
+    """Return the groups of trained parameters: one group, one per learning rate, or those of the task.
 
     With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm. With
     ``decay="weights"``, parameters without weight decay are in groups of their own.
@@ -782,9 +773,9 @@ def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
 
 
 def _groups_by_rate(run: Run, network: nn.Module) -> list[dict[str, Any]]:
-    if run.task.weight_bits is not None:
-        perturb_scales = run.task_settings(ClassificationSettings).perturb_scales
-        return quantization.parameter_groups(network, perturb_scales=perturb_scales, weight_decay=0.0)
+    groups_of_task = task_of(run).parameter_groups(run, network)
+    if groups_of_task is not None:
+        return groups_of_task
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     if run.head_lr is None and run.layer_decay == 1:
         return [{"params": [p for _, p in trained]}]
