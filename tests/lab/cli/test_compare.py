@@ -184,8 +184,8 @@ class FakeTuning(FakeFit):
 
     SAMPLES = 1200
 
-    def __call__(self, run, folder, **options):
-        super().__call__(run, folder, **options)
+    def __call__(self, run, folder, machine, **options):
+        super().__call__(run, folder, machine, **options)
         (folder / "identity.json").write_text(json.dumps({"task": "", "data": "", "eval_samples": self.SAMPLES}))
 
 
