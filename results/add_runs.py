@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bsam.lab.recipes.planning import describe
+from bsam.lab.recipes.plan import describe
 from bsam.lab.training.files import write_json
 from bsam.lab.training.run_dir import METRICS, RunDir
 

@@ -24,8 +24,8 @@ from bsam.lab.common import names
 from bsam.lab.config import Run
 from bsam.lab.data import DATASETS
 from bsam.lab.recipes import recipe_of, start
-from bsam.lab.recipes.comparison import compared_runs
-from bsam.lab.recipes.planning import select
+from bsam.lab.recipes.compare import compared_runs
+from bsam.lab.recipes.plan import select
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -155,7 +155,7 @@ def check_command(line: str) -> None:
         if arguments.command == "compare":
             compared_runs(arguments.methods, settings_of(arguments))
         if arguments.command == "run" and ":" not in arguments.recipe:  # tests/recipes runs those of a module
-            planned = recipe_of(arguments.recipe).study(arguments.scale, arguments.seeds or 1).plans
+            planned = recipe_of(arguments.recipe)(arguments.scale, arguments.seeds or 1).plans
             assert select(planned, arguments.only, arguments.models, arguments.data)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from bsam.lab.inference.prediction_pictures import (
     stack,
     text_picture,
 )
-from bsam.lab.recipes.planning import titles_of
+from bsam.lab.recipes.plan import titles_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.pose_inputs import PoseInputs
 from bsam.lab.training import Run, fit

@@ -24,7 +24,7 @@ from bsam.lab import Preset, Run, Score, Splits, Task, TaskSettings, cli, compar
 from bsam.lab.analysis.outcome import failure
 from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.common.names import find_object
-from bsam.lab.recipes.comparison import tuning_split
+from bsam.lab.recipes.compare import tuning_split
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 SOURCE = str(Path(bsam.__file__).resolve().parents[1])

@@ -9,7 +9,7 @@ import pytest
 from bsam.common.errors import BsamValueError
 from bsam.lab import study_run as module
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.recipes.compare import plan_comparison
 from bsam.lab.running import job
 from bsam.lab.running.runner import Callbacks, RunsFailed
 from bsam.lab.study_run import StudyOptions, run_study
@@ -22,7 +22,7 @@ def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "local_processes", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     options = StudyOptions(tmp_path, device="cuda:1")
-    study = replace(RECIPES["radius"].study("smoke"), threads=7)
+    study = replace(RECIPES["radius"]("smoke"), threads=7)
     callbacks = Callbacks()
     module._executor(replace(options, jobs=3), study, 4, callbacks)
     module._executor(options, replace(study, workers=2), 4, callbacks)

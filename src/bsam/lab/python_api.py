@@ -15,7 +15,7 @@ from .cli.run import show_study
 from .common.methods import Method
 from .common.names import find_name, name_of
 from .config import is_own_task, settings_by_heading
-from .recipes.comparison import (
+from .recipes.compare import (
     COMPARE,
     DEFAULT_METHODS,
     LEFT_OUT,

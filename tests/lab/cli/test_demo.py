@@ -7,17 +7,17 @@ import torch
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.recipes import demo_recipe, experiments
+from bsam.lab.recipes import RECIPES
 from bsam.lab.running import job
 from bsam.lab.training import loop
 from bsam.lab.training.loop import fit
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, demo_in_one_process):
     """Train in this process, with one thread as the workers do, and measure on less."""
-    monkeypatch.setitem(experiments.SCALES, "demo", replace(experiments.SCALES["demo"], workers=1))
-    monkeypatch.setattr(demo_recipe, "LANDSCAPE_POINTS", 3)
+    scales = {"demo": {**RECIPES["demo"].scales["demo"], "surface": 3}}
+    monkeypatch.setitem(RECIPES, "demo", replace(RECIPES["demo"], scales=scales))
     monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
     exact = loop.top_eigenvalues
     monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))

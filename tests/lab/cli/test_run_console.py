@@ -7,7 +7,7 @@ from bsam.lab.recipes import RECIPES
 from bsam.lab.running.runner import Progress
 from bsam.lab.training.run_dir import RunState
 
-CURVES = RECIPES["training-curves"].study("smoke")
+CURVES = RECIPES["training-curves"]("smoke")
 
 
 def test_the_plan():

@@ -12,7 +12,7 @@ from bsam.lab.common.names import find_function
 from bsam.lab.config import Run
 from bsam.lab.inference.measure import FlatnessSettings, loss_of
 from bsam.lab.inference.subjects import load, runs_in_folders
-from bsam.lab.recipes.planning import describe
+from bsam.lab.recipes.plan import describe
 from fake_fit import FakeFit
 
 

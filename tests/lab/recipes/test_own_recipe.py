@@ -8,7 +8,9 @@ import pytest
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, Plan, recipe
+from bsam.lab.recipes import RECIPES, Plan, recipe, variants
+from bsam.lab.recipes.paper_recipes import method_run
+from bsam.lab.recipes.variants import MATCHED
 from bsam.lab.running import job
 from fake_fit import FakeFit
 
@@ -37,17 +39,13 @@ def test_the_recipes_of_the_guide(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("data", ["fashion_mnist", "folder:pets"])
 def test_data_without_a_radius_of_a_paper_gets_the_defaults(data):
-    from bsam.lab.recipes import Scale, variants
-    from bsam.lab.recipes.variants import MATCHED
-
-    small = Scale("small", "few epochs", ("resnet8",), (data,), settings={"epochs": 2})
     for name, variant in variants().items():
-        run = small.run(variant, "resnet8", data)
+        run = method_run(name, "resnet8", data)
         if name in MATCHED:
             assert run.arguments == {"rho": 0.1, "rho_floor": {"sam-sum": 0.1, "sam-follow": 0.05}[name]}
         else:
             assert run.arguments == variant.arguments  # two passes, as released
-    assert {plan.run.data for plan in RECIPES["radius"].study(small, 1).plans} == {data}
+    assert {plan.run.data for plan in RECIPES["radius"]("paper", model="resnet8", data=data).plans} == {data}
 
 
 METHOD = """
@@ -67,5 +65,5 @@ class Thrice(bsam.SharpnessAware):
 def test_the_method_of_a_planned_run_is_imported(monkeypatch, tmp_path):
     (tmp_path / "own_step.py").write_text(METHOD)
     monkeypatch.syspath_prepend(tmp_path)
-    made = recipe("Mine", scales=["smoke"])(lambda scale: [Plan(Run("own_step:Thrice"), row="Ours")])
-    assert [plan.about["passes"] for plan in made.study().plans] == [3]
+    made = recipe("Mine", scales={"small": {}})(lambda: [Plan(Run("own_step:Thrice"), row="Ours")])
+    assert [plan.about["passes"] for plan in made().plans] == [3]

@@ -13,7 +13,7 @@ import torch
 
 import bsam
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import state_of
+from bsam.lab.recipes.plan import state_of
 from bsam.lab.running import executors, job, runner
 from bsam.lab.running.executors import default_slots, local_processes
 from bsam.lab.running.job import Outcome, train_in_worker, train_run

@@ -9,7 +9,7 @@ import pytest
 import bsam
 from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import state_of
+from bsam.lab.recipes.plan import state_of
 from bsam.lab.running import job, runner
 from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome

@@ -20,7 +20,7 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.grouping import group_by
 from ..common.stored_files import inside, read_bytes, reading
 from ..config import Run
-from ..recipes.planning import TUNING_SEED, check_text, describe
+from ..recipes.plan import TUNING_SEED, check_text, describe
 from ..tasks import describe_task, task_class
 from ..training.files import read_json, read_json_lines
 from ..training.flatness_numbers import largest_eigenvalue

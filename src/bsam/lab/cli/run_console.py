@@ -11,7 +11,7 @@ from typing import Any
 from ..common.grouping import count_text
 from ..common.progress import ProgressLine, duration
 from ..config import BASE, RADIUS_SCHEDULE, Run
-from ..recipes.planning import titles_of
+from ..recipes.plan import titles_of
 from ..recipes.study import Study
 from ..recipes.variants import passes_of, variant_of
 from ..report.table import Column, Table

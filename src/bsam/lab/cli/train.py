@@ -23,7 +23,7 @@ from ..common.termination import SAVED, resumable
 from ..config import BASE, Run, method_title
 from ..config.bases import BASES
 from ..data import download
-from ..recipes.planning import describe, measured_on, titles_of
+from ..recipes.plan import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_class

@@ -18,10 +18,13 @@ from ..models.weight_loading import PRETRAINED
 from ..tasks import named_task
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
-from .planning import Plan
-from .scales import STANDS_FOR
+from .plan import Plan
 
 LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
+STANDS_FOR = {  # networks whose weights can be converted: the paper's networks that they replace
+    "resnet50": "timm:resnet50",
+    **dict.fromkeys((f"timm:tf_efficientnet_lite{i}" for i in range(3)), "timm:efficientnet_b0"),
+}
 RANDOM = "random"  # as the initial weights: do not load pretrained ones
 
 
@@ -145,29 +148,31 @@ def weights_by_network(files: Sequence[str], data_dir: Path | None = None) -> di
     return by_model
 
 
-def with_weights(runs: Sequence[Run], files: Mapping[str, str]) -> list[Run]:
-    """Return the runs that can start from the weights in these files, set to start from them; all without files.
+def with_weights(plans: Sequence[Plan], files: Mapping[str, str]) -> list[Plan]:
+    """Return the plans of the runs that can start from the weights in these files, set to start from them.
 
     A pose network takes the weights of its backbone. If the network of a file stands in for a run's timm
     network, such as ``resnet50`` for ``timm:resnet50``, the run trains the former.
 
     Args:
-        runs: the runs of a recipe with pretrained networks.
+        plans: of a recipe with pretrained networks.
         files: from :func:`weights_by_network`.
     """
-    if not files or not any(run.weights for run in runs):
-        return list(runs)
-    chosen: list[Run] = []
+    if not any(plan.run.weights for plan in plans):
+        raise BsamValueError("the runs begin with random weights: leave --weights out")
+    chosen: list[Plan] = []
     for model, file in files.items():
-        matching = [run for run in runs if model in weights_for(run.model)]
+        matching = [plan for plan in plans if model in weights_for(plan.run.model)]
         if not matching:
-            names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
+            names = dict.fromkeys(name for plan in plans for name in weights_for(plan.run.model))
             raise BsamValueError(
                 f"{file} holds weights of {model}: give files of tools/convert_weights.py with weights of "
                 f"{', '.join(names)}"
             )
-        networks = [model if run.model == STANDS_FOR.get(model) else run.model for run in matching]
-        chosen += [replace(run, weights=file, model=name) for run, name in zip(matching, networks, strict=True)]
+        for plan in matching:
+            is_replaced = plan.run.model == STANDS_FOR.get(model)
+            run = replace(plan.run, weights=file, model=model if is_replaced else plan.run.model)
+            chosen.append(replace(plan, run=run))
     return chosen
 
 

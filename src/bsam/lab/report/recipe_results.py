@@ -19,7 +19,7 @@ from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..paper import check_table, join
-from ..recipes.planning import Plan
+from ..recipes.plan import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks.noise_words import noise_text, wrong_labels
 from ..training.files import locked, read_json, write, write_json

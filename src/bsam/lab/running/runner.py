@@ -15,7 +15,7 @@ from ...common.errors import BsamRuntimeError
 from ..common.grouping import group_by
 from ..common.termination import Terminated
 from ..config import Run
-from ..recipes.planning import state_of
+from ..recipes.plan import state_of
 from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState
 from .executors import RETRIES, Executor

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...common.printing import printable
 from ...config import Run
 from ...inference.prediction_pictures import captioned, encoded, grid, stack, text_picture
-from ...recipes.planning import titles_of
+from ...recipes.plan import titles_of
 from ...recipes.variants import variant_of
 from ..table import Column, Table
 from .style import COLOURS

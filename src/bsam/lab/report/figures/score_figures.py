@@ -18,7 +18,7 @@ import pandas as pd
 from ....common.errors import BsamValueError
 from ....methods import METHODS
 from ...config import BASE, RADIUS_SCHEDULE
-from ...recipes.planning import measured_on
+from ...recipes.plan import measured_on
 from ...tasks import task_class
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
 from .flatness_figures import SHARPNESS, probe_figure, seeds_list, smooth, thinned, window_of
