@@ -23,8 +23,8 @@ import torch
 
 import machine
 from bsam.lab.config import FINE_TUNING, Run
-from bsam.lab.data.examples import Dataset, Examples
-from bsam.lab.data.images.decoding import Resize
+from bsam.lab.data.arrays import Dataset, Examples
+from bsam.lab.data.images import Resize
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import side_stream
 from bsam.lab.training.distributed import DistributedContext

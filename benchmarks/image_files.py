@@ -23,12 +23,10 @@ import torch
 import machine
 from bsam.lab.config import FINE_TUNING, Run
 from bsam.lab.data import dataset_entry
-from bsam.lab.data.examples import Dataset
-from bsam.lab.data.images.cache import load_images
-from bsam.lab.data.images.decoding import Resize
-from bsam.lab.data.pose.persons import PoseData, load_persons
-from bsam.lab.models import model_entry
-from bsam.lab.models.input_config import input_config
+from bsam.lab.data.arrays import Dataset
+from bsam.lab.data.images import Resize, load_images
+from bsam.lab.data.persons import PoseData, load_persons
+from bsam.lab.models import input_config, model_entry
 from bsam.lab.tasks import Task
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose

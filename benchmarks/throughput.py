@@ -26,7 +26,7 @@ import torch
 
 import machine
 from bsam.lab.config import BASE, Run, method_title
-from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.models import MODELS
 from bsam.lab.recipes import transformer_recipe
 from bsam.lab.tasks.classification import Classification

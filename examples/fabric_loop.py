@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 def main(epochs=5, precision="32-true"):

@@ -1,6 +1,6 @@
 """Fine-tune a timm network on a folder of images with BSAM, with a larger learning rate for the head.
 
-The images are drawn, the weights are random; `bsam.lab.models.weight_loading.load_weights` loads pretrained ones.
+The images are drawn, the weights are random; `bsam.lab.models.weights.load_weights` loads pretrained ones.
 
 Run: python examples/fine_tune.py        (pip install -c constraints.txt '.[images,timm]')
 """
@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.lab.data.augment import normalise
-from bsam.lab.data.images.cache import load_images
-from bsam.lab.data.images.decoding import Resize
-from bsam.lab.data.images.folders import read_folder
+from bsam.lab.data.folders import read_folder
+from bsam.lab.data.images import Resize, load_images
 from bsam.lab.models import build
 from bsam.lab.models.parts import head
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 class LowRank(nn.Module):  # a frozen linear layer plus the trainable update B A, which is 0 at the start

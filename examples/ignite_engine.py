@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 def sharpness_aware_step(model, optimizer, scaler, max_norm=1.0, accumulate=1):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.flatness import HessianOperator, sharpness, top_eigenvalues, trace
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 class MyModel(nn.Module):

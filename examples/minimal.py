@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bsam
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 def main(epochs=5):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.flatness import Probe
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 def train(method, probe=None, epochs=6, **radii):

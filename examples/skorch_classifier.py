@@ -10,7 +10,7 @@ from torch import nn
 
 import bsam
 from bsam.integrations.skorch import SharpnessAwareClassifier
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 def network():

@@ -16,7 +16,7 @@ from timm.utils import ModelEmaV3
 from torch.nn import functional as F
 
 import bsam
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 def main(epochs=2, accum_steps=2):

@@ -10,8 +10,8 @@ import argparse
 import json
 from pathlib import Path
 
+from bsam.lab.common.files import write_json
 from bsam.lab.recipes.plan import describe
-from bsam.lab.training.files import write_json
 from bsam.lab.training.run_dir import METRICS, RunDir
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from bsam.lab.config import Run
-from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.data.arrays import Dataset, Examples
 from bsam.methods import METHODS
 
 SAME = {"lr": 0.05, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "seed": 4}

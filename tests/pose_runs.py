@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bsam.lab.config import Run
-from bsam.lab.data.pose.joints import LSP
+from bsam.lab.data.persons import LSP
 from bsam.lab.tasks.pose_inputs import PoseInputs
 from bsam.lab.training.loop import fit
 

@@ -173,7 +173,7 @@ def test_the_commands_of_a_page_parse(page, monkeypatch):
     monkeypatch.setattr(start, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
     monkeypatch.setattr(start, "model_of_file", lambda path: path.stem)
     monkeypatch.setattr(start.RunDir, "finished_run", lambda self: Run("sgd"))
-    monkeypatch.setattr("bsam.lab.data.functions._call", lambda name, folder: DATASETS["digits"])  # and the function
+    monkeypatch.setattr("bsam.lab.data.entries._call", lambda name, folder: DATASETS["digits"])  # and the function
     monkeypatch.setitem(names._OWN, "two_step:TwoStepSAM", SAM)  # and the class
     for line in commands(page):
         try:

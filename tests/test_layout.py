@@ -1,11 +1,10 @@
-"""The sources: two wings, file names that cannot be confused, and lines that read at once."""
+"""The sources: two wings, and lines that read at once."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,6 @@ import pytest
 SOURCES = Path(__file__).parents[1] / "src/bsam"
 FILES = sorted(path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.py"))
 LIBRARY = [name for name in FILES if not name.startswith("lab/")]
-MODULES = [name for name in FILES if not name.endswith("__init__.py")]
-
-
-def test_file_names_are_unique():
-    stems = Counter(Path(name).stem.removesuffix("s") for name in MODULES)  # also without the s of a plural
-    twice = {stem: [name for name in MODULES if Path(name).stem in (stem, stem + "s")] for stem in stems}
-    assert {stem: names for stem, names in twice.items() if len(names) > 1} == {}
 
 
 def test_the_library_does_not_import_the_laboratory():

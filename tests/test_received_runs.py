@@ -21,7 +21,7 @@ from bsam.lab import cli
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.cli import flatness as flatness_command
 from bsam.lab.cli import train as train_command
-from bsam.lab.common.stored_files import save_tensors
+from bsam.lab.common.files import save_tensors
 from bsam.lab.inference import measure as measure_module
 from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir
@@ -205,7 +205,7 @@ def test_data_that_only_a_run_directory_names_must_be_repeated(
 
 def test_data_that_the_user_names_is_used(received: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my_birds.py").write_text(
-        "from bsam.lab.data.images.folders import read_folder\ndef load(data_dir):\n    return read_folder(data_dir)\n"
+        "from bsam.lab.data.folders import read_folder\ndef load(data_dir):\n    return read_folder(data_dir)\n"
     )
     damage("run/config.json", {**json.loads(Path("run/config.json").read_bytes()), "data": "my_birds:load"})
     named = ("--data", "my_birds:load", "--data-dir", "pets")

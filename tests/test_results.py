@@ -19,7 +19,7 @@ import torch
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.analysis.significance import holm, paired_difference
 from bsam.lab.config import Run
-from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.paper import join, paper_claims
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.run_dir import stored_run

@@ -28,8 +28,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bsam.lab.models import build
-from bsam.lab.models.input_config import RESNET50
-from bsam.lab.models.weight_files import MODEL
+from bsam.lab.models.timm_networks import RESNET50
+from bsam.lab.models.weights import MODEL
 
 IMAGENET_CLASSES = 1000
 LITE = tuple(f"timm:tf_efficientnet_lite{i}" for i in range(3))
@@ -128,7 +128,7 @@ def resnet50_key(layer: str) -> str:
 
 
 def resnet50_weights(arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
-    """Return the weights of ResNet-50 under timm's names, for images as in ``bsam.lab.models.input_config``.
+    """Return the weights of ResNet-50 under timm's names, for images as in ``bsam.lab.models.timm_networks``.
 
     Kernels are transposed from (height, width, in, out) to (out, in, height, width). timm's convolutions have no bias:
     it is subtracted from the running mean of the next batch norm. The original stem takes BGR between 0 and 255: its

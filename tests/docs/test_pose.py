@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsam.lab.data.pose.joints import LSP
-from bsam.lab.data.pose.person_files import joint_boxes
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.persons import LSP, joint_boxes
+from bsam.lab.data.stick_figures import stick_figures
 from docs_guides import first_commands, in_small, run_commands
 from helpers import write_lspet
 

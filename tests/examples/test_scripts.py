@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import bsam
 from bsam.flatness import Probe
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 from example_checks import FRAMEWORKS, first_findings
 from processes import Script
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bsam.lab.config import Run
+from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.data.augment import ResizedCrop
-from bsam.lab.data.examples import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.distributed import DistributedContext

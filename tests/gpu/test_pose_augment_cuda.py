@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bsam.lab.data.pose.pose_augment import PoseAugment
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.pose_augment import PoseAugment
+from bsam.lab.data.stick_figures import stick_figures
 
 pytestmark = pytest.mark.gpu
 

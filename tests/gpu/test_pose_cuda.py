@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bsam.lab.config import Run
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.distributed import DistributedContext

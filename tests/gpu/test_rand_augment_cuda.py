@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from bsam.lab.data.timm_augment import TimmAugment
+from bsam.lab.data.augment import TimmAugment
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import bsam
 from bsam.lab.config import Run
-from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.distributed import DistributedContext

@@ -12,8 +12,7 @@ from torch import nn
 
 from bsam.core.optimizer import SharpnessAware
 from bsam.lab.common.termination import Terminated
-from bsam.lab.config import Run
-from bsam.lab.config.bases import BASES, CAPTURABLE
+from bsam.lab.config import BASES, CAPTURABLE, Run
 from bsam.lab.tasks import image_inputs
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream

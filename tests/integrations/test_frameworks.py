@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bsam
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 from docs_guides import definition
 from example_checks import FRAMEWORKS, first_findings
 from helpers import assert_close

@@ -17,10 +17,10 @@ import bsam
 from bsam import BsamError
 from bsam.lab import Run, cli, compare, fit, write_report
 from bsam.lab.common import names
-from bsam.lab.common.methods import Method, title_of_method
+from bsam.lab.config import Method, title_of_method
 from bsam.lab.inference.class_prediction import predict
 from bsam.lab.models import build
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.recipes.compare import compared_runs, plan_comparison
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from helpers import draw_images
@@ -63,7 +63,7 @@ class Uncounted(PlainSAM):
 """
 NETWORK = """
 from torch import nn
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.models.cifar import DigitsNet
 
 SEEN = []
 
@@ -246,7 +246,7 @@ def test_run_directories_have_plain_names() -> None:
 
 def test_classes_and_functions_are_passed_in_python(module: Callable[[str], str]) -> None:
     run = Run.of(bsam.SAM, {"rho": 0.1}, model=DigitsNet)
-    assert (run.method, run.model) == ("bsam.methods.sam:SAM", "bsam.lab.models.digits_net:DigitsNet")
+    assert (run.method, run.model) == ("bsam.methods.sam:SAM", "bsam.lab.models.cifar:DigitsNet")
     assert run == Run(run.method, {"rho": 0.1}, model=run.model)
     assert fit(run.changed(epochs=1, limit_train=128), device="cpu").score > 0
 

@@ -14,10 +14,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bsam.lab.models import build
-from bsam.lab.models.input_config import input_config
-from bsam.lab.models.weight_files import model_of_file
-from bsam.lab.models.weight_loading import load_weights
+from bsam.lab.models import build, input_config
+from bsam.lab.models.weights import load_weights, model_of_file
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "convert_weights.py"))
 main, resnet50_weights, lite_weights = SCRIPT["main"], SCRIPT["resnet50_weights"], SCRIPT["lite_weights"]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.data.images.decoding import Resize, decode
+from bsam.lab.data.images import Resize, decode
 from bsam.lab.models import build
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 

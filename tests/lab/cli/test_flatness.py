@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.lab import cli
 from bsam.lab.cli import flatness
-from bsam.lab.data.digits import digits
-from bsam.lab.data.label_noise import flip_labels
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.common.files import LOCK
+from bsam.lab.data import digits
+from bsam.lab.data.arrays import flip_labels
+from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.recipes.variants import variant_of
-from bsam.lab.training.files import LOCK
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 CHEAP = ("--k", "1", "--tol", "0.2", "--trace-samples", "6", "--density-probes", "1", "--density-steps", "4")
@@ -27,8 +27,8 @@ SHORT = ("train", "--method", "bsam", "--set", "rho_max=0.02", "--epochs", "1", 
 
 LOADER = """
 import torch
-from bsam.lab.data.digits import digits
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.data import digits
+from bsam.lab.models.cifar import DigitsNet
 
 def load(path):
     if path.name == "slow.pt" and not path.with_name("hurry").exists():

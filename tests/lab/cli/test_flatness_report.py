@@ -15,11 +15,11 @@ import bsam
 from bsam.lab import cli
 from bsam.lab.cli import flatness as command
 from bsam.lab.cli.flatness import flatness_report, flatness_table
+from bsam.lab.common.files import LOCK
 from bsam.lab.inference import measure as measure_module
 from bsam.lab.inference import subjects as subjects_module
 from bsam.lab.inference.measure import FlatnessSettings
 from bsam.lab.inference.subjects import find_models
-from bsam.lab.training.files import LOCK
 
 CHEAP = {"k": 2, "trace_samples": 6, "density_steps": 3, "density_probes": 1, "points": 3}
 CHEAPEST = FlatnessSettings(k=1, trace_samples=6, density_steps=2, density_probes=1, points=3, tol=0.1)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bsam.lab import cli
 from bsam.lab.cli import predict as cli_predict
-from bsam.lab.data.pose.joints import LSP
+from bsam.lab.data.persons import LSP
 from bsam.lab.inference import find_joints
 from bsam.lab.inference import predict as bsam_predict
 from bsam.lab.inference.prediction_pictures import side_legend

@@ -11,6 +11,7 @@ import torch
 
 from bsam.lab import cli, study_run
 from bsam.lab.cli.run_console import name_of
+from bsam.lab.common.files import RunLocked
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variants
@@ -18,7 +19,6 @@ from bsam.lab.running import job, runner
 from bsam.lab.running.runner import run_all
 from bsam.lab.study_run import StudyOptions
 from bsam.lab.training import loop
-from bsam.lab.training.files import RunLocked
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit
 from processes import Command

@@ -8,9 +8,8 @@ import pytest
 from bsam import BsamError
 from bsam.lab.cli.run_flags import add_run_flags, run_of
 from bsam.lab.config import ClassificationSettings, PoseSettings, Preset, Run, TaskSettings, setting
-from bsam.lab.data.augment import AUGMENTATIONS
-from bsam.lab.data.pose.pose_augment import POSE_AUGMENTATIONS
-from bsam.lab.data.timm_augment import EXAMPLE
+from bsam.lab.data.augment import AUGMENTATIONS, EXAMPLE
+from bsam.lab.data.pose_augment import POSE_AUGMENTATIONS
 from bsam.lab.recipes.compare import compared_runs
 
 PLAIN = {"base": "sgd", "lr": 0.05, "weight_decay": 1e-3, "decay": "all", "batch": 128, "epochs": 200}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bsam
-from bsam.lab.data.cifar import CIFAR10, CIFAR100, CifarFile, read_cifar
+from bsam.lab.data.downloads import CIFAR10, CIFAR100, CifarFile, read_cifar
 
 N = 20  # images per file
 LAYOUTS = ("binary", "python")

@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from bsam.lab.data.digits import digits
+from bsam.lab.data import digits
 
 
 @pytest.fixture(scope="module")

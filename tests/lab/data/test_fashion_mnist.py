@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.lab.data.fashion_mnist import read_fashion_mnist
+from bsam.lab.data.downloads import read_fashion_mnist
 
 COUNTS = {"train": 30, "t10k": 10}
 RANDOM = np.random.default_rng(2)

@@ -12,18 +12,13 @@ from PIL import Image
 from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError, BsamValueError
-from bsam.lab.data import DATASETS, dataset_entry
-from bsam.lab.data.cifar import CIFAR10, read_cifar
-from bsam.lab.data.digits import digits
-from bsam.lab.data.examples import Examples
-from bsam.lab.data.fashion_mnist import read_fashion_mnist
-from bsam.lab.data.images.decoding import Resize, check_box, decode_bytes
-from bsam.lab.data.images.folders import read_folder
-from bsam.lab.data.images.published import read_flowers102, read_oxford_pet, read_stanford_cars
-from bsam.lab.data.pose.person_files import read_lspet, read_mpii
-from bsam.lab.data.pose.persons import stored_side
-from bsam.lab.data.pose.stick_figures import stick_figures
-from bsam.lab.data.sources import Source, fetch
+from bsam.lab.data import DATASETS, dataset_entry, digits
+from bsam.lab.data.arrays import Examples
+from bsam.lab.data.downloads import CIFAR10, Source, fetch, read_cifar, read_fashion_mnist
+from bsam.lab.data.folders import read_flowers102, read_folder, read_oxford_pet, read_stanford_cars
+from bsam.lab.data.images import Resize, check_box, decode_bytes
+from bsam.lab.data.persons import read_lspet, read_mpii, stored_side
+from bsam.lab.data.stick_figures import stick_figures
 
 FOLDER = Path()
 

@@ -10,8 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from bsam.lab.data.augment import RESIZED_CROP, ResizedCrop, augmentation, normalise
-from bsam.lab.data.resized_crop import draw_boxes
+from bsam.lab.data.augment import RESIZED_CROP, ResizedCrop, augmentation, draw_boxes, normalise
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

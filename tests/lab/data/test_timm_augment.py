@@ -13,8 +13,7 @@ from PIL import Image
 from bsam.common.timm_import import import_timm
 from bsam.lab.config import Run
 from bsam.lab.data import Dataset
-from bsam.lab.data.augment import Augment, normalise
-from bsam.lab.data.timm_augment import EXAMPLE, TimmAugment
+from bsam.lab.data.augment import EXAMPLE, Augment, TimmAugment, normalise
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.loop import fit
 

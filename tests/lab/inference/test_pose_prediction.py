@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from bsam.lab.config import Run
-from bsam.lab.data.pose.joints import LSP
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.persons import LSP
+from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.inference import find_joints, pose_prediction
 from bsam.lab.models import build
 from bsam.lab.tasks.pose import Pose

@@ -8,8 +8,8 @@ from PIL import Image, ImageFont
 
 import bsam
 from bsam.lab.cli.predict import picture_paths
-from bsam.lab.data.images.decoding import Resize
-from bsam.lab.data.pose.joints import LSP, MPII, Skeleton
+from bsam.lab.data.images import Resize
+from bsam.lab.data.persons import LSP, MPII, Skeleton
 from bsam.lab.inference import prediction_pictures
 from bsam.lab.inference.class_prediction import Prediction
 from bsam.lab.inference.pose_prediction import FoundJoints

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bsam.lab.models import MODELS
-from bsam.lab.models.pyramidnet import PyramidNet
-from bsam.lab.models.resnet import ResNet
-from bsam.lab.models.wide_resnet import WideResNet
+from bsam.lab.models.cifar import PyramidNet, ResNet, WideResNet
 
 
 @dataclass

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bsam.lab.models import MODELS, ModelEntry, build
-from bsam.lab.models.digits_net import DigitsNet
-from bsam.lab.models.mobilenet import MobileNetV1
-from bsam.lab.models.pyramidnet import PyramidNet
-from bsam.lab.models.resnet import ResNet
-from bsam.lab.models.wide_resnet import WideResNet
+from bsam.lab.models.cifar import DigitsNet, MobileNetV1, PyramidNet, ResNet, WideResNet
 
 SMALL = [name for name, entry in MODELS.items() if entry.parameters < 10**6]
 SMALL_FOR_32 = [name for name in SMALL if MODELS[name].images == 32]

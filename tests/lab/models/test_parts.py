@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bsam.lab.models import MODELS, build
-from bsam.lab.models.input_config import InputConfig, input_config
+from bsam.lab.models import MODELS, build, input_config
 from bsam.lab.models.parts import head, head_name, layer_ids
+from bsam.lab.models.timm_networks import InputConfig
 
 BLOCKS = ("layer", "blocks", "backbone.layer")
 

@@ -4,12 +4,10 @@ import pytest
 from torch import nn
 
 from bsam.common.errors import BsamValueError
-from bsam.lab.models import build
-from bsam.lab.models.input_config import input_config
+from bsam.lab.models import build, input_config
+from bsam.lab.models.cifar import PyramidNet, WideResNet
 from bsam.lab.models.parts import head, layer_ids
-from bsam.lab.models.pyramidnet import PyramidNet
-from bsam.lab.models.weight_loading import load_weights
-from bsam.lab.models.wide_resnet import WideResNet
+from bsam.lab.models.weights import load_weights
 
 REFUSED = [
     (lambda: build("resnet9"), "resnet9"),

@@ -11,8 +11,7 @@ from bsam.common.errors import BsamValueError
 from bsam.lab.models import build
 from bsam.lab.models.parts import head
 from bsam.lab.models.simcc import SimCC
-from bsam.lab.models.weight_files import MODEL
-from bsam.lab.models.weight_loading import into_backbone, load_weights
+from bsam.lab.models.weights import MODEL, into_backbone, load_weights
 
 
 def changed(name, **sizes):

@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from bsam.lab.models import build
-from bsam.lab.models.pyramidnet import PyramidBlock
-from bsam.lab.models.resnet import BasicBlock
+from bsam.lab.models.cifar import BasicBlock, PreActivationBlock, PyramidBlock
 from bsam.lab.models.simcc import SimCCHead
-from bsam.lab.models.wide_resnet import PreActivationBlock
 from bsam.lab.quantization import (
     OnnxNetwork,
     QuantConv2d,

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 import bsam
+from bsam.lab.common import files
+from bsam.lab.common.files import RunLocked
 from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import state_of
@@ -14,8 +16,6 @@ from bsam.lab.running import job, runner
 from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome
 from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
-from bsam.lab.training import files
-from bsam.lab.training.files import RunLocked
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit
 from processes import Process

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bsam.lab.data import DATASETS
-from bsam.lab.data.cifar import CIFAR10, CIFAR100, CifarFile, read_cifar
+from bsam.lab.data.downloads import CIFAR10, CIFAR100, CifarFile, read_cifar
 
 SMALL10 = replace(
     CIFAR10,

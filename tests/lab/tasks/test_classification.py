@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from bsam.lab.config import Run
-from bsam.lab.data import DATASETS
+from bsam.lab.data import DATASETS, digits
+from bsam.lab.data.arrays import flip_labels
 from bsam.lab.data.augment import Augment
-from bsam.lab.data.digits import digits
-from bsam.lab.data.label_noise import flip_labels
 from bsam.lab.models import build
 from bsam.lab.tasks import classification
 from bsam.lab.tasks.classification import Classification

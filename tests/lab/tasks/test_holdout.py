@@ -9,9 +9,8 @@ from torch import nn
 
 from bsam.lab.config import Run
 from bsam.lab.data import DATASETS
-from bsam.lab.data.examples import Examples
-from bsam.lab.data.label_noise import flip_labels
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.arrays import Examples, flip_labels
+from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.task import holdout_mask

@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 from bsam.lab.config import Run
-from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.data.pose.person_files import read_lspet
-from bsam.lab.data.pose.persons import Persons, PoseData, load_persons
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.persons import LSP, MPII, Persons, PoseData, load_persons, read_lspet
+from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.pose import Pose
 from helpers import draw_persons
 from pose_reference import bilinear, came_from, decoded, moved, share_found, simcc_loss

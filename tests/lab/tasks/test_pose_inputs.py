@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bsam.lab.config import Run
-from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.models.input_config import RESNET50
+from bsam.lab.data.persons import LSP, MPII
+from bsam.lab.models.timm_networks import RESNET50
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.pose_inputs import PoseInputs
 

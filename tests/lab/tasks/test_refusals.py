@@ -7,8 +7,8 @@ import torch
 
 from bsam.common.errors import BsamError
 from bsam.lab.config import Run
-from bsam.lab.data.pose.joints import LSP, MPII
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.persons import LSP, MPII
+from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.loop import fit

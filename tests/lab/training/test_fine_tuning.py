@@ -11,7 +11,7 @@ from torch import nn
 
 import bsam
 from bsam.lab.config import Run
-from bsam.lab.data.examples import Dataset, Examples
+from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.models import build
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.base_optimizer import build_base

@@ -9,9 +9,9 @@ from torch import nn
 import bsam
 from bsam.flatness.sharpness import sharpness
 from bsam.lab.config import Run
-from bsam.lab.data.digits import digits
-from bsam.lab.data.label_noise import flip_labels
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.data import digits
+from bsam.lab.data.arrays import flip_labels
+from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import loop
 from bsam.lab.training.loop import fit

@@ -15,7 +15,7 @@ from torch import nn
 import bsam
 from bsam.flatness import HessianOperator, top_eigenvalues
 from bsam.lab.config import Run
-from bsam.lab.data.pose.stick_figures import stick_figures
+from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.inference.measure import FlatnessSettings, measure
 from bsam.lab.inference.subjects import find_models, load_run
 from bsam.lab.tasks.pose import Pose

@@ -11,7 +11,7 @@ import pytest
 
 import bsam
 from bsam.lab.config import Run
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.training import loop, trainer
 from bsam.lab.training.flatness_numbers import largest_eigenvalue
 from bsam.lab.training.run_dir import RunDir, run_dir_name

@@ -17,12 +17,11 @@ import torch
 
 import bsam
 from bsam.lab import cli
-from bsam.lab.common.stored_files import DamagedFile, ReadFailed
+from bsam.lab.common.files import LOCK, DamagedFile, ReadFailed, RunLocked, locked
 from bsam.lab.config import Run
-from bsam.lab.models.digits_net import DigitsNet
+from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import run_writer, trainer
-from bsam.lab.training.files import LOCK, RunLocked, locked
 from bsam.lab.training.loop import Diverged, fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bsam.lab.config import Run
-from bsam.lab.config.bases import BASES
+from bsam.lab.config import BASES, Run
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.loop import fit
 from bsam.lab.training.run_dir import RunDir

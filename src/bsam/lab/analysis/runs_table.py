@@ -17,12 +17,11 @@ import pandas as pd
 
 from ...common.checks import is_number
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..common.grouping import group_by
-from ..common.stored_files import inside, read_bytes, reading
+from ..common.files import inside, read_bytes, read_json, read_json_lines, reading
+from ..common.printing import group_by
 from ..config import Run
 from ..recipes.plan import TUNING_SEED, check_text, describe
 from ..tasks import describe_task, task_class
-from ..training.files import read_json, read_json_lines
 from ..training.flatness_numbers import largest_eigenvalue
 from ..training.run_dir import ABOUT, CONFIG, METRICS, NETWORK, RunDir, run_dir_name, stored_run
 from .outcome import failure, score_title

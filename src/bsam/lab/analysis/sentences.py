@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..common.grouping import count_text, group_by
+from ..common.printing import count_text, group_by
 from .significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
 
 

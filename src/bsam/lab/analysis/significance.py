@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ...common.errors import BsamValueError
-from ..common.grouping import group_by
+from ..common.printing import group_by
 from ..recipes.variants import baseline_row as baseline_row
 from .runs_table import STATES
 

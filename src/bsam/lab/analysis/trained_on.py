@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.grouping import group_by
+from ..common.printing import group_by
 from ..config import Run
 from ..data import DATASETS, FOLDER
 from ..recipes.plan import experiment_title

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
-from ..common.grouping import group_by
-from ..common.printing import say, terminal_width
+from ..common.files import locked, write
+from ..common.printing import group_by, say, terminal_width
 from ..common.termination import resumable
 from ..inference.measure import FlatnessSettings, measured_entries
 from ..inference.subjects import IMAGES, MeasuredModels, find_models, runs_in_folders
@@ -20,7 +20,6 @@ from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
 from ..report.table import Column, Table
 from ..training.environment import environment_info, pick_device
-from ..training.files import locked, write
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP, TASK_HELP
 
 DESCRIPTION = """\

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from ...common.errors import BsamValueError
+from ..common.files import usable, write, write_json
 from ..common.printing import printable, say
 from ..inference.class_prediction import Prediction, image_paths, predict
 from ..inference.pose_prediction import FoundJoints, find_joints
 from ..inference.prediction_pictures import class_texts, draw_grid, draw_joints, draw_joints_grid
 from ..inference.task_prediction import predict_task
-from ..training.files import usable, write, write_json
 from ..training.run_dir import RunDir
 from .run_flags import DEVICE_HELP, MODEL_HELP, TASK_HELP
 

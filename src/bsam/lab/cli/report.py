@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...common.errors import BsamRuntimeError, BsamValueError
-from ..common.grouping import count_text
-from ..common.printing import say
+from ..common.printing import count_text, say
 from ..common.termination import Terminated
 
 OUT = Path("report.html")

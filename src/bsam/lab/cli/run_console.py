@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from ..common.grouping import count_text
+from ..common.printing import count_text
 from ..common.progress import ProgressLine, duration
 from ..config import BASE, RADIUS_SCHEDULE, Run
 from ..recipes.plan import titles_of

@@ -10,10 +10,8 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
-from ..common.methods import is_own, method_class
-from ..common.names import find_name, named_values
-from ..config import BASE, TASK_SETTINGS, Run, is_own_task, settings_by_heading, settings_of_task
-from ..config.presets import SHARED
+from ..common.names import find_name, is_own, named_values
+from ..config import BASE, SHARED, TASK_SETTINGS, Run, method_class, settings_by_heading, settings_of_task
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
 from ..recipes.start import LARGE_IMAGE, complete_settings
@@ -102,7 +100,7 @@ def _own_task(words: Sequence[str]) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--task", nargs="?")
     name = parser.parse_known_args(words)[0].task
-    return named_task(name) if is_own_task(name) else None
+    return named_task(name) if is_own(name) else None
 
 
 def _presets_in_words(own: str | None) -> list[tuple[Mapping[str, Any], str]]:
@@ -135,7 +133,7 @@ def run_of(arguments: argparse.Namespace) -> Run:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
-    own = arguments.task if is_own_task(getattr(arguments, "task", None)) else None
+    own = arguments.task if is_own(getattr(arguments, "task", None)) else None
     fields = [field for listed in settings_by_heading(own).values() for field in listed]
     names = [field.name for field in fields if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}

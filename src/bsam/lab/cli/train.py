@@ -17,11 +17,11 @@ import torch
 
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
-from ..common.grouping import count_text
+from ..common.files import LOCK
+from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
-from ..config import BASE, Run, method_title
-from ..config.bases import BASES
+from ..config import BASE, BASES, Run, method_title
 from ..data import download
 from ..recipes.plan import describe, measured_on, titles_of
 from ..recipes.start import check_start
@@ -29,7 +29,6 @@ from ..report.figures.class_report import class_report
 from ..tasks import task_class
 from ..tasks.noise_words import noise_text
 from ..training.distributed import DistributedContext, distributed_context
-from ..training.files import LOCK
 from ..training.flatness_numbers import largest_eigenvalue
 from ..training.loop import fit
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name

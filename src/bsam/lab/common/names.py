@@ -49,6 +49,11 @@ def suggestion(name: str, known: Collection[str]) -> str:
     return f". Did you mean {by_lower[closest[0]]!r}?" if closest else ""
 
 
+def is_own(name: object) -> bool:
+    """Return whether a name is that of an object of the user, ``MODULE:NAME``."""
+    return isinstance(name, str) and ":" in name
+
+
 def find_function(name: str, role: str) -> Callable[..., Any]:
     """Import a function, as :func:`find_object` does.
 

@@ -1,10 +1,14 @@
-"""Show text that may hold names from files, whose control characters must not reach a terminal or break a table."""
+"""Text for people: numbers and groups in words, and names from files, whose control characters must not reach a
+terminal or break a table.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 # The control characters, with which a terminal can be told to do almost anything, and those that change the direction
 # of the text around them.
@@ -58,3 +62,30 @@ def terminal_width() -> int:
 def wrapped(text: str) -> str:
     """Return a sentence as lines that fit in the terminal, broken between words."""
     return textwrap.fill(text, terminal_width(), break_long_words=False, break_on_hyphens=False)
+
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by key, in order of first appearance.
+
+    Example:
+        >>> group_by([3, 1, 4, 5], key=lambda n: n % 2)
+        {1: [3, 1, 5], 0: [4]}
+    """
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def count_text(n: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    Example:
+        >>> count_text(1, "seed"), count_text(3, "seed")
+        ('1 seed', '3 seeds')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -8,21 +8,29 @@ from pathlib import Path
 
 from ...common.errors import BsamValueError
 from ..config import Run
-from . import digits, fashion_mnist
-from .cifar import CIFAR10, CIFAR100, Cifar, has_cifar, read_cifar
+from .arrays import Dataset as Dataset
+from .arrays import Examples as Examples
+from .downloads import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_SOURCES,
+    Cifar,
+    fetch,
+    has_cifar,
+    has_fashion_mnist,
+    read_cifar,
+    read_fashion_mnist,
+)
+from .downloads import digits as digits
 from .entries import ArrayData, DatasetEntry, DrawnPersonData, ImageData, KnownData, PersonData
-from .examples import Dataset as Dataset
-from .examples import Examples as Examples
-from .functions import FunctionData as FunctionData
-from .functions import TaskData as TaskData
-from .images.folders import ImageFiles as ImageFiles
-from .images.folders import LabelledFiles as LabelledFiles
-from .images.folders import read_folder
-from .images.published import read_flowers102, read_oxford_pet, read_stanford_cars
-from .pose.person_files import PersonFiles as PersonFiles
-from .pose.person_files import read_lspet, read_mpii
-from .pose.stick_figures import stick_figures
-from .sources import fetch
+from .entries import FunctionData as FunctionData
+from .entries import TaskData as TaskData
+from .folders import ImageFiles as ImageFiles
+from .folders import LabelledFiles as LabelledFiles
+from .folders import read_flowers102, read_folder, read_oxford_pet, read_stanford_cars
+from .persons import PersonFiles as PersonFiles
+from .persons import read_lspet, read_mpii
+from .stick_figures import stick_figures
 
 FOLDER = "folder:"  # names a folder of the user's image files: folder:PATH
 NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
@@ -50,7 +58,7 @@ _ENTRIES: tuple[KnownData, ...] = (
         10,
         model="digits_net",
         images="1 x 8 x 8",
-        read=lambda _: digits.digits(),
+        read=lambda _: digits(),
         validation=True,
         origin="scikit-learn",
     ),
@@ -62,9 +70,9 @@ _ENTRIES: tuple[KnownData, ...] = (
         10,
         augmentation="crop-flip",
         images="1 x 28 x 28",
-        read=fashion_mnist.read_fashion_mnist,
-        is_in=fashion_mnist.has_fashion_mnist,
-        sources=fashion_mnist.SOURCES,
+        read=read_fashion_mnist,
+        is_in=has_fashion_mnist,
+        sources=FASHION_SOURCES,
         needs_folder=True,
     ),
     ImageData("flowers102", "Flowers-102", 102, files=read_flowers102),

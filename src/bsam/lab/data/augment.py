@@ -1,17 +1,29 @@
-"""Random crops, flips and Cutout for whole batches, on the device of the images."""
+"""Augmentation of whole batches, on the device of the images.
+
+Crops, flips and Cutout; crops that are resized to one size (RandomResizedCrop); timm's RandAugment, Mixup and CutMix.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import random
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...common.checks import check_number
 from ...common.errors import BsamValueError
-from .resized_crop import draw_boxes, resize_boxes
+from ...common.timm_import import import_timm
+from .rand_augment import RandAugment, copied
 
 RESIZED_CROP = "resized-crop-flip"
 _STREAM, _CROP_STREAM = 0xA46, 0x2C0  # make these random numbers independent of others from (seed, epoch)
@@ -180,3 +192,201 @@ def augmentation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> 
     if name not in AUGMENTATIONS:
         raise BsamValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}; got {name!r}")
     return replace(AUGMENTATIONS[name], mean=mean, std=std)
+
+
+TRIES = 10  # boxes drawn for an image until one fits, as in torchvision and timm
+
+
+def draw_boxes(
+    n: int, side: int, scale: tuple[float, float], ratio: tuple[float, float], random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return top, left, height and width of ``n`` random boxes, as torchvision's RandomResizedCrop draws them.
+
+    The first of ten boxes that fits into the image is taken; if none does, the whole image.
+
+    Args:
+        n: number of boxes.
+        side: side of the images, in pixels.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest ratio of width to height, which is uniform on a logarithmic scale.
+        random: the random numbers.
+
+    Example:
+        >>> draw_boxes(2, 32, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0)).tolist()
+        [[0, 0, 32, 32], [0, 0, 32, 32]]
+    """
+    area = side**2 * random.uniform(*scale, (n, TRIES))
+    shape = np.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1]), (n, TRIES)))
+    heights = np.rint(np.sqrt(area / shape))
+    widths = np.rint(np.sqrt(area * shape))
+    fits = (np.minimum(heights, widths) > 0) & (np.maximum(heights, widths) <= side)
+    first = np.arange(n), fits.argmax(axis=1)
+    sizes = np.where(fits[first], [heights[first], widths[first]], side).astype(np.int64)
+    corners = random.integers(0, side - sizes + 1)
+    return np.concatenate([corners, sizes]).T
+
+
+def resize_boxes(x: Tensor, draws: Tensor, size: int, cubic: bool) -> Tensor:
+    """Cut boxes out of images and resize them, with antialiasing where they become smaller.
+
+    The result is that of ``torch.nn.functional.interpolate`` with ``antialias=True`` on each box alone, up to rounding.
+    Interpolation is a product with one matrix for the rows and one for the columns of each image. Values stay on the
+    device and shapes do not depend on them, so a call can be captured in a CUDA graph.
+
+    Args:
+        x: float32 images (n, channels, side, side).
+        draws: (n, 5), top, left, height and width of the box of each image, and 1 to mirror it, otherwise 0.
+        size: side of the result.
+        cubic: bicubic instead of bilinear interpolation.
+
+    Returns:
+        Images (n, channels, size, size) in the channels_last memory format.
+
+    Example:
+        >>> image, draws = torch.arange(16.0).view(1, 1, 4, 4), torch.tensor([[0, 0, 4, 4, 1]])
+        >>> mirrored = resize_boxes(image, draws, 4, cubic=False)
+        >>> mirrored[0, 0, 0].tolist()
+        [3.0, 2.0, 1.0, 0.0]
+    """
+    n, channels, height, width = x.shape
+    top, left, box_height, box_width, mirrored = draws.unbind(1)
+    rows = _weights(top, box_height, torch.zeros_like(mirrored), height, size, cubic)
+    columns = _weights(left, box_width, mirrored, width, size, cubic)
+    with torch.autocast(x.device.type, enabled=False):  # pixels keep their precision
+        x = torch.bmm(rows, x.permute(0, 2, 3, 1).reshape(n, height, width * channels))
+        x = x.view(n, size, width, channels).permute(0, 3, 1, 2).reshape(n, channels * size, width)
+        x = torch.bmm(x, columns.mT).view(n, channels, size, size)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _weights(begin: Tensor, length: Tensor, mirrored: Tensor, side: int, size: int, cubic: bool) -> Tensor:
+    """Return the weight of each of ``side`` pixels in each of ``size`` new ones, for each image."""
+    new = torch.arange(size, device=begin.device)
+    pixel = torch.arange(side, device=begin.device)
+    begin, length, mirrored = (values[:, None] for values in (begin, length, mirrored))
+    new = new + mirrored * (size - 1 - 2 * new)
+    step = length / size  # pixels for each new one
+    centre = begin + (new + 0.5) * step
+    distance = ((pixel + 0.5 - centre[:, :, None]) / step.clamp(min=1)[:, :, None]).abs()
+    if cubic:  # Pillow's and torch's coefficient with antialiasing, -0.5
+        near = (1.5 * distance - 2.5) * distance.square() + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        weights = torch.where(distance < 1, near, far.masked_fill(distance >= 2, 0))
+    else:
+        weights = (1 - distance).clamp(min=0)
+    outside = (pixel < begin) | (pixel >= begin + length)
+    weights = weights.masked_fill(outside[:, None], 0)
+    return weights / weights.sum(2, keepdim=True)
+
+
+PREFIX = "timm:"
+EXAMPLE = f"{PREFIX}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
+# the sections of timm's names of RandAugment, after "rand"
+_SECTION = re.compile(r"(m|mmax|inc)\d+|n[1-9]\d*|(p|mstd)\d+(\.\d+)?|t(weights|3aw|3a)")
+_RAND_STREAM, _MIX_STREAM = 0xAA, 0x313  # make these random numbers independent of others from (seed, epoch)
+
+
+@dataclass(frozen=True)
+class TimmAugment(Augment):
+    """Crop and flip, then RandAugment on each image, and Mixup or CutMix on pairs of images of a batch.
+
+    The random numbers of RandAugment are a function of seed, epoch and image, those of Mixup and CutMix of seed, epoch
+    and the first image of the batch. Calls take draws in host memory, for images on any device.
+
+    Args:
+        aa: timm's name of the RandAugment, such as ``rand-m9-mstd0.5-inc1``; empty: none.
+        mixup, cutmix: alpha of Mixup and of CutMix; 0: none. With both, half of the batches get CutMix.
+        pad, flip, cutout, cutout_p, mean, std: as in :class:`Augment`; there are no holes.
+
+    Example:
+        >>> augment = TimmAugment.named("timm:aa=rand-m9,mixup=0.8")
+        >>> augment.aa, augment.mixup, augment.cutmix
+        ('rand-m9', 0.8, 0.0)
+    """
+
+    cutout: int = 0
+    aa: str = ""
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    @classmethod
+    def named(cls, name: str) -> TimmAugment:
+        """Return the augmentation with a name such as ``timm:aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1``."""
+        given: dict[str, Any] = {}
+        for pair in name.removeprefix(PREFIX).split(","):
+            key, _, value = pair.partition("=")
+            if key not in ("aa", "mixup", "cutmix") or key in given or not value:
+                raise BsamValueError(f"augment must be like {EXAMPLE}, with one or more of the three; got {name!r}")
+            given[key] = value if key == "aa" else _alpha(key, value)
+        if "aa" in given:
+            first, *sections = given["aa"].split("-")
+            if first != "rand" or not all(map(_SECTION.fullmatch, sections)):
+                raise BsamValueError(
+                    f"aa of the augmentation must be a RandAugment of timm, such as rand-m9-mstd0.5-inc1; got "
+                    f"{given['aa']!r}"
+                )
+        if not any(given.values()):
+            raise BsamValueError(f"augment {name!r} does nothing but crop and flip: use crop-flip")
+        return cls(**given)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images of a batch are mixed."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    def draws(self, n: int, seed: int, epoch: int, side: int) -> Tensor:
+        """Return the numbers of :class:`Augment`, and a seed for each image in a seventh column."""
+        seeds = np.random.default_rng((seed, epoch, _RAND_STREAM)).integers(0, 2**32, (n, 1))
+        return torch.cat([super().draws(n, seed, epoch, side), torch.from_numpy(seeds)], dim=1)
+
+    def moved(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Return cropped, mirrored and randomly changed images."""
+        x = super().moved(x, copied(draws[:, :6], x.device))
+        return self._rand_augment(x, draws[:, 6].tolist()) if self.aa else x
+
+    @cached_property
+    def _rand_augment(self) -> RandAugment:
+        return RandAugment(self.aa, tuple(min(255, round(255 * value)) for value in self.mean))
+
+    def mix(self, x: Tensor, classes: Tensor, count: int, *key: int) -> tuple[Tensor, Tensor]:
+        """Return a mixed batch, and the share of each of ``count`` classes in each image.
+
+        Args:
+            x: images, which are overwritten.
+            classes: their classes.
+            count: number of classes.
+            key: seed, epoch and the number of the first image.
+        """
+        if len(x) % 2:
+            raise BsamValueError(f"mixup and cutmix need batches of an even size in each process, got {len(x)}")
+        import_timm()
+        from timm.data.mixup import Mixup
+
+        mixup = Mixup(self.mixup, self.cutmix, label_smoothing=0.0, num_classes=count)
+        with _restored_generators():
+            np.random.seed(int(np.random.default_rng((*key, _MIX_STREAM)).integers(2**32)))
+            mixed, shares = mixup(x, classes)
+        return mixed, shares
+
+
+def _alpha(name: str, text: str) -> float:
+    try:
+        return float(check_number(name, float(text), low=0))
+    except ValueError as error:
+        raise BsamValueError(f"{name} of the augmentation must be a finite number from 0, got {text!r}") from error
+
+
+@contextlib.contextmanager
+def _restored_generators() -> Iterator[None]:
+    """Restore the global generators that timm draws from."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def is_timm(name: str | None) -> bool:
+    """Return whether a name of an augmentation is for timm's."""
+    return name is not None and name.startswith(PREFIX)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from ..common.files import reading
 from ..common.printing import say
-from ..common.stored_files import reading
-from ..data.images.decoding import DecodeError, Decoding, decode
-from ..data.images.folders import OF_WINDOWS
+from ..data.folders import OF_WINDOWS
+from ..data.images import DecodeError, Decoding, decode
 from ..tasks.classification import LARGE_IMAGE_BATCH
 from ..tasks.classifiers import build_network
 from ..tasks.image_inputs import Inputs

@@ -25,11 +25,10 @@ from ...flatness.products import Progress
 from ...flatness.sharpness import Sharpness, sharpness
 from ...flatness.spectrum import Eigenvalues, check_which, top_eigenvalues
 from ...flatness.trace import LEAST_SAMPLES, Trace, trace
+from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.progress import ProgressLine
-from ..common.stored_files import MAX_TEXT, read_bytes, reading
 from ..config import MAX_SEED
 from ..training.environment import environment_info
-from ..training.files import check_keys, write_json
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.run_dir import check_settings
 from .subjects import MeasuredModels

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...common.errors import BsamValueError
+from ..common.files import reading
 from ..common.printing import say
-from ..common.stored_files import reading
 from ..config import PoseSettings
-from ..data.images.decoding import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
-from ..data.pose.affine import apply, inverse
-from ..data.pose.joints import Skeleton
-from ..data.pose.persons import person_crops
+from ..data.images import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
+from ..data.persons import Skeleton, person_crops
+from ..data.pose_augment import apply, inverse
 from ..tasks.pose import EVALUATION_BATCH
 from ..tasks.pose_inputs import PoseInputs
 from ..training.environment import pick_device

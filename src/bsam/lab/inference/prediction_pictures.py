@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.files import write
 from ..common.printing import printable
-from ..data.images.decoding import Crop
-from ..data.pose.joints import Skeleton
-from ..data.pose.persons import MARGIN
-from ..training.files import write
+from ..data.images import Crop
+from ..data.persons import MARGIN, Skeleton
 from .class_prediction import Prediction
 from .pose_prediction import FoundJoints
 

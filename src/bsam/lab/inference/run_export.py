@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
-from ..common.stored_files import draft_of
+from ..common.files import draft_of
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
 from ..tasks.classification import Classification

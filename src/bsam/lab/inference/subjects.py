@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches, LossFunction
-from ..common.names import find_function
-from ..config import Run, is_own_task, method_title
+from ..common.names import find_function, is_own
+from ..config import Run, method_title
 from ..quantization import freeze_scales
 from ..tasks import TASKS, named_task, task_class
 from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, run_dir_name
@@ -130,7 +130,7 @@ def find_models(
     unused = {*data, *models, *tasks}
     for path in paths:
         task = RunDir(path).note("config", OTHER_FOLDER).get("task", Run.task.name)
-        if task not in list(TASKS) and not is_own_task(task):
+        if task not in list(TASKS) and not is_own(task):
             raise BsamValueError(
                 f"the task of the run in {path} must be one of {', '.join(TASKS)}; got {task!r}. Give its {NETWORK} "
                 "and --loader instead"

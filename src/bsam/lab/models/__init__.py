@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,17 +11,13 @@ import torch
 from torch import nn
 
 from ...common.checks import check_count
-from ...common.errors import BsamValueError
-from ..common.names import suggestion
+from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
+from ...common.timm_import import import_timm
+from ..common.names import call_with, describe_error, find_function, suggestion
 from ..config import Run
-from .digits_net import DigitsNet
-from .mobilenet import MobileNetV1
-from .own_networks import IMAGES, own_network
-from .pyramidnet import PyramidNet
-from .resnet import ResNet
+from .cifar import DigitsNet, MobileNetV1, PyramidNet, ResNet, WideResNet
 from .simcc import simcc_resnet8, simcc_resnet50
-from .timm_networks import PREFIX, resnet50, timm_name, timm_network, vit
-from .wide_resnet import WideResNet
+from .timm_networks import PREFIX, RESNET50, InputConfig, check_timm_name, resnet50, timm_name, timm_network, vit
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def model_entry(name: str) -> ModelEntry:
     for a function of the user, ``MODULE:FUNCTION``, which is imported when the network is built.
 
     Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
-    :func:`~bsam.lab.models.input_config.input_config` returns the image size.
+    :func:`~bsam.lab.models.timm_networks` returns the image size.
 
     Example:
         >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title
@@ -127,6 +123,26 @@ def network_of(run: Run) -> ModelEntry:
 
 def _not_alone(name: str, **_: Any) -> nn.Module:
     raise BsamValueError(f"{name} is a network of a task of yours: its class builds it")
+
+
+def input_config(name: str) -> InputConfig | None:
+    """Return the preprocessing that a network expects; None if it uses that of the data set.
+
+    Example:
+        >>> input_config("timm:tf_efficientnet_lite1")
+        InputConfig(size=240, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+            interpolation='bicubic', crop=0.882)
+        >>> input_config("resnet18") is None
+        True
+    """
+    timm = timm_name(name)
+    if timm is None:
+        entry = model_entry(name)
+        return replace(RESNET50, size=entry.images) if "resnet50" in (entry.name, entry.backbone) else None
+    weights = import_timm().get_pretrained_cfg(check_timm_name(timm), allow_unregistered=True)
+    config = import_timm().data.resolve_data_config(pretrained_cfg={} if weights is None else weights.to_dict())
+    size = min(config["input_size"][1:])
+    return InputConfig(size, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], config["crop_pct"])
 
 
 def build(
@@ -164,3 +180,35 @@ def build(
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
             model = entry.build(classes=classes, channels=channels, **settings)
     return model.to(torch.get_default_device(), memory_format=entry.memory_format)  # type: ignore[call-overload]
+
+
+IMAGES = 224  # pixels a side of image files, unless the run has another image size
+
+
+def own_network(name: str, classes: int, channels: int, image_size: int | None = None) -> nn.Module:
+    """Import a function or a class, and return the network that it makes.
+
+    Args:
+        name: ``MODULE:FUNCTION``. It gets those of the other arguments, and of ``input_shape`` (channels, side, side),
+            that its signature names.
+        classes: number of classes.
+        channels: number of channels of the inputs.
+        image_size: side of the inputs, in pixels.
+    """
+    function = find_function(name, "model")
+    offered = {
+        "classes": classes,
+        "channels": channels,
+        "image_size": image_size,
+        "input_shape": None if image_size is None else (channels, image_size, image_size),
+    }
+    try:
+        network = call_with(function, offered, name)
+    except BsamError:
+        raise
+    except Exception as error:
+        described = describe_error(error, name.partition(":")[0])
+        raise BsamRuntimeError(f"{name} raised {described}: correct the function") from error
+    if not isinstance(network, nn.Module):
+        raise BsamTypeError(f"{name} must return a torch.nn.Module, got {type(network).__name__}")
+    return network

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
-from .resnet import ResNet
+from .cifar import ResNet
 from .timm_networks import resnet50
 
 

@@ -1,6 +1,8 @@
-"""Networks from timm, and the original ResNet-50."""
+"""Networks from timm, the original ResNet-50, and the preprocessing that pretrained networks expect."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -111,3 +113,27 @@ def resnet50(classes: int = 10, channels: int = 3) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             module.eps = 1e-3
     return network
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """Preprocessing of the images that pretrained weights were trained with.
+
+    Args:
+        size: side of the image, in pixels.
+        mean, std: mean and standard deviation of the red, green and blue channels, for pixels between 0 and 1.
+        interpolation: how images are resized, such as ``bilinear`` or ``bicubic``.
+        crop: side of the centre crop used in evaluation, relative to the shorter side of the image.
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop: float
+
+
+# He et al. use pixels between 0 and 255, not divided by std: tools/convert_weights.py multiplies the stem by 255 * std.
+RESNET50 = InputConfig(
+    224, (123.68 / 255, 116.779 / 255, 103.939 / 255), (0.229, 0.224, 0.225), interpolation="bilinear", crop=0.875
+)

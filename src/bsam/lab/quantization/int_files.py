@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
-from ..common.stored_files import load_tensors, read_bytes, reading, save_tensors
+from ..common.files import load_tensors, read_bytes, reading, save_tensors
 from .arithmetic import Codes
 from .quant_layers import IntLayer, int_layer, replace
 

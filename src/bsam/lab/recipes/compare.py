@@ -8,9 +8,8 @@ from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
-from ..common.methods import Method, is_own, method_class
-from ..common.names import find_name, name_of, with_arguments
-from ..config import BASE, RADIUS_SCHEDULE, Run, Split
+from ..common.names import find_name, is_own, name_of, with_arguments
+from ..config import BASE, RADIUS_SCHEDULE, Method, Run, Split, method_class
 from ..data import dataset_entry
 from ..tasks import load_splits
 from ..training.run_dir import subject_name

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.grouping import count_text
 from ..common.names import find_name
+from ..common.printing import count_text
 from ..config import BASE, Run, arguments_of
-from ..data.digits import TEST, TRAIN, VALIDATION
+from ..data.downloads import DIGITS_TEST, DIGITS_TRAIN, DIGITS_VALIDATION
 from ..tasks.noise_words import noise_text
 from .paper_recipes import DEMO, method_run
 from .plan import Plan, titles_of
@@ -30,10 +30,11 @@ WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
 NOTES = (
     f"All rows share learning rate {DEMO['lr']:g} (cosine, {DEMO['warmup']} epochs of warm-up), weight decay "
     f"{DEMO['weight_decay']:g} (unless tuned), batch size {DEMO['batch']} and the number of epochs.",
-    f"The data set is small: {TRAIN} training images of 8 x 8 pixels, {round(DEMO['label_noise'] * TRAIN)} of them "
-    f"with a wrong label, and {TEST} test images. On other data the methods may compare differently.",
+    f"The data set is small: {DIGITS_TRAIN} training images of 8 x 8 pixels, "
+    f"{round(DEMO['label_noise'] * DIGITS_TRAIN)} of them with a wrong label, and {DIGITS_TEST} test images. On "
+    "other data the methods may compare differently.",
     f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
-    f"by accuracy after the last epoch on {VALIDATION} validation images with clean labels, with a seed that no "
+    f"by accuracy after the last epoch on {DIGITS_VALIDATION} validation images with clean labels, with a seed that no "
     "other run uses.",
     "To first order in the radii, SAM and BSAM correct the gradient in proportion to the total radius, so compare them "
     'at equal totals: see "What BSAM does" in the documentation.',

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import FINE_TUNING, QUANTIZED, Run
 from ..data import dataset_entry
-from ..models.weight_loading import PRETRAINED
+from ..models.weights import PRETRAINED
 from ..tasks.noise_words import noise_text
 from ..tasks.pose_metrics import SCORES
 from ..training.run_dir import run_dir_name

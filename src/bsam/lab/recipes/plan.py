@@ -10,13 +10,12 @@ from typing import Any
 
 from ...common.checks import check_count, check_flag, check_number
 from ...common.errors import BsamError, BsamValueError
-from ..common.grouping import count_text
-from ..common.methods import known_method
 from ..common.names import find_name
-from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, preset_values
+from ..common.printing import count_text
+from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, known_method, preset_values
 from ..data import data_of
 from ..models import network_of
-from ..models.weight_loading import PRETRAINED
+from ..models.weights import PRETRAINED
 from ..tasks import task_class
 from ..tasks.noise_words import noise_text
 from ..training.loop import CURVATURE_SAMPLES

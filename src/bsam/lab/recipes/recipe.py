@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamTypeError, BsamValueError
-from ..common.grouping import group_by
 from ..common.names import describe_error
+from ..common.printing import group_by
 from ..config import Run, imported
 from .plan import Plan
 from .start import with_weights

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..config import Run, is_own_task
+from ..common.names import is_own
+from ..config import Run
 from ..data import FOLDER, dataset_entry
 from ..data.augment import RESIZED_CROP
 from ..data.entries import DatasetEntry, ImageData
 from ..models import MODELS, model_entry
-from ..models.weight_files import model_of_file
-from ..models.weight_loading import PRETRAINED
+from ..models.weights import PRETRAINED, model_of_file
 from ..tasks import named_task
 from ..tasks.image_inputs import check_weights, find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
@@ -46,11 +46,11 @@ def complete_settings(
     given = dict(settings)
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
-    if is_own_task(given.get("task")):
+    if is_own(given.get("task")):
         given["task"] = named_task(given["task"])
     if given.get("init") is not None:
         given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir, given), **given}
-    if is_own_task(given.get("task")):
+    if is_own(given.get("task")):
         return given  # data and network are presets of the task
     if "task" not in given:
         given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task

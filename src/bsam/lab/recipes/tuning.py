@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from ...common.checks import is_number
-from ..common.grouping import count_text
+from ..common.printing import count_text
 from ..config import Run, Split
 from ..data import dataset_entry
 from ..tasks import TASKS, task_class

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from ...common.checks import is_number
 from ...methods import METHODS
-from ..common.methods import is_own, known_method, method_class
-from ..config import BASE, Run, arguments_of, method_title
+from ..common.names import is_own
+from ..config import BASE, Run, arguments_of, known_method, method_class, method_title
 
 Arguments: TypeAlias = Mapping[str, Any]
 

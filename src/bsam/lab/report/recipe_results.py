@@ -15,6 +15,7 @@ from ..analysis.outcome import score_title
 from ..analysis.runs_table import COLUMNS, DAMAGED, RESULTS, read_epochs, read_runs
 from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
+from ..common.files import locked, read_json, write, write_json
 from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
@@ -22,7 +23,6 @@ from ..paper import check_table, join
 from ..recipes.plan import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks.noise_words import noise_text, wrong_labels
-from ..training.files import locked, read_json, write, write_json
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
 from .recipe_table import ENDED, caption, cells_of, markdown, tables_of

@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..analysis.outcome import score_title
-from ..common.grouping import count_text, group_by
-from ..common.printing import printable
+from ..common.printing import count_text, group_by, printable
 from ..config import Run
 from ..paper import published_number, published_tables
 from ..recipes.plan import measured_on, setting_text

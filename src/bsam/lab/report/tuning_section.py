@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..common.grouping import group_by
+from ..common.printing import group_by
 from ..common.progress import duration
 from ..recipes.plan import setting_text
 from ..recipes.study import Decision

@@ -21,7 +21,7 @@ import torch
 from ...common.checks import check_count, check_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
-from ..common.grouping import count_text
+from ..common.printing import count_text
 from ..common.termination import SIGNALS, Terminated, deferred_signals, terminable
 from ..config import Run
 from ..training.environment import devices_of

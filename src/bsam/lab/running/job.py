@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 import torch
 
 from ...common.errors import BsamError
+from ..common.files import RunLocked, usable
 from ..common.termination import Terminated
 from ..config import Run
-from ..training.files import RunLocked, usable
 from ..training.loop import Diverged, fit
 from ..training.run_dir import LOG, RunDir, run_dir_name
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
-from ..common.grouping import group_by
+from ..common.files import check_writable
+from ..common.printing import group_by
 from ..common.termination import Terminated
 from ..config import Run
 from ..recipes.plan import state_of
-from ..training.files import check_writable
 from ..training.run_dir import RunDir, RunState
 from .executors import RETRIES, Executor
 from .job import Outcome, message_of, train_run

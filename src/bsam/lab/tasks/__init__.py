@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.names import find_object, known_object, name_of
-from ..config import is_own_task, settings_of_task, store_settings
+from ..common.names import find_object, is_own, known_object, name_of
+from ..config import settings_of_task, store_settings
 from .classification import Classification
 from .own_task import Splits as Splits
 from .own_task import Task as Task
@@ -50,7 +50,7 @@ def task_class(name: str) -> type[BaseTask] | StoredTask:
 
 def named_task(task: str | type[Task]) -> str:
     """Return the name of a task that the user gives, after importing it, if it is ``MODULE:CLASS``, and checking it."""
-    if isinstance(task, str) and not is_own_task(task):
+    if isinstance(task, str) and not is_own(task):
         return settings_of_task(task).name
     cls = find_object(task, "task") if isinstance(task, str) else task
     try:
@@ -62,7 +62,7 @@ def named_task(task: str | type[Task]) -> str:
 
 def describe_task(name: str, note: Mapping[str, Any]) -> None:
     """Make a task of the user known from ``task.json``; its module is not imported."""
-    if is_own_task(name) and note and known_object(name) is None:
+    if is_own(name) and note and known_object(name) is None:
         store_settings(name, note["settings"])
         groups = tuple(Score(**group) for group in note["groups"])
         _STORED[name] = StoredTask(Score(**note["score"]), groups, note["loss_title"])

@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
-from ..common.stored_files import MAX_TEXT, read_bytes, reading
+from ..common.files import MAX_TEXT, read_bytes, reading
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
-from ..data.augment import Augment, ResizedCrop, augmentation
-from ..data.examples import Dataset, Examples
-from ..data.images.duplicates import duplicate_warnings
-from ..data.label_noise import flip_labels
-from ..data.timm_augment import TimmAugment, is_timm
+from ..data.arrays import Dataset, Examples, flip_labels
+from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
+from ..data.images import duplicate_warnings
 from ..models import model_entry
 from ..quantization import calibrate
 from .classifiers import build_float_network, build_network, class_predictions, quantize_network

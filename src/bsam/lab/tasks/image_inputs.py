@@ -17,14 +17,13 @@ from ...common.errors import BsamRuntimeError
 from ..common.progress import ProgressLine
 from ..config import Run
 from ..data import dataset_entry
+from ..data.arrays import Dataset
 from ..data.augment import RESIZED_CROP, normalise
 from ..data.entries import ArrayData, ImageData
-from ..data.examples import Dataset
-from ..data.images.cache import load_images
-from ..data.images.decoding import Resize
-from ..models import model_entry
-from ..models.input_config import InputConfig, input_config
-from ..models.weight_loading import PRETRAINED, check_download, check_model
+from ..data.images import Resize, load_images
+from ..models import input_config, model_entry
+from ..models.timm_networks import InputConfig
+from ..models.weights import PRETRAINED, check_download, check_model
 
 IMAGENET = InputConfig(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear", 0.875)
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ...common.errors import BsamValueError
 from ..config import Run
-from ..data.examples import Examples
-from ..data.pose.persons import Persons
+from ..data.arrays import Examples
+from ..data.persons import Persons
 from ..models.parts import head
-from ..models.weight_loading import WeightsReport, load_weights
+from ..models.weights import WeightsReport, load_weights
 from .image_inputs import find_weights
 from .task import BaseTask, TaskBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...common.errors import BsamValueError
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
-from ..data.label_noise import wrong_share
+from ..data.arrays import wrong_share
 
 
 def wrong_labels(run: Run) -> float | None:

@@ -19,8 +19,8 @@ from torch.utils.data import default_collate
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches
+from ..common.files import load_tensors, read_bytes, reading
 from ..common.names import call_with, describe_error, find_function, name_of
-from ..common.stored_files import load_tensors, read_bytes, reading
 from ..config import Preset, Run, TaskSettings, to_json_value
 from ..data import Examples
 from .task import BaseTask, Score, TaskBatch, holdout_mask

@@ -17,11 +17,9 @@ from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
 from ..data import DATASETS, dataset_entry
 from ..data.entries import DrawnPersonData, KnownData, PersonData
-from ..data.pose.affine import apply
-from ..data.pose.persons import Persons, PoseData, load_persons
-from ..data.pose.pose_augment import POSE_AUGMENTATIONS
-from ..models import MODELS, build, model_entry
-from ..models.input_config import input_config
+from ..data.persons import Persons, PoseData, load_persons
+from ..data.pose_augment import POSE_AUGMENTATIONS, apply
+from ..models import MODELS, build, input_config, model_entry
 from . import pose_metrics
 from .image_inputs import IMAGENET
 from .image_task import ImageTask, limit_samples
@@ -206,7 +204,7 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
     """Return how the joints of a data set are scored, and the sizes of the persons, the unit of distance."""
     if data.skeleton not in pose_metrics.SCORES:
         raise BsamValueError(
-            f"there is no score for the joints of {data.name}: use LSP or MPII from bsam.lab.data.pose.joints"
+            f"there is no score for the joints of {data.name}: use LSP or MPII from bsam.lab.data.persons"
         )
     score = pose_metrics.SCORES[data.skeleton]
     if score is not pose_metrics.MPII:

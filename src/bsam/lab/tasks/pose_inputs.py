@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..config import Run
-from ..data.pose.joints import Skeleton
-from ..data.pose.pose_augment import PoseAugment
+from ..data.persons import Skeleton
+from ..data.pose_augment import PoseAugment
 from ..models import build
 from .image_task import freeze_backbone
 from .simcc_loss import decode, flip_merge

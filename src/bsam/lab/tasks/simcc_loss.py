@@ -130,7 +130,7 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, mirrored: Sequence[int], 
         logits: (n, joints, 2, bins), of the images.
         flipped_logits: (n, joints, 2, bins), of the mirror images, as the network returned them.
         mirrored: for each joint of a mirror image, the joint that it was before, as in
-            :class:`bsam.lab.data.pose.joints.Skeleton`.
+            :class:`bsam.lab.data.persons.Skeleton`.
         k: bins per pixel.
 
     Example:

@@ -9,8 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import quantization
-from ..config import ClassificationSettings, Run
-from ..config.bases import BASES, as_tuples, parameters_of
+from ..config import BASES, ClassificationSettings, Run, as_tuples, parameters_of
 from ..models.parts import head_name, layer_ids, undecayed
 
 

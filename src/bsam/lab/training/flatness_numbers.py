@@ -16,7 +16,7 @@ from ...flatness.density import Density
 from ...flatness.landscape import Landscape
 from ...flatness.probe import Reading
 from ...flatness.spectrum import Eigenvalues
-from ..common.stored_files import reading
+from ..common.files import reading
 from .run_dir import PROBE, REPAIR, RunDir
 
 NEAR = 0.1  # above the loss at the centre of a landscape

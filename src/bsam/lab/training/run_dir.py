@@ -16,13 +16,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
-from ..common.stored_files import MAX_ARRAYS, WrongContent, load_arrays, load_tensors, read_bytes, reading
-from ..config import BASE, TASK_SETTINGS, Run, TaskSettings, default_settings, is_own_task, settings_of_task
-from ..config.digest import FORMER_NAMES, digest
+from ..common.files import (
+    MAX_ARRAYS,
+    WrongContent,
+    load_arrays,
+    load_tensors,
+    read_bytes,
+    read_json,
+    read_json_lines,
+    reading,
+)
+from ..common.names import is_own
+from ..config import (
+    BASE,
+    FORMER_NAMES,
+    TASK_SETTINGS,
+    Run,
+    TaskSettings,
+    default_settings,
+    digest,
+    settings_of_task,
+)
 from ..data import FOLDER, FunctionData, data_of, dataset_entry
 from ..models import model_entry
 from ..tasks import describe_task
-from .files import read_json, read_json_lines
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -134,8 +151,8 @@ class RunDir:
     ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
     ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except
     ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
-    :class:`~bsam.lab.common.stored_files.DamagedFile`; one that cannot be read now, for example because memory ran out,
-    a :class:`~bsam.lab.common.stored_files.ReadFailed`.
+    :class:`~bsam.lab.common.files.DamagedFile`; one that cannot be read now, for example because memory ran out,
+    a :class:`~bsam.lab.common.files.ReadFailed`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -144,7 +161,7 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
-        if is_own_task(settings.get("task")):
+        if is_own(settings.get("task")):
             describe_task(settings["task"], self.note(TASK, keys=("settings", "score", "groups", "loss_title")))
         try:
             return stored_run(settings, kind)

@@ -21,22 +21,25 @@ from torch import nn
 from ...common.checks import check_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
-from ..common.stored_files import load_torch, read_bytes, reading, save_tensors
-from ..config import Run
-from ..tasks import task_class
-from . import run_dir
-from .distributed import DistributedContext
-from .environment import environment_info
-from .files import (
+from ..common.files import (
+    load_torch,
     locked,
+    read_bytes,
     read_json,
+    reading,
     refuse_other_files,
     remove_drafts,
+    save_tensors,
     usable,
     write,
     write_json,
     write_json_lines,
 )
+from ..config import Run
+from ..tasks import task_class
+from . import run_dir
+from .distributed import DistributedContext
+from .environment import environment_info
 from .run_dir import RunDir, check_settings, network_identity, run_dir_name
 from .trainer import Trainer
 

@@ -18,8 +18,7 @@ from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.method_info import Need
 from ...core.optimizer import SharpnessAware
 from ...methods.distillation import Distillation
-from ..common.methods import method_class
-from ..config import BASE, Run
+from ..config import BASE, Run, method_class
 from ..tasks.task import BaseTask, TaskBatch
 from .base_optimizer import build_base
 from .environment import emulated_bf16, is_bf16_emulated

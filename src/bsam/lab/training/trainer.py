@@ -20,10 +20,8 @@ from ...common.errors import BsamTypeError, BsamValueError
 from ...core.optimizer import SharpnessAware
 from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
-from ..common.methods import method_class
 from ..common.termination import Terminated
-from ..config import BASE, Run
-from ..config.bases import CAPTURABLE
+from ..config import BASE, CAPTURABLE, Run, method_class
 from ..quantization import freeze_scales
 from ..tasks.shares import Shares
 from ..tasks.task import BaseTask

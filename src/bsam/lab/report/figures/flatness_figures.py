@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....flatness.density import smoothed
-from ...common.grouping import group_by
+from ...common.printing import group_by
 from ...recipes.plan import measured_on
 from .style import named_styles, new_axis, new_figure, panel_layout, plot_text
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ...analysis.sentences import evidence, failures_text, seeds_sentence
 from ...analysis.significance import MIN_SEEDS, NOT_LEARNED
-from ...common.grouping import count_text
+from ...common.printing import count_text
 from ...paper import CONFIRMED, CONTRADICTED, MATCHED_RADII, NO_MATCH, OPEN, TUNED_RADII, paper_claims
 from ...recipes.variants import variants
 from ..table import Cell, Row, Table

@@ -14,9 +14,9 @@ from ....common.errors import BsamError, BsamValueError
 from ...analysis.runs_table import read_epochs, read_runs
 from ...analysis.sentences import answer
 from ...analysis.significance import check_baseline, compare_rows
-from ...common.grouping import count_text, group_by
+from ...common.files import write
+from ...common.printing import count_text, group_by
 from ...paper import join
-from ...training.files import write
 from ...training.run_dir import ABOUT, CONFIG
 from .claims_grid import claims_grid
 from .experiment_tables import (

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ...common.stored_files import WrongContent, reading
-from ...data.pose.joints import Skeleton
+from ...common.files import WrongContent, reading
+from ...data.persons import Skeleton
 from ...inference.prediction_pictures import side_colour
 from ...tasks.pose_inputs import PoseInputs
 from ...training.run_dir import PREDICTIONS, TASK

@@ -1,0 +1,303 @@
+"""Labelled images in arrays, a data set of training, validation and test images, and label noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...common.errors import BsamTypeError, BsamValueError
+from ..config import NoiseLabels
+
+Array: TypeAlias = NDArray[np.generic] | Tensor
+CHUNK = 1024  # images that are converted to float64 at a time, for the mean and the variance
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images ``x`` of shape (n, channels, height, width) and their classes ``y``.
+
+    Example:
+        >>> sorted_by_class = Examples(
+        ...     torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1])
+        ... )
+        >>> len(sorted_by_class), sorted_by_class.some(4).y
+        (6, tensor([0, 0, 1, 1]))
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def at(self, rows: Tensor) -> Examples:
+        """Return the examples at these indices, or where a mask is true."""
+        return Examples(self.x[rows], self.y[rows])
+
+    def some(self, n: int) -> Examples:
+        """Return ``n`` examples, those at :meth:`balanced_indices`."""
+        return self.at(self.balanced_indices(n))
+
+    def balanced_indices(self, n: int) -> Tensor:
+        """Return the sorted indices of ``n`` examples: the first of each class, the second of each, and so on."""
+        if not 1 <= n <= len(self):
+            raise BsamValueError(f"n must be between 1 and {len(self)}, the number of examples, got {n!r}")
+        by_class = self.y.sort(stable=True)
+        first = torch.searchsorted(by_class.values, by_class.values)  # first position of the same class
+        rank = torch.empty_like(by_class.indices)
+        rank[by_class.indices] = torch.arange(len(self), device=self.y.device) - first
+        return rank.argsort(stable=True)[:n].sort().values
+
+    def to(self, device: torch.device | str) -> Examples:
+        """Return a copy on another device."""
+        return Examples(self.x.to(device), self.y.to(device))
+
+    def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Return all examples in order, in batches of ``size``; the last one may be smaller."""
+        return list(zip(self.x.split(size), self.y.split(size), strict=True))
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The pixels of a data set before it standardised them with one mean and one standard deviation.
+
+    Args:
+        low, high: smallest and largest possible value of a pixel.
+        mean, std: mean and standard deviation of the training pixels.
+    """
+
+    low: float
+    high: float
+    mean: float
+    std: float
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Return standardised images as pixels, up to rounding."""
+        return x * self.std + self.mean
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Training, validation and test images, as bytes or float32; ``bsam.lab.data.augment`` normalises each batch.
+
+    :meth:`from_arrays` makes one from arrays.
+
+    Args:
+        name: name of the data set.
+        classes: number of classes.
+        train, validation, test: the three sets; ``validation`` is None if there is none.
+        mean, std: mean and standard deviation of the training pixels per channel; of ``x / 255`` if they are bytes.
+        class_names: in the order of the labels, if known.
+        split: description of how the images were split into training and test sets, if there was a choice.
+        digest: SHA-256 of the pixels, the labels and their order, for images from image files; training keeps those in
+            host memory. Otherwise None.
+        pixels: the pixels before standardisation, if the images are already standardised; ``mean`` is then 0, and
+            ``std`` is 1.
+        duplicates: numbers of image files with the same content in two sets or two classes.
+    """
+
+    name: str
+    classes: int
+    train: Examples
+    validation: Examples | None
+    test: Examples
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()
+    split: str = ""
+    digest: str | None = None
+    pixels: Pixels | None = None
+    duplicates: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: tuple[Array, Array],
+        test: tuple[Array, Array],
+        validation: tuple[Array, Array] | None = None,
+        *,
+        class_names: Sequence[str] = (),
+    ) -> Dataset:
+        """Make a data set from numpy arrays or tensors. Pixels are normalised with the statistics of ``train``.
+
+        Args:
+            train: images and labels to train on. Images have the shape (n, side, side), (n, side, side, channels) or
+                (n, channels, side, side), and are uint8 or floating-point numbers. Labels are whole numbers starting
+                at 0.
+            test: images and labels to test on.
+            validation: images and labels to choose settings on.
+            class_names: in the order of the labels; by default their numbers.
+
+        Example:
+            >>> images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+            >>> data = Dataset.from_arrays(train=(images, labels), test=(images, labels))
+            >>> data.train.x.shape, data.classes
+            (torch.Size([6, 3, 8, 8]), 3)
+        """
+        pairs = {"train": train, "test": test, **({} if validation is None else {"validation": validation})}
+        sets = {name: _as_examples(name, pair) for name, pair in pairs.items()}
+        classes = len(class_names) or count_classes(sets["train"].y)
+        if classes < 2:
+            raise BsamValueError(f"a data set must have at least 2 classes, got {classes}")
+        shape = sets["train"].x.shape[1:]
+        for name, part in sets.items():
+            if (largest := int(part.y.max())) >= classes:
+                raise BsamValueError(f"{name} labels must be between 0 and {classes - 1}, got {largest}")
+            if part.x.shape[1:] != shape or part.x.dtype != sets["train"].x.dtype:
+                raise BsamValueError(
+                    f"{name} images are {tuple(part.x.shape[1:])} of {part.x.dtype}, and train images {tuple(shape)} "
+                    f"of {sets['train'].x.dtype}: all images must have one shape and dtype"
+                )
+        mean, std = mean_and_std(sets["train"].x)
+        names = tuple(map(str, class_names or range(classes)))
+        return cls("arrays", classes, sets["train"], sets.get("validation"), sets["test"], mean, std, names)
+
+
+def _as_examples(name: str, pair: tuple[Array, Array]) -> Examples:
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        raise BsamTypeError(f"{name} must be a tuple (images, labels), got {type(pair).__name__}")
+    x = as_images(name, pair[0])
+    return Examples(x, as_labels(name, pair[1], len(x)))
+
+
+def as_images(name: str, images: Array) -> Tensor:
+    """Return images as a tensor (n, channels, side, side) of bytes or of float32.
+
+    Args:
+        name: for error messages.
+        images: (n, side, side), (n, side, side, channels) or (n, channels, side, side).
+
+    Example:
+        >>> as_images("train", np.zeros((2, 8, 8, 3), np.uint8)).shape
+        torch.Size([2, 3, 8, 8])
+    """
+    x = _as_tensor(name, "images", images)
+    shape = tuple(images.shape)
+    if not (x.dtype == torch.uint8 or x.is_floating_point()):
+        raise BsamTypeError(f"{name} images must be uint8 (0 to 255) or floating-point numbers, got {x.dtype}")
+    if 0 in shape:
+        raise BsamValueError(f"{name} has no images, or images without pixels: got the shape {shape}")
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[2] != x.shape[3]:
+        x = x.permute(0, 3, 1, 2)
+    if x.ndim != 4 or x.shape[2] != x.shape[3]:
+        raise BsamValueError(
+            f"{name} images must be square, of the shape (n, side, side), (n, side, side, channels) or (n, channels, "
+            f"side, side), got {shape}: crop, pad or resize them"
+        )
+    if x.is_floating_point():
+        x = x.float()
+        if not x.isfinite().all():
+            raise BsamValueError(f"{name} images must be finite: they hold NaN or infinite pixels")
+    return x.contiguous()
+
+
+def as_labels(name: str, labels: Array, n: int) -> Tensor:
+    """Return ``n`` labels, counted from 0, as an int64 tensor."""
+    y = _as_tensor(name, "labels", labels)
+    if y.shape != (n,):
+        raise BsamValueError(f"{name} labels must have the shape ({n},), one for each image, got {tuple(y.shape)}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise BsamTypeError(f"{name} labels must be whole numbers, got {y.dtype}: convert them, as with .astype(int)")
+    y = y.long()
+    if y.min() < 0:
+        raise BsamValueError(f"{name} labels must count from 0, got {int(y.min())}")
+    return y
+
+
+def count_classes(y: Tensor) -> int:
+    """Return the number of classes in the training labels; raise unless every class occurs."""
+    counts = y.bincount()
+    if not counts.all():
+        missing = int((counts == 0).nonzero()[0])
+        raise BsamValueError(
+            f"no train label is {missing}, and the largest is {len(counts) - 1}: number the classes from 0 without "
+            "gaps, or pass class_names"
+        )
+    return len(counts)
+
+
+def mean_and_std(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of each channel, after dividing bytes by 255.
+
+    The standard deviation of a constant channel is returned as 1.
+
+    Example:
+        >>> mean_and_std(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
+        ((0.5,), (0.5,))
+    """
+    unit = 1.0 if x.is_floating_point() else 255.0
+    total = sum((part.double() / unit).sum((0, 2, 3)) for part in x.split(CHUNK))
+    mean = torch.as_tensor(total) / (x.numel() / x.shape[1])
+    centred = (part.double() / unit - mean[:, None, None] for part in x.split(CHUNK))
+    variance = torch.as_tensor(sum(part.square().sum((0, 2, 3)) for part in centred)) / (x.numel() / x.shape[1])
+    return tuple(mean.tolist()), tuple(value or 1.0 for value in variance.sqrt().tolist())
+
+
+def _as_tensor(name: str, kind: str, values: Array) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    if not isinstance(values, np.ndarray):
+        raise BsamTypeError(f"{name} {kind} must be a numpy array or a tensor, got {type(values).__name__}")
+    try:
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+    except (TypeError, ValueError) as error:  # strings and objects; numbers in the byte order of other machines
+        raise BsamTypeError(
+            f"{name} {kind} must be numbers in native byte order, got an array of {values.dtype}"
+        ) from error
+
+
+def wrong_share(share: float, noise_labels: NoiseLabels, classes: int) -> float:
+    """Return the fraction of labels that are wrong if a fraction ``share`` of them is drawn at random.
+
+    Args:
+        share: fraction of the labels that are drawn, 0 to 1.
+        noise_labels: ``"all"`` draws from all classes, so that one draw in ``classes`` returns the true class;
+            ``"other"`` draws from the other classes.
+        classes: number of classes.
+
+    Example:
+        >>> round(wrong_share(0.4, "all", 10), 3), wrong_share(0.4, "other", 10)
+        (0.36, 0.4)
+    """
+    return share * (classes - 1) / classes if noise_labels == "all" else share
+
+
+def flip_labels(
+    labels: Tensor, share: float, classes: int, seed: int, noise_labels: NoiseLabels = "all"
+) -> tuple[Tensor, Tensor]:
+    """Draw a fraction of the labels at random, all classes (or all other classes) being equally likely.
+
+    The number of wrong labels is not random: it is its expected value, ``wrong_share(...) * len(labels)``, rounded. So
+    0.8 drawn from all of ten classes is the same, label by label, as 0.72 drawn from the other classes.
+
+    Args:
+        labels: true classes, 1-D.
+        share: fraction of the labels to draw, 0 to 1.
+        classes: number of classes.
+        seed: seed of the random choice.
+        noise_labels: ``"all"`` draws from all classes, including the true one; ``"other"`` from the others.
+
+    Returns:
+        The noisy labels in a new tensor, and the sorted indices of the wrong ones.
+
+    Example:
+        >>> labels = torch.arange(1000) % 10
+        >>> noisy, wrong = flip_labels(labels, 0.4, classes=10, seed=0)
+        >>> bool((noisy != labels).nonzero().flatten().equal(wrong)), len(wrong)
+        (True, 360)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = round(wrong_share(share, noise_labels, classes) * len(labels))
+    wrong = torch.randperm(len(labels), generator=generator)[:count].sort().values
+    shift = torch.randint(1, classes, (count,), generator=generator)  # never a multiple of classes
+    noisy = labels.clone()
+    noisy[wrong] = (labels[wrong] + shift.to(labels)) % classes
+    return noisy, wrong

@@ -1,1 +1,0 @@
-"""Data sets of image files: listed, decoded once, and mapped into memory."""

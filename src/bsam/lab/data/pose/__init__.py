@@ -1,1 +1,0 @@
-"""Data sets of persons and their joints."""
