@@ -72,6 +72,8 @@ ROWS = [
     (lambda: recipe("A toy", scales={"small": {}})(lambda: 1 / 0)(), "ZeroDivisionError.*line"),
     (lambda: RECIPES["radius"](totals=None), "TypeError.*radius|radius.*TypeError"),
     (lambda: RECIPES["demo"](notes=1), "notes"),
+    (lambda: begin([Run("sam"), Run("sam", model="resnet9")]), "resnet9"),
+    (lambda: begin([Run("sam", model="mine:nothing")]), "nothing"),
     (lambda: begin(None), "list of Run"),
     (lambda: begin(["sam"]), "list of Run"),
     (lambda: begin([]), "list of Run"),

@@ -12,7 +12,7 @@ from ..common.names import describe_error
 from ..common.printing import group_by
 from ..config import Run, imported
 from .plan import Plan
-from .start import with_weights
+from .start import check_network, with_weights
 from .study import Study, seed_by_seed
 from .tuning import Tuning, with_tuned_radii
 from .variants import baseline_row
@@ -120,7 +120,9 @@ class Recipe:
         return [replace(plan, run=imported(plan.run)) for plan in plans]
 
     def _check(self, plans: Sequence[Plan], baseline: str | None) -> None:
-        """Raise if two plans share a cell, whose number would be a mean over both, or if no row is the baseline."""
+        """Raise if a network does not exist, if two runs share a cell of the table, or if no row is the baseline."""
+        for run in {plan.run.model: plan.run for plan in plans}.values():
+            check_network(run)
         for names in (("section", "row", "column"), ("experiment", "row")):
             cells = [tuple(plan.about[name] for name in names) for plan in plans]
             if doubles := [cell for cell in cells if cells.count(cell) > 1]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.names import is_own
+from ..common.names import find_function, is_own
 from ..config import Run
 from ..data import FOLDER, dataset_entry
 from ..data.augment import RESIZED_CROP
 from ..data.entries import DatasetEntry, ImageData
-from ..models import MODELS, model_entry
+from ..models import MODELS, model_entry, network_of
 from ..models.weights import PRETRAINED, model_of_file
 from ..tasks import named_task
 from ..tasks.image_inputs import check_weights, find_weights
@@ -125,8 +125,15 @@ def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
     return model
 
 
+def check_network(run: Run) -> None:
+    """Raise if the network of a run does not exist; a function of the user is imported."""
+    if network_of(run).needs_size:  # a function
+        find_function(run.model, "model")
+
+
 def check_start(run: Run, data_dir: Path | None) -> None:
-    """Raise if the weights or the run that a run starts from cannot be used."""
+    """Raise if the network, the weights or the run that a run starts from cannot be used."""
+    check_network(run)
     if not run.task.is_own:
         check_weights(run, data_dir)
     initial_network(run)
@@ -185,7 +192,7 @@ def weights_for(model: str) -> list[str]:
 def check_weights_given(plans: Iterable[Plan]) -> None:
     """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
     for run in (plan.run for plan in plans):
-        backbone = model_entry(run.model).backbone
+        backbone = network_of(run).backbone
         if run.weights == PRETRAINED and backbone is not None:
             raise BsamValueError(
                 f"{run.model} begins with pretrained weights of {backbone}, which cannot be downloaded: make a file "
