@@ -12,7 +12,7 @@ import pytest
 
 from bsam.lab.config import Run
 from bsam.lab.data.persons import LSP
-from bsam.lab.tasks.pose_inputs import PoseInputs
+from bsam.lab.tasks.pose import PoseInputs
 from bsam.lab.training.loop import fit
 
 SIDE = 32  # of the network's inputs; crops of 44 pixels, 1.375 times as many, are stored

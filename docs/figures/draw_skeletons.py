@@ -22,7 +22,7 @@ from bsam.lab.inference.prediction_pictures import (
 )
 from bsam.lab.recipes.plan import titles_of
 from bsam.lab.recipes.variants import variant_of
-from bsam.lab.tasks.pose_inputs import PoseInputs
+from bsam.lab.tasks.pose import PoseInputs
 from bsam.lab.training import Run, fit
 from bsam.lab.training.run_dir import RunDir
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bsam.lab.models import build
-from bsam.lab.tasks.simcc_loss import decode, flip_merge, simcc_losses
+from bsam.lab.tasks.pose_outputs import decode, flip_merge, simcc_losses
 
 pytestmark = pytest.mark.gpu
 MIRRORED = [3, 4, 2, 0, 1]

@@ -13,7 +13,7 @@ from torch import nn
 from bsam.core.optimizer import SharpnessAware
 from bsam.lab.common.termination import Terminated
 from bsam.lab.config import BASES, CAPTURABLE, Run
-from bsam.lab.tasks import image_inputs
+from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps, side_stream
 from bsam.lab.training.distributed import DistributedContext
@@ -43,7 +43,7 @@ def _deterministic():
 
 @pytest.fixture(autouse=True)
 def _data(monkeypatch):
-    monkeypatch.setattr(image_inputs, "_load_arrays", lambda name, folder=None: patterns(640))
+    monkeypatch.setattr(images, "_load_arrays", lambda name, folder=None: patterns(640))
 
 
 def device_of(name="cuda"):

@@ -15,10 +15,11 @@ import torch
 from ..common.checks import check_number
 from ..common.errors import BsamValueError
 from ..common.extras import require_packages
-from .data import check_data, download_all
+from .data import download_all
 from .recipes.study import Decision, Snapshot, Stage, Study
 from .running.executors import Executor, default_slots, local_processes, ray_tasks
 from .running.runner import Callbacks, RunsFailed, run_all
+from .tasks import data_of
 from .training.environment import devices_of, pick_device
 from .training.run_writer import CHECKPOINT_EVERY
 
@@ -119,15 +120,16 @@ def _train(
     from .report.recipe_results import claim_folder
 
     plans = study.selected_plans
-    names = {plan.run.data: None for plan in plans if not plan.run.task.is_own}
+    entries = {plan.run.data: data_of(plan.run) for plan in plans}
     unfinished = sum(not state.ended for state in decision.selected_states)
     if options.download:
-        download_all(names, options.data_dir, sys.stderr.isatty())
+        download_all([name for name, entry in entries.items() if entry.sources], options.data_dir, sys.stderr.isatty())
     if study.threads is not None:
         torch.set_num_threads(study.threads)
     check_number("checkpoint_every", options.checkpoint_every, low=0)
     executor_of_runs = _executor(options, study, unfinished, callbacks)
-    check_data(names, options.data_dir)
+    for name in sorted(entries):
+        entries[name].check(options.data_dir)
     failed: dict[str, str] = {}
     locked: set[str] = set()  # by other processes, which go on with them
     with executor_of_runs as executor:

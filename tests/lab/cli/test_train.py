@@ -243,7 +243,7 @@ def test_too_large_a_radius_is_reported_once_after_the_first_epoch(tmp_path, cap
 def test_a_missing_package_of_the_data_is_an_error(tmp_path, error_of, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("bsam.lab.tasks.image_inputs._load_arrays", ArrayData.load)  # without its cache
+    monkeypatch.setattr("bsam.lab.tasks.images._load_arrays", ArrayData.load)  # without its cache
     assert "pip install" in error_of(*SHORT, "--out", tmp_path / "out")
 
 

@@ -15,7 +15,7 @@ from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.inference import find_joints, pose_prediction
 from bsam.lab.models import build
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.tasks.simcc_loss import decode
+from bsam.lab.tasks.pose_outputs import decode
 from bsam.lab.training.run_dir import RunDir
 from pose_runs import SIDE, train_pose
 

@@ -14,8 +14,8 @@ from bsam.common.errors import BsamError
 from bsam.common.timm_import import import_timm
 from bsam.lab.config import Run
 from bsam.lab.models import build, timm_networks
-from bsam.lab.tasks.classifiers import build_float_network
-from bsam.lab.tasks.image_inputs import Inputs
+from bsam.lab.tasks.classification import build_float_network
+from bsam.lab.tasks.images import Inputs
 
 
 def test_networks_from_timm_are_seeded_and_channels_last():

@@ -5,8 +5,7 @@ import torch
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from bsam.lab.config import Run
-from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.classifiers import MISTAKES, class_predictions, confusion_matrix
+from bsam.lab.tasks.classification import MISTAKES, Classification, class_predictions, confusion_matrix
 
 CPU = torch.device("cpu")
 

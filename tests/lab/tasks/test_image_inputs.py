@@ -13,7 +13,7 @@ import bsam
 from bsam.lab.config import Run
 from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.image_inputs import Inputs, find_weights, inputs_of, load_data
+from bsam.lab.tasks.images import Inputs, find_weights, inputs_of, load_data
 from helpers import draw_images
 
 CPU = torch.device("cpu")

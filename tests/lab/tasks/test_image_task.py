@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsam.lab.tasks.image_task import stream
+from bsam.lab.tasks.images import stream
 
 
 @pytest.fixture(params=["mapped", "in memory", "contiguous"])

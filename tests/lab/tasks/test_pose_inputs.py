@@ -9,8 +9,7 @@ import torch
 from bsam.lab.config import Run
 from bsam.lab.data.persons import LSP, MPII
 from bsam.lab.models.timm_networks import RESNET50
-from bsam.lab.tasks.pose import Pose
-from bsam.lab.tasks.pose_inputs import PoseInputs
+from bsam.lab.tasks.pose import Pose, PoseInputs
 
 INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), MPII)
 RUN = Run.of("sgd", task="pose", model="simcc_resnet8", data="stick_figures")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bsam.common.errors import BsamError
-from bsam.lab.tasks.pose_metrics import LSP, MPII, group_scores, mean_pose, pck, torso_sizes
+from bsam.lab.tasks.pose_outputs import LSP, MPII, group_scores, mean_pose, pck, torso_sizes
 
 NAN = math.nan
 NAMES = {  # in the order of the files

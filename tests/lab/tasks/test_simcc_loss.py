@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bsam.lab.tasks.simcc_loss import decode, flip_merge, scored_joints, simcc_labels, simcc_losses
+from bsam.lab.tasks.pose_outputs import decode, flip_merge, scored_joints, simcc_labels, simcc_losses
 
 NAN = math.nan
 SIDE, K, SIGMA = 8, 2.0, 1.5

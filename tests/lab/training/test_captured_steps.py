@@ -13,7 +13,7 @@ from bsam.core import schedule
 from bsam.core.optimizer import SharpnessAware
 from bsam.flatness import Probe
 from bsam.lab.config import Run
-from bsam.lab.tasks import image_inputs
+from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training.captured_steps import CapturedSteps
 from bsam.lab.training.distributed import DistributedContext
@@ -30,7 +30,7 @@ SMALL = {"batch": 16}  # ten steps per epoch
 @pytest.fixture(autouse=True)
 def _double(monkeypatch):
     torch.set_default_dtype(torch.float64)
-    monkeypatch.setattr(image_inputs, "_load_arrays", lambda name, folder=None: patterns(160))
+    monkeypatch.setattr(images, "_load_arrays", lambda name, folder=None: patterns(160))
     yield
     torch.set_default_dtype(torch.float32)
 

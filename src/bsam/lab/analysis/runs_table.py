@@ -21,7 +21,7 @@ from ..common.files import inside, read_bytes, read_json, read_json_lines, readi
 from ..common.printing import group_by
 from ..config import Run
 from ..recipes.plan import TUNING_SEED, check_text, describe
-from ..tasks import describe_task, task_class
+from ..tasks import describe_task, task_of
 from ..training.flatness_numbers import largest_eigenvalue
 from ..training.run_dir import ABOUT, CONFIG, METRICS, NETWORK, RunDir, run_dir_name, stored_run
 from .outcome import failure, score_title
@@ -68,7 +68,7 @@ def _number(value: Any, name: str) -> float:
 def _score(source: _Source) -> float | None:
     if source.last is None:
         return None
-    measure = task_class(source.run.task.name).score
+    measure = task_of(source.run).score
     metric = measure.metric(source.run.eval_split)
     _number(source.last.get(metric), f"{metric} of its last epoch")
     return measure.shown(source.last, source.run.eval_split)
@@ -107,7 +107,7 @@ READERS: Mapping[str, tuple[Any, Callable[[_Source], Any] | None]] = {
     "reason": ("", lambda source: source.reason),
     "score": (NO_NUMBER, _score),
     "unit": ("", lambda source: score_title(source.run)),
-    "higher": (True, lambda source: task_class(source.run.task.name).score.higher),
+    "higher": (True, lambda source: task_of(source.run).score.higher),
     "epochs_done": (0, lambda source: len(source.epochs) if source.last is None else source.run.epochs),
     "epochs": (0, lambda source: source.run.epochs),
     "section": ("", None),
@@ -265,7 +265,7 @@ class _Reader:
         with self._record_problems(path):
             kept = read_json_lines(metrics, HINT) if metrics is not None else []
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
-            describe_task(entry["settings"].get("task"), entry.get("task", {}))
+            describe_task(entry["settings"].get("task", ""), entry.get("task", {}))
             run = stored_run(entry["settings"])
             about, identity = entry.get("about") or _without_plan(run), entry.get("identity")
             found = run, about, path, epochs, entry["state"], entry["reason"]

@@ -16,7 +16,7 @@ from ..recipes.study import Study
 from ..recipes.variants import passes_of, variant_of
 from ..report.table import Column, Table
 from ..running.runner import Callbacks, Progress
-from ..tasks.noise_words import wrong_labels
+from ..tasks import task_of
 from ..training.run_dir import LOG, RunState
 
 # the settings that determine how long a pass over the data takes
@@ -78,11 +78,9 @@ def name_of(run: Run) -> str:
     settings += [f"weight decay {run.weight_decay:g}"] if is_tuning or run.method == BASE else []
     settings += [count_text(run.epochs, "epoch")] if run.method == BASE else []
     settings += [f"{name} {value:g}" for name in RADIUS_SCHEDULE if (value := getattr(run, name))]
-    settings += [] if run.task.weight_bits is None else [f"{run.task.weight_bits} bits"]
-    if run.task.label_noise:
-        wrong = wrong_labels(run)
-        settings.append(f"{run.task.label_noise:.0%} noise" + ("" if wrong is None else f" ({wrong:.0%} wrong)"))
-    return ", ".join([*titles_of(run), variant_of(run).title, *settings, f"seed {run.seed}"])
+    task = task_of(run)
+    words = [text for text in (task.network_words(run), task.data_words(run)) if text]
+    return ", ".join([*titles_of(run), variant_of(run).title, *settings, *words, f"seed {run.seed}"])
 
 
 def plan_table(study: Study, states: Sequence[RunState]) -> Table:

@@ -14,9 +14,10 @@ from ..common.names import find_name, is_own, named_values
 from ..config import BASE, SHARED, TASK_SETTINGS, Run, method_class, settings_by_heading, settings_of_task
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
-from ..recipes.start import LARGE_IMAGE, complete_settings
+from ..recipes.start import complete_settings
 from ..recipes.variants import variants
 from ..tasks import named_task
+from ..tasks.images import LARGE_IMAGE
 from ..training.run_writer import CHECKPOINT_EVERY
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}

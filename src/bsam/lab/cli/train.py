@@ -26,8 +26,7 @@ from ..data import download
 from ..recipes.plan import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
-from ..tasks import task_class
-from ..tasks.noise_words import noise_text
+from ..tasks import task_of
 from ..training.distributed import DistributedContext, distributed_context
 from ..training.flatness_numbers import largest_eigenvalue
 from ..training.loop import fit
@@ -99,7 +98,8 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
         finished = run_dir.finished_run()
     except BsamError:
         return  # empty, or unfinished
-    if finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run and run.task.weight_bits is None:
+    is_shorter = finished.epochs < run.epochs and replace(finished, epochs=run.epochs) == run
+    if is_shorter and not task_of(run).not_initial(run):
         flags = ""
         if run.weights is not None:  # with --init, these defaults differ
             settings = run.settings()
@@ -165,18 +165,18 @@ def plan_text(trainer: Trainer) -> str:
     run, task = trainer.run, trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
-    noise = noise_text(run, task.notes().get("labels", {}).get("wrong"))
+    notes = task.notes()
+    wrong = task.wrong_labels(run, lambda name: notes.get(name, {}))
+    of_network = ", ".join(filter(None, (f"{parameters:,} parameters", task.network_words(run))))
+    data_words = task.data_words(run, wrong)
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
-    bits = ""
-    if run.task.weight_bits is not None:
-        bits = f", W{run.task.weight_bits}A{run.settings()['activation_bits'] or run.task.weight_bits}"
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     evaluated = "" if task.eval_samples is None else f" Evaluated on {task.eval_samples:,} {run.eval_split} samples."
     return (
-        f"{method_with_settings(run)}: {network} ({parameters:,} parameters{bits}) on {task.samples:,} samples of "
-        f"{data}{size}{f' ({noise})' if noise else ''}, {length}, batch {run.batch}."
+        f"{method_with_settings(run)}: {network} ({of_network}) on {task.samples:,} samples of "
+        f"{data}{size}{f' ({data_words})' if data_words else ''}, {length}, batch {run.batch}."
         f"{evaluated}\n"
         f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
     )
@@ -203,7 +203,7 @@ def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
     number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
     rates = (f"{name} {metrics[name]:.2e}" for name in metrics if name == "lr" or name.startswith("rho"))
     # without the parts of the task's score, such as the PCK of each group of joints
-    parts = f"{run.eval_split}_{task_class(run.task.name).score.name}_"
+    parts = f"{run.eval_split}_{task_of(run).score.name}_"
     shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
     return "  ".join([number, *epoch_numbers(run, shown), *rates, f"{metrics['seconds']:.1f} s"])
 

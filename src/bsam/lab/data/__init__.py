@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from ...common.errors import BsamValueError
-from ..config import Run
 from .arrays import Dataset as Dataset
 from .arrays import Examples as Examples
 from .downloads import (
@@ -152,8 +151,3 @@ def dataset_entry(name: str) -> DatasetEntry:
     if ":" in name:
         return FunctionData(name, name, None)
     raise BsamValueError(f"data must be one of {', '.join(DATASETS)}, {FOLDER}PATH or MODULE:FUNCTION; got {name!r}")
-
-
-def data_of(run: Run) -> DatasetEntry:
-    """Return the entry of a run's data, which may be a name that only a task of the user knows."""
-    return TaskData(run.data, run.data, None) if run.task.is_own else dataset_entry(run.data)

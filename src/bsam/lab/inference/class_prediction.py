@@ -18,9 +18,8 @@ from ..common.files import reading
 from ..common.printing import say
 from ..data.folders import OF_WINDOWS
 from ..data.images import DecodeError, Decoding, decode
-from ..tasks.classification import LARGE_IMAGE_BATCH
-from ..tasks.classifiers import build_network
-from ..tasks.image_inputs import Inputs
+from ..tasks.classification import LARGE_IMAGE_BATCH, build_network
+from ..tasks.images import Inputs
 from ..training.environment import pick_device
 from ..training.run_dir import REPAIR, RunDir, check_named
 from ..training.train_step import as_trained

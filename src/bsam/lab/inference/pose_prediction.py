@@ -18,8 +18,7 @@ from ..config import PoseSettings
 from ..data.images import Box, BoxError, check_box, decode, decode_bytes, read_image, rounded
 from ..data.persons import Skeleton, person_crops
 from ..data.pose_augment import apply, inverse
-from ..tasks.pose import EVALUATION_BATCH
-from ..tasks.pose_inputs import PoseInputs
+from ..tasks.pose import EVALUATION_BATCH, PoseInputs
 from ..training.environment import pick_device
 from ..training.run_dir import REPAIR, RunDir
 from ..training.train_step import as_trained

@@ -16,8 +16,7 @@ from ...common.extras import require_package
 from ..common.files import draft_of
 from ..quantization import OnnxNetwork, convert, export_onnx, load_quantized, save_quantized
 from ..quantization.int_files import check_place
-from ..tasks.classification import Classification
-from ..tasks.classifiers import build_float_network
+from ..tasks.classification import Classification, build_float_network
 from ..training.environment import pick_device
 from ..training.run_dir import NETWORK, RunDir, check_named
 from ..training.train_step import as_trained

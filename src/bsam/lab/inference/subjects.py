@@ -16,8 +16,7 @@ from ...common.errors import BsamError, BsamTypeError, BsamValueError
 from ...flatness.dataset_loss import Batches, LossFunction
 from ..common.names import find_function, is_own
 from ..config import Run, method_title
-from ..quantization import freeze_scales
-from ..tasks import TASKS, named_task, task_class
+from ..tasks import TASKS, imported_task, named_task
 from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, run_dir_name
 
 Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
@@ -183,11 +182,9 @@ def load_run(
     """
     run = RunDir(folder).run()
     check_named(run, folder, data, models, tasks)
-    kind: Any = task_class(run.task.name)
+    kind: Any = imported_task(run)
     task = kind(run, device, **data_folders)
-    network = RunDir(folder).load_into(task.network())
-    if run.task.weight_bits is not None:
-        freeze_scales(network)
+    network = task.measured_network(RunDir(folder).load_into(task.network()))
     return network, task.loss, task.examples(images)
 
 

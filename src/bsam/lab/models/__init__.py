@@ -14,7 +14,6 @@ from ...common.checks import check_count
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ...common.timm_import import import_timm
 from ..common.names import call_with, describe_error, find_function, suggestion
-from ..config import Run
 from .cifar import DigitsNet, MobileNetV1, PyramidNet, ResNet, WideResNet
 from .simcc import simcc_resnet8, simcc_resnet50
 from .timm_networks import PREFIX, RESNET50, InputConfig, check_timm_name, resnet50, timm_name, timm_network, vit
@@ -112,17 +111,6 @@ def model_entry(name: str) -> ModelEntry:
         )
     build = partial(timm_network, timm)
     return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True)
-
-
-def network_of(run: Run) -> ModelEntry:
-    """Return the entry of a run's network, which may be a name that only a task of the user knows."""
-    if run.task.is_own:
-        return ModelEntry(run.model, partial(_not_alone, run.model), run.model, 0, 0)
-    return model_entry(run.model)
-
-
-def _not_alone(name: str, **_: Any) -> nn.Module:
-    raise BsamValueError(f"{name} is a network of a task of yours: its class builds it")
 
 
 def input_config(name: str) -> InputConfig | None:

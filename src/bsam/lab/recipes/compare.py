@@ -10,8 +10,7 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ..common.names import find_name, is_own, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Method, Run, Split, method_class
-from ..data import dataset_entry
-from ..tasks import load_splits
+from ..tasks import task_of
 from ..training.run_dir import subject_name
 from .plan import Plan, titles_of
 from .recipe import MAX_SEEDS
@@ -81,9 +80,7 @@ def tuning_split(run: Run, data_dir: Path | None = None) -> Split:
         >>> tuning_split(Run("sam")), tuning_split(Run("sam", data="cifar10"))
         ('validation', 'holdout')
     """
-    if run.task.is_own:
-        return "validation" if "validation" in load_splits(run, data_dir) else "holdout"
-    return "validation" if dataset_entry(run.data).resolve(data_dir).has_validation(data_dir) else "holdout"
+    return "validation" if task_of(run).has_validation(run, data_dir) else "holdout"
 
 
 def plan_comparison(

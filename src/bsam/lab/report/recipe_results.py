@@ -22,7 +22,7 @@ from ..models import model_entry
 from ..paper import check_table, join
 from ..recipes.plan import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
-from ..tasks.noise_words import noise_text, wrong_labels
+from ..tasks import task_of
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
 from .page.page import write_page
 from .recipe_table import ENDED, caption, cells_of, markdown, tables_of
@@ -133,13 +133,13 @@ def write_results(study: Study, decision: Decision) -> StudyResult:
     cells, (tables_of_tuning, tuning_notes) = cells_of(runs, study.published), tuning_tables(decision)
     selected = {plan.name for plan in decision.selected_finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
-    noise = "; ".join(_noise_texts(entries))
+    shares = [(Run.of(**entry["settings"]), entry["wrong_labels"]) for entry in entries]
     tables = [*tables_of(cells, study.published, runs["settings"].iloc[0]), *tables_of_tuning]
     notes = [
         *caption(runs, cells, study.published),
         *study.notes,
         *([f"{missing} run{'s are' if missing > 1 else ' is'} not finished."] if missing else []),
-        *([f"Label noise: {noise}."] if noise else []),
+        *task_of(study.plans[0].run).table_notes(shares),
         *tuning_notes,
     ]
     content = {
@@ -221,16 +221,6 @@ def _at_equal_radii(runs: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _noise_texts(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the label noise of the runs in words, with the share of wrong labels if it is known."""
-    texts: dict[tuple[str, float], str] = {}
-    for entry in entries:
-        run = Run.of(**entry["settings"])
-        text = noise_text(run, entry["wrong_labels"])
-        texts[run.data, run.task.label_noise] = max(texts.get((run.data, run.task.label_noise), ""), text, key=len)
-    return [text for text in dict.fromkeys(texts.values()) if text]
-
-
 def _entry(plan: Plan, now: Snapshot) -> dict[str, Any]:
     """Return settings, what a run is, its state, the metrics of its last epoch, machines and dates.
 
@@ -255,8 +245,8 @@ def _entry(plan: Plan, now: Snapshot) -> dict[str, Any]:
 
 
 def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
-    files, noise = RunDir(state.path), plan.run.task.label_noise
-    files.note("baseline")  # the table needs it
+    files, task = RunDir(state.path), task_of(plan.run)
+    task.untrained(files.note)  # the table needs it
     notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
     return {
         "about": _about(plan, state.path.parent),
@@ -266,7 +256,7 @@ def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
         "last": dict(state.epochs[-1]) if state.finished else None,
         "flatness": files.flatness() if state.finished else [],
         "training_seconds": sum(metrics["seconds"] for metrics in state.epochs),
-        "wrong_labels": files.note("labels").get("wrong", wrong_labels(plan.run)) if noise else None,
+        "wrong_labels": task.wrong_labels(plan.run, files.note),
         "machines": files.machines(),
         **{name: note for name, note in notes.items() if note},
     }

@@ -22,6 +22,7 @@ from .table import Cell, Table
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
 ENDED = ("finished", "diverged")
+MEAN = "Mean"  # the column of the score next to those of its parts
 EXTRAS = ("memorised", "top_eigenvalue", "training_seconds")  # shown if runs have them
 
 
@@ -33,7 +34,8 @@ def extra_headers(settings: Mapping[str, Any]) -> dict[str, str]:
 def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     """Return the cells of the table: position, our numbers, further columns, and the published number.
 
-    For poses, a run has a number for each group of joints, in separate columns, and a row without training.
+    If the score has parts, such as the groups of joints of a pose, a run has a number for each, in separate columns. A
+    task may add a row without training.
 
     Args:
         runs: a table of :func:`bsam.lab.analysis.runs_table.read_runs`, with a column ``settings_chosen`` for the
@@ -41,14 +43,14 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
         published: the name of a table in ``published.json``, for standard deviations and footnotes.
     """
     task = task_class(runs["settings"].iloc[0]["task"])
-    groups = getattr(task, "groups", ())
-    measures = [*((measure.title, measure) for measure in groups), ("Mean" if groups else "", task.score)]
+    groups = task.groups
+    measures = [*((measure.title, measure) for measure in groups), (MEAN if groups else "", task.score)]
     cells, baselines = [], {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
         run, finished = Run.of(**group["settings"].iloc[0]), group[group["state"] == "finished"]
         number = group["published"].iloc[0]
         planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
-        note = RunDir(finished["path"].iloc[0]).note("baseline") if len(finished) else {}
+        untrained, reached = task.untrained(RunDir(finished["path"].iloc[0]).note) if len(finished) else ("", {})
         for title, measure in measures:
             scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
             paper = published_number(published, run, measure=measure.name) if published else None
@@ -65,10 +67,10 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
             extras = [name for name in EXTRAS if measure is task.score and name in finished]
             extras = [name for name in extras if finished[name].notna().any()]
             cells.append({**cell, **{name: _statistics(finished[name]) for name in extras}})
-            if measure.name in note.get("scores", ()):  # a score without training
+            if measure.name in reached:
                 empty = {"std": None, "n": 0, "diverged": 0, "missing": 0, "paper": None, "chosen": None}
-                mean = measure.factor * note["scores"][measure.name]
-                baselines[note["title"], title] = {**cell, **empty, "row": note["title"], "mean": mean}
+                mean = measure.factor * reached[measure.name]
+                baselines[untrained, title] = {**cell, **empty, "row": untrained, "mean": mean}
     return [*cells, *baselines.values()]
 
 
@@ -82,7 +84,7 @@ def tables_of(
 ) -> list[Table]:
     """Return a table for each section, without rows and columns in which no run has ended.
 
-    Published numbers are next to ours or, for poses, in rows below them.
+    Published numbers are next to ours or, if the score has parts, in rows below them.
 
     Args:
         cells: from :func:`cells_of`.
@@ -92,7 +94,7 @@ def tables_of(
     headers = extra_headers(settings)
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
     notes, decimals = footnotes(cells), published_tables()[published]["decimals"] if published else 2
-    has_rows, tables = published == "pose", []  # for the published numbers
+    has_parts, tables = any(cell["column"] == MEAN for cell in cells), []
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
         ours, theirs = [], []
         for cell in group:
@@ -102,8 +104,8 @@ def tables_of(
             if cell["paper"]:
                 paper = paper_number(cell["paper"], notes, decimals)
                 method = cell["row"].partition(" (")[0] + PAPER_ROW
-                theirs.append({**place, "method": method, "": paper} if has_rows else {**place, "paper": paper})
-            if cell["chosen"] and (not has_rows or cell["column"] == "Mean"):
+                theirs.append({**place, "method": method, "": paper} if has_parts else {**place, "paper": paper})
+            if cell["chosen"] and (not has_parts or cell["column"] == MEAN):
                 ours.append({**place, "chosen": Cell(setting_text(cell["chosen"]))})
         parts = ("", "paper", *headers.values(), "chosen")
         tables.append(Table.pivot(title, [*ours, *theirs], "method", "column", parts))

@@ -11,6 +11,7 @@ from ..recipes.plan import setting_text
 from ..recipes.study import Decision
 from ..recipes.tuning import SPLITS, TUNING_FACTORS, Choice
 from ..recipes.variants import passes_of, variant_of
+from ..tasks import task_of
 from .table import Cell, Table
 
 NOISE, EDGE = "~", "*"  # marks
@@ -81,7 +82,8 @@ def _notes(first: Choice) -> list[str]:
 
 
 def _has_wrong_labels(choice: Choice) -> bool:
-    return bool(choice.plan.run.task.label_noise) and choice.tuning.split == "holdout"
+    run = choice.tuning.trial(choice.plan.run)
+    return task_of(run).clean_score(run) is not None
 
 
 def _scores(choice: Choice, with_values: bool = False) -> list[Cell]:

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from ...common.errors import BsamValueError
 from ..common.names import find_object, is_own, known_object, name_of
-from ..config import settings_of_task, store_settings
+from ..config import Run, settings_of_task, store_settings
+from ..data.entries import DatasetEntry
 from .classification import Classification
-from .own_task import Splits as Splits
-from .own_task import Task as Task
-from .own_task import check_members
-from .own_task import load_splits as load_splits
 from .pose import Pose
-from .task import BaseTask as BaseTask
+from .splits import Splits as Splits
 from .task import Score as Score
+from .task import Task as Task
+from .task import check_members
 
-TASKS: dict[str, type[BaseTask]] = {task.settings_type.name: task for task in (Classification, Pose)}
-
-
-@dataclass(frozen=True)
-class StoredTask:
-    """What tables need of a task of the user whose module is not imported, from the files of a run."""
-
-    score: Score
-    groups: Sequence[Score]
-    loss_title: str
+TASKS: dict[str, type[Task]] = {task.settings_type.name: task for task in (Classification, Pose)}
 
 
-_STORED: dict[str, StoredTask] = {}
+class StoredTask(Task, stored=True):
+    """A task of the user whose module is not imported: what tables need of it, from the files of a run."""
 
 
-def task_class(name: str) -> type[BaseTask] | StoredTask:
+_STORED: dict[str, type[StoredTask]] = {}
+
+
+def task_class(name: str) -> type[Task]:
     """Return the task with this name. Nothing is imported: a task of the user is known as
     :func:`~bsam.lab.config.settings_of_task` says.
 
@@ -46,6 +39,24 @@ def task_class(name: str) -> type[BaseTask] | StoredTask:
     if isinstance(known := known_object(name), type) and issubclass(known, Task):
         return known
     return _STORED[name] if name in _STORED else TASKS[settings_of_task(name).name]
+
+
+def task_of(run: Run) -> type[Task]:
+    """Return the task of a run, as :func:`task_class` does."""
+    return task_class(run.task.name)
+
+
+def imported_task(run: Run) -> type[Task]:
+    """Return the task of a run; raise if its module is not imported."""
+    task = task_of(run)
+    if issubclass(task, StoredTask):
+        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
+    return task
+
+
+def data_of(run: Run) -> DatasetEntry:
+    """Return the entry of a run's data, which may be a name that only its task knows."""
+    return task_of(run).data_entry(run)
 
 
 def named_task(task: str | type[Task]) -> str:
@@ -61,8 +72,14 @@ def named_task(task: str | type[Task]) -> str:
 
 
 def describe_task(name: str, note: Mapping[str, Any]) -> None:
-    """Make a task of the user known from ``task.json``; its module is not imported."""
-    if is_own(name) and note and known_object(name) is None:
-        store_settings(name, note["settings"])
-        groups = tuple(Score(**group) for group in note["groups"])
-        _STORED[name] = StoredTask(Score(**note["score"]), groups, note["loss_title"])
+    """Make a task of the user known from ``task.json``, which our tasks do not have; its module is not imported."""
+    if not note or known_object(name) is not None:
+        return
+    store_settings(name, note["settings"])
+    members = {
+        "settings_type": settings_of_task(name),
+        "score": Score(**note["score"]),
+        "groups": tuple(Score(**group) for group in note["groups"]),
+        "loss_title": note["loss_title"],
+    }
+    _STORED[name] = type("StoredTask", (StoredTask,), members, stored=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,25 +17,26 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...common.errors import BsamValueError
+from ...common.errors import BsamTypeError, BsamValueError
+from .. import quantization
 from ..common.files import MAX_TEXT, read_bytes, reading
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
-from ..data.arrays import Dataset, Examples, flip_labels
+from ..data.arrays import Dataset, Examples, flip_labels, wrong_share
 from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
 from ..data.images import duplicate_warnings
-from ..models import model_entry
-from ..quantization import calibrate
-from .classifiers import build_float_network, build_network, class_predictions, quantize_network
-from .image_inputs import Inputs, inputs_of, load_data
-from .image_task import ImageTask, limit_samples
-from .shares import WHOLE, Shares
-from .task import Score, TaskBatch, holdout_mask
+from ..models import build, model_entry
+from ..quantization import calibrate, freeze_scales, quantize
+from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
+from .splits import WHOLE, Shares, holdout_mask
+from .task import Failure, Notes, Score, TaskBatch
 
 EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
-LARGE_IMAGE = 64  # the side, in pixels, above which images are evaluated in smaller batches
+SMALL_IMAGE = 64  # the side, in pixels, up to which images are evaluated in such batches
 LARGE_IMAGE_BATCH = 64
 CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; fewer if the first batch is smaller
+# relative to the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
+GUESSING, DIVERGED = 0.99, 1.05
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
@@ -57,10 +59,12 @@ class Classification(ImageTask):
         (640, 10, 144)
     """
 
-    score = Score("accuracy", "accuracy in %", 100)
+    score = Score("accuracy", "accuracy in %", 100, share=True)
     loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
     settings_type = ClassificationSettings
+    settings: ClassificationSettings
+    inputs: Inputs
     eval_samples: int
 
     def __init__(
@@ -71,55 +75,31 @@ class Classification(ImageTask):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        entry = dataset_entry(run.data).resolve(data_dir)
-        if entry.task != "classification":
-            raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
-        if (backbone := model_entry(run.model).backbone) is not None:
-            raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
-        self.settings = run.task_settings(ClassificationSettings)
-        if is_timm(run.augment) and TimmAugment.named(str(run.augment)).mixes and run.batch % 2:
-            raise BsamValueError(f"mixup and cutmix need an even batch, got {run.batch}")
+        augment = _checked_augmentation(run, data_dir)
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
+        self.settings = run.task_settings(ClassificationSettings)
         self.inputs, self.pixels = inputs_of(run, data), data.pixels
-        self.image_size = self.inputs.size
-        self._split, self._digest = data.split, data.digest
-        self._duplicates = data.duplicates
-        train = limit_samples(data.train, "limit_train", run.limit_train)
-        noisy, flipped = flip_labels(
-            train.y, self.settings.label_noise, data.classes, run.seed, self.settings.noise_labels
-        )
-        self._flipped = flipped if run.limit_train is None else data.train.balanced_indices(run.limit_train)[flipped]
-        labelled, self._true_holdout = Examples(train.x, noisy), None
-        if run.eval_split == "holdout":
-            held_out = holdout_mask(len(train), run.seed)
-            eval_split = labelled.at(held_out)
-            if self.settings.label_noise:
-                self._true_holdout = train.at(held_out).to(self._host)
-            labelled, flipped = labelled.at(~held_out), (noisy != train.y)[~held_out].nonzero().flatten()
-        elif (split := getattr(data, run.eval_split)) is not None:
-            eval_split = split
-        else:
-            raise BsamValueError(
-                f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for "
-                "image files, a folder val next to train and test)"
-            )
-        self.classes, self.samples = data.classes, len(labelled)
-        self._original_splits = train, eval_split
-        self._train, self._labels = labelled.to(self._host), labelled.y.to(device)
-        self._x = self._train.x
-        self._eval_split = limit_samples(eval_split, "limit_test", run.limit_test).to(self._host)
-        if self._true_holdout is not None and run.limit_test is not None:
-            self._true_holdout = self._true_holdout.at(eval_split.balanced_indices(run.limit_test))
-        self.eval_samples = len(self._eval_split)
-        checked = flipped[:: max(1, math.ceil(len(flipped) / MEMORISED_SAMPLES))].to(self._host)
-        self._memorised = Examples(self._train.x[checked], self._train.y[checked])
-        self._augment = _augmentation(run.augment or entry.augmentation, self.inputs, run.data)
+        self.classes, self.image_size = data.classes, self.inputs.size
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
-        large = self.inputs.size > LARGE_IMAGE
-        self._eval_batch_size = LARGE_IMAGE_BATCH if large else EVALUATION_BATCH[device.type]
+        self._split, self._file_digest = data.split, data.digest
+        self._duplicates = data.duplicates
+        self._set_samples(_samples_of(run, self.settings, data))
+        self._augment = _augmentation(augment, self.inputs, run.data)
+        is_small = self.inputs.size <= SMALL_IMAGE
+        self._eval_batch_size = EVALUATION_BATCH[device.type] if is_small else LARGE_IMAGE_BATCH
         self.begin_epoch(0)
+
+    def _set_samples(self, samples: _Samples) -> None:
+        self.samples, self.eval_samples = len(samples.train), len(samples.evaluation)
+        self._original_splits, self._flipped = samples.original, samples.flipped
+        self._train, self._labels = samples.train.to(self._host), samples.train.y.to(self.device)
+        self._x = self._train.x
+        self._eval_split = samples.evaluation.to(self._host)
+        self._true_holdout = None if samples.clean is None else samples.clean.to(self._host)
+        checked = samples.wrong[:: max(1, math.ceil(len(samples.wrong) / MEMORISED_SAMPLES))].to(self._host)
+        self._memorised = Examples(self._train.x[checked], self._train.y[checked])
 
     def network(self) -> nn.Module:
         """Return the run's network for images of this size, quantized if the run says so."""
@@ -149,6 +129,14 @@ class Classification(ImageTask):
         network.load_state_dict(quantize_network(latent, self.settings).state_dict())
         calibrate(network, self.examples(CALIBRATION_SAMPLES)[0][0])
         return [*warnings, *messages]
+
+    @classmethod
+    def parameter_groups(cls, run: Run, network: nn.Module) -> list[dict[str, Any]] | None:
+        """Return the groups of a quantized network: its weights, and its learned scales, which have no weight decay."""
+        settings = run.task_settings(ClassificationSettings)
+        if settings.weight_bits is None:
+            return None
+        return quantization.parameter_groups(network, perturb_scales=settings.perturb_scales, weight_decay=0.0)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the random numbers of the augmentation."""
@@ -239,8 +227,20 @@ class Classification(ImageTask):
         """Return the mean cross-entropy, without label smoothing."""
         return F.cross_entropy(outputs, y)
 
+    def measured_network(self, network: nn.Module) -> nn.Module:
+        """Return the network; if it is quantized, a copy with fixed scales."""
+        if self.settings.weight_bits is None:
+            return network
+        network = copy.deepcopy(network)
+        freeze_scales(network)
+        return network
+
+    def chance(self) -> float:
+        """Return the accuracy of guessing."""
+        return 1 / self.classes
+
     def predictions(self, network: nn.Module) -> dict[str, NDArray[Any]]:
-        """Return :func:`~bsam.lab.tasks.classifiers.class_predictions` of the evaluation set, with ``pixels``
+        """Return :func:`class_predictions` of the evaluation set, with ``pixels``
         (n, side, side, channels) as bytes instead of inputs, and ``class_names``, which may be numbers.
         """
         predicted = class_predictions(network, self.eval_examples(), self.classes)
@@ -256,8 +256,8 @@ class Classification(ImageTask):
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and labels, in their order."""
-        if self._digest is not None:
-            return self._digest
+        if self._file_digest is not None:
+            return self._file_digest
         digest = hashlib.sha256()
         for tensor in (t for part in self._original_splits for t in (part.x, part.y)):
             digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
@@ -274,13 +274,181 @@ class Classification(ImageTask):
         if self.settings.label_noise:
             notes["flipped"] = self._flipped.tolist()
             notes["labels"] = {"wrong": len(self._flipped) / len(self._original_splits[0])}
-        if self._digest is not None:
+        if self._file_digest is not None:
             sizes = {"train": self.samples, self.run.eval_split: len(self._eval_split)}
             duplicates = {"duplicates": dict(self._duplicates)} if self._duplicates else {}
             notes["data"] = {"split": self._split, "images": sizes, "left_out": self.left_out, **duplicates}
         if self.inputs.class_names:
             notes["inputs"] = asdict(self.inputs)
         return {**notes, **super().notes()}
+
+    # ---- what others ask about a run
+
+    worded = ("label_noise", "noise_labels", "weight_bits")
+
+    @classmethod
+    def identity(cls, run: Run) -> str:
+        """Return the name of the class when the first runs were written."""
+        return "bsam.tasks.classification.Classification"
+
+    @classmethod
+    def data_words(cls, run: Run, wrong: float | None = None) -> str:
+        """Describe the label noise; empty if there is none.
+
+        Args:
+            run: the settings.
+            wrong: the share of the training labels that are wrong, if it is known; None computes it.
+
+        Example:
+            >>> Classification.data_words(Run.of("sam", data="cifar10", label_noise=0.4))
+            '40 % of labels drawn from all classes: 36.0 % wrong'
+        """
+        settings = run.task_settings(ClassificationSettings)
+        if not settings.label_noise:
+            return ""
+        wrong = cls.wrong_labels(run) if wrong is None else wrong
+        text = f"{100 * settings.label_noise:g} % of labels drawn from {settings.noise_labels} classes"
+        return text if wrong is None else f"{text}: {100 * wrong:.1f} % wrong"
+
+    @classmethod
+    def network_words(cls, run: Run) -> str:
+        """Return the number of bits of a quantized network in words; empty without quantization."""
+        bits = run.task_settings(ClassificationSettings).weight_bits
+        return "" if bits is None else f"{bits} bits"
+
+    @classmethod
+    def table_notes(cls, runs: Iterable[tuple[Run, float | None]]) -> list[str]:
+        """Return a line with the label noise of the runs, one share of wrong labels for each data set and noise."""
+        known: dict[tuple[str, float, str], tuple[Run, float | None]] = {}
+        for run, wrong in runs:
+            settings = run.task_settings(ClassificationSettings)
+            key = (run.data, settings.label_noise, settings.noise_labels)
+            if key not in known or known[key][1] is None:
+                known[key] = run, wrong
+        texts = dict.fromkeys(cls.data_words(run, wrong) for run, wrong in known.values())
+        noise = "; ".join(text for text in texts if text)
+        return [f"Label noise: {noise}."] if noise else []
+
+    @classmethod
+    def wrong_labels(cls, run: Run, note: Notes | None = None) -> float | None:
+        """Return the share of the training labels that are wrong: as counted in a run directory, or as it follows from
+        the number of classes, if it is known before the data is read. None without label noise.
+        """
+        settings = run.task_settings(ClassificationSettings)
+        if not settings.label_noise:
+            return None
+        counted = {} if note is None else note("labels")
+        if "wrong" in counted:
+            return float(counted["wrong"])
+        classes = _known_classes(run)
+        return None if classes is None else round(wrong_share(settings.label_noise, settings.noise_labels, classes), 6)
+
+    @classmethod
+    def clean_score(cls, run: Run) -> Score | None:
+        """Return the accuracy on the true labels of held-out samples with label noise."""
+        has_noise = run.task_settings(ClassificationSettings).label_noise
+        return Score("clean_accuracy", "accuracy in %", 100) if has_noise and run.eval_split == "holdout" else None
+
+    @classmethod
+    def guess(cls, run: Run) -> float | None:
+        """Return the accuracy of guessing, if the number of classes is known."""
+        classes = _known_classes(run)
+        return None if classes is None else 1 / classes
+
+    @classmethod
+    def failure(cls, run: Run, epochs: Sequence[Mapping[str, Any]], note: Notes) -> Failure | None:
+        """Return that a classifier is at chance: neither its training nor its evaluation loss is below the loss of
+        guessing, and its accuracy is at most twice the accuracy of guessing.
+        """
+        last, split = epochs[-1], run.eval_split
+        losses = [last[name] for name in ("train_loss", f"{split}_loss") if last.get(name) is not None]
+        accuracy = last.get(f"{split}_clean_accuracy", last.get(f"{split}_accuracy"))  # on the true labels
+        if accuracy is None:
+            return super().failure(run, epochs, note)
+        classes = dataset_entry(run.data).classes or len(note("inputs").get("class_names", ()))
+        if not classes or not losses:  # old results, which do not have them
+            return None
+        lowest, guessing = min(losses), math.log(classes)
+        if lowest < GUESSING * guessing or accuracy > 2 / classes:
+            return None
+        text = (
+            f"The network is no better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
+            f"({guessing:.4g} by guessing)."
+        )
+        return Failure(text, diverged=lowest > DIVERGED * guessing)
+
+    @classmethod
+    def not_initial(cls, run: Run) -> str:
+        """Return why no other run can start from a quantized network."""
+        is_quantized = run.task_settings(ClassificationSettings).weight_bits is not None
+        return "trained a quantized network: start from a run of a float network" if is_quantized else ""
+
+
+class _Samples(NamedTuple):
+    """The samples of a run.
+
+    Args:
+        train: training samples, with the labels used in training.
+        evaluation: the samples that it is evaluated on.
+        clean: held-out samples with their true labels, if some of those in ``evaluation`` are wrong.
+        wrong: indices of the wrong labels in ``train``.
+        flipped: indices of all wrong labels in the whole training set.
+        original: the training samples with their true labels, and all samples of the split that is evaluated.
+    """
+
+    train: Examples
+    evaluation: Examples
+    clean: Examples | None
+    wrong: Tensor
+    flipped: Tensor
+    original: tuple[Examples, Examples]
+
+
+def _samples_of(run: Run, settings: ClassificationSettings, data: Dataset) -> _Samples:
+    """Limit the training samples, flip labels, and hold samples out, in this order."""
+    original = limit_samples(data.train, "limit_train", run.limit_train)
+    noisy, wrong = flip_labels(original.y, settings.label_noise, data.classes, run.seed, settings.noise_labels)
+    flipped = wrong if run.limit_train is None else data.train.balanced_indices(run.limit_train)[wrong]
+    train, clean = Examples(original.x, noisy), None
+    if run.eval_split == "holdout":
+        held_out = holdout_mask(len(original), run.seed)
+        wrong = (noisy != original.y)[~held_out].nonzero().flatten()
+        clean = original.at(held_out) if settings.label_noise else None
+        train, evaluation = train.at(~held_out), train.at(held_out)
+    elif (split := getattr(data, run.eval_split)) is not None:
+        evaluation = split
+    else:
+        raise BsamValueError(
+            f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for image files, "
+            "a folder val next to train and test)"
+        )
+    scored = limit_samples(evaluation, "limit_test", run.limit_test)
+    if clean is not None and run.limit_test is not None:
+        clean = clean.at(evaluation.balanced_indices(run.limit_test))
+    return _Samples(train, scored, clean, wrong, flipped, (original, evaluation))
+
+
+def _checked_augmentation(run: Run, data_dir: Path | None) -> str:
+    """Return the name of a run's augmentation; raise if data, network or augmentation cannot be used, before the data
+    is read.
+    """
+    entry = dataset_entry(run.data).resolve(data_dir)
+    if entry.task != "classification":
+        raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
+    if (backbone := model_entry(run.model).backbone) is not None:
+        raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
+    run.task_settings(ClassificationSettings)
+    if is_timm(run.augment) and TimmAugment.named(str(run.augment)).mixes and run.batch % 2:
+        raise BsamValueError(f"mixup and cutmix need an even batch, got {run.batch}")
+    return run.augment or entry.augmentation
+
+
+def _known_classes(run: Run) -> int | None:
+    """Return the number of classes of a run's data, if it is known before the data is read."""
+    try:
+        return dataset_entry(run.data).classes
+    except BsamValueError:  # a data set that this version does not have
+        return None
 
 
 def _augmentation(name: str, inputs: Inputs, data: str) -> Augment | ResizedCrop:
@@ -296,3 +464,127 @@ def _augmentation(name: str, inputs: Inputs, data: str) -> Augment | ResizedCrop
     if isinstance(augment, ResizedCrop):
         return replace(augment, size=inputs.size, cubic=inputs.mode == "bicubic")
     return augment
+
+
+MISTAKES = 16  # mistakes that are kept
+
+
+def build_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
+    """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
+    network = build_float_network(run, inputs, classes)
+    settings = run.task_settings(ClassificationSettings)
+    return network if settings.weight_bits is None else quantize_network(network, settings)
+
+
+def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
+    """Return the network of :func:`build_network` before quantization.
+
+    Some networks take images of a single size, and are built for another one if the images have it.
+    """
+    size = {"image_size": inputs.size} if model_entry(run.model).needs_size else {}
+    network = build(run.model, classes, inputs.channels, run.seed, **size).eval()
+    error = why_refused(network, inputs)
+    if error is not None and model_entry(run.model).resizable:
+        network = build(run.model, classes, inputs.channels, run.seed, image_size=inputs.size).eval()
+        error = why_refused(network, inputs) or _why_cut(network, inputs.size)
+    if error is not None:
+        shape = "x".join(map(str, (inputs.channels, inputs.size, inputs.size)))
+        fits = "set another --image-size, for transformers a multiple of the side of their patches, or "
+        other = fits if model_entry(run.model).resizable else ""
+        raise BsamValueError(
+            f"{run.model} does not take images of {shape} ({run.data}): {other}choose another network from `bsam list "
+            "models`"
+        ) from error
+    check_outputs(network, run.model, inputs, classes)
+    if run.freeze_backbone:
+        freeze_backbone(network)
+    return network
+
+
+def check_outputs(network: nn.Module, name: str, inputs: Inputs, classes: int) -> None:
+    """Raise unless a network returns one logit per class."""
+    with torch.no_grad():
+        outputs = network(torch.zeros(2, inputs.channels, inputs.size, inputs.size))
+    if not isinstance(outputs, Tensor):
+        raise BsamTypeError(f"{name} must return a tensor of logits, got {type(outputs).__name__}")
+    if outputs.shape != (2, classes):
+        raise BsamValueError(
+            f"{name} returns outputs of shape {tuple(outputs.shape)} for 2 samples and {classes} classes: use its "
+            "argument classes for the last layer"
+        )
+
+
+def why_refused(network: nn.Module, inputs: Inputs) -> Exception | None:
+    """Return the error if a network does not take images of this size."""
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, inputs.channels, inputs.size, inputs.size))
+    except (RuntimeError, AssertionError) as error:  # networks of timm assert the size of an image
+        return error
+    return None
+
+
+def _why_cut(network: nn.Module, size: int) -> Exception | None:
+    """Return an error if the patches of a vision transformer do not cover the image."""
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", (1,))[0]
+    return ValueError(f"{size} is not a multiple of the patches' side, {patch}") if size % patch else None
+
+
+def quantize_network(network: nn.Module, settings: ClassificationSettings) -> nn.Module:
+    """Return a quantized copy of a network, with the settings of classification.
+
+    Example:
+        >>> settings = ClassificationSettings(weight_bits=4)
+        >>> [
+        ...     type(layer).__name__
+        ...     for layer in quantize_network(build("digits_net"), settings)
+        ... ][::3]
+        ['QuantConv2d', 'QuantConv2d', 'Flatten']
+    """
+    assert settings.weight_bits is not None
+    return quantize(
+        network,
+        settings.weight_bits,
+        settings.activation_bits or settings.weight_bits,
+        scheme=settings.quantizer,
+        first_last_bits=settings.first_last_bits,
+        fold_batch_norm=settings.fold_batch_norm,
+    )
+
+
+def confusion_matrix(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Return how many samples of each class (row) were classified as each class (column).
+
+    Example:
+        >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), classes=2)
+        tensor([[1, 1],
+                [0, 1]])
+    """
+    return torch.bincount(truth * classes + predicted, minlength=classes**2).view(classes, classes)
+
+
+@torch.no_grad()
+def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> dict[str, Tensor]:
+    """Return the confusion matrix and the :data:`MISTAKES` most confident mistakes of a network.
+
+    Args:
+        network: returns logits; in eval mode.
+        batches: inputs and classes.
+        classes: number of classes.
+
+    Returns:
+        ``confusion`` (classes, classes), and for the mistakes, the most confident first, ``inputs``, ``truth``,
+        ``found`` (the predicted class) and ``confidence`` (its probability).
+    """
+    total: Tensor | int = 0
+    worst: list[Tensor] = []
+    for x, truth in batches:
+        confidence, predicted = network(x).float().softmax(1).max(1)
+        total = total + confusion_matrix(truth, predicted, classes)
+        wrong = predicted != truth
+        mistakes = [tensor[wrong] for tensor in (x, truth, predicted, confidence)]
+        merged = [torch.cat(pair) for pair in zip(worst, mistakes, strict=True)] if worst else mistakes
+        first = merged[-1].argsort(descending=True, stable=True)[:MISTAKES]
+        worst = [tensor[first] for tensor in merged]
+    arrays = dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True))
+    return {"confusion": torch.as_tensor(total), **arrays}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,18 +17,16 @@ from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
 from ..data import DATASETS, dataset_entry
 from ..data.entries import DrawnPersonData, KnownData, PersonData
-from ..data.persons import Persons, PoseData, load_persons
-from ..data.pose_augment import POSE_AUGMENTATIONS, apply
+from ..data.persons import Persons, PoseData, Skeleton, load_persons
+from ..data.pose_augment import POSE_AUGMENTATIONS, PoseAugment, apply
 from ..models import MODELS, build, input_config, model_entry
-from . import pose_metrics
-from .image_inputs import IMAGENET
-from .image_task import ImageTask, limit_samples
-from .pose_inputs import PoseInputs
-from .shares import WHOLE, Shares
-from .simcc_loss import simcc_losses
-from .task import Score, TaskBatch, holdout_size
+from . import pose_outputs
+from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
+from .pose_outputs import decode, flip_merge, simcc_losses
+from .splits import WHOLE, Shares, holdout_size
+from .task import Failure, Notes, Score, TaskBatch
 
-GROUPS = tuple(pose_metrics.LSP.groups)
+GROUPS = tuple(pose_outputs.LSP.groups)
 EVALUATION_BATCH = 64
 SHOWN = 8  # persons of the evaluation set in the report
 
@@ -41,9 +39,12 @@ class Pose(ImageTask):
         data: persons to use instead of those that the run names.
     """
 
-    score = Score("pck", "PCK in %", 100)
+    score = Score("pck", "PCK in %", 100, share=True)
     loss_title: ClassVar[str] = "SimCC loss"
     settings_type = PoseSettings
+    settings: PoseSettings
+    inputs: PoseInputs  # type: ignore[assignment]
+    eval_samples: int
     groups: ClassVar[tuple[Score, ...]] = tuple(Score(f"pck_{name}", name.capitalize(), 100) for name in GROUPS)
 
     def __init__(
@@ -127,17 +128,50 @@ class Pose(ImageTask):
     def _scores(self, joints: Tensor) -> dict[str, float]:
         """Return the PCK scores of joints (n, J, 2), which are in pixels of the images of the test set."""
         truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
-        counts = pose_metrics.pck(joints, truth, labelled, self._sizes, self.rule.threshold)
-        scores = pose_metrics.group_scores(*counts, self.rule)
-        return {"pck": scores.pop(pose_metrics.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
+        counts = pose_outputs.pck(joints, truth, labelled, self._sizes, self.rule.threshold)
+        scores = pose_outputs.group_scores(*counts, self.rule)
+        return {"pck": scores.pop(pose_outputs.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}
 
     def baseline(self) -> dict[str, float]:
         """Return the PCK scores of the mean pose of the training set, placed into each box of the test set.
 
         The names are those of :meth:`evaluate` without the split.
         """
-        pose = pose_metrics.mean_pose(self._train.y)
+        pose = pose_outputs.mean_pose(self._train.y)
         return self._scores(apply(self._test.to_image, pose.double().expand(len(self._test), -1, -1)))
+
+    def chance(self) -> float:
+        """Return the PCK of the mean pose."""
+        return self.baseline()[self.score.name]
+
+    @classmethod
+    def identity(cls, run: Run) -> str:
+        """Return the name of the class when the first runs were written."""
+        return "bsam.tasks.pose.Pose"
+
+    @classmethod
+    def _model_with(cls, in_file: str | None, default: str | None) -> str | None:
+        """Return the pose network that takes the weights of this backbone, or the default."""
+        networks = {entry.backbone: entry.name for entry in MODELS.values() if entry.backbone}
+        return in_file if in_file in networks.values() else networks.get(in_file or "", default)
+
+    @classmethod
+    def untrained(cls, note: Notes) -> tuple[str, Mapping[str, float]]:
+        """Return the title and the scores of the mean pose."""
+        baseline = note("baseline")
+        return baseline.get("title", ""), baseline.get("scores", {})
+
+    @classmethod
+    def chance_failure(cls, run: Run, last: Mapping[str, Any], note: Notes) -> Failure | None:
+        """Return that a run is no better than the mean pose."""
+        title, scores = cls.untrained(note)
+        if not scores:
+            return None
+        name, chance = cls.score.name, scores[cls.score.name]
+        reached = last[cls.score.metric(run.eval_split)]
+        if reached > chance:
+            return None
+        return Failure(f"The network is no better than the baseline ({title}): {name} {reached:.4g} and {chance:.4g}.")
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with their joints, not augmented; evenly spaced ones if limited."""
@@ -200,15 +234,15 @@ def _check_settings(run: Run) -> None:
         raise BsamValueError(f"augment must be one of {', '.join(POSE_AUGMENTATIONS)} for pose; got {run.augment!r}")
 
 
-def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_metrics.PoseScore, Tensor]:
+def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -> tuple[pose_outputs.PoseScore, Tensor]:
     """Return how the joints of a data set are scored, and the sizes of the persons, the unit of distance."""
-    if data.skeleton not in pose_metrics.SCORES:
+    if data.skeleton not in pose_outputs.SCORES:
         raise BsamValueError(
             f"there is no score for the joints of {data.name}: use LSP or MPII from bsam.lab.data.persons"
         )
-    score = pose_metrics.SCORES[data.skeleton]
-    if score is not pose_metrics.MPII:
-        return score, pose_metrics.torso_sizes(truth)
+    score = pose_outputs.SCORES[data.skeleton]
+    if score is not pose_outputs.MPII:
+        return score, pose_outputs.torso_sizes(truth)
     if head_sizes is None:
         raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance for {score.title}: add them")
     return score, head_sizes
@@ -224,3 +258,60 @@ def _load(
     with ProgressLine() as line:
         progress = partial(line.reach, f"Cutting out the persons of {files.name}")
         return load_persons(files, side, cache_dir=cache_dir, skip_corrupt=run.skip_corrupt, progress=progress)
+
+
+@dataclass(frozen=True)
+class PoseInputs:
+    """The inputs and outputs of a network that finds joints.
+
+    Args:
+        side: side of the inputs, in pixels.
+        k: bins per pixel, for each coordinate.
+        mean, std: mean and standard deviation per channel, of bytes divided by 255.
+        skeleton: joints that the network finds.
+    """
+
+    side: int
+    k: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    skeleton: Skeleton
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PoseInputs:
+        """Return the inputs from JSON values of ``dataclasses.asdict``; raise if one has another type."""
+        lists = values["skeleton"]
+        pairs, edges = (
+            tuple((int(first), int(second)) for first, second in lists[name]) for name in ("pairs", "edges")
+        )
+        if not all(isinstance(joint, str) for joint in lists["joints"]):
+            raise TypeError
+        skeleton = Skeleton(tuple(lists["joints"]), pairs, edges)
+        mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+        return cls(int(values["side"]), float(values["k"]), mean, std, skeleton)
+
+    def augment(self, **settings: Any) -> PoseAugment:
+        """Return the function that cuts inputs out of stored crops, with these settings of the augmentation."""
+        return PoseAugment(self.side, self.skeleton.mirrored, mean=self.mean, std=self.std, **settings)
+
+    def network(self, run: Run) -> nn.Module:
+        """Return a run's network with random weights, drawn with its seed."""
+        joints = len(self.skeleton.joints)
+        network = build(run.model, joints, len(self.mean), run.seed, side=self.side, k=self.k)
+        if run.freeze_backbone:
+            freeze_backbone(network)
+        return network
+
+    def joints(self, network: nn.Module, x: Tensor, flip_test: bool, logits: Tensor | None = None) -> Tensor:
+        """Return the positions of the joints (n, J, 2), in pixels of the inputs.
+
+        Args:
+            network: the network, in eval mode.
+            x: its inputs.
+            flip_test: whether to average the probabilities of an image and its mirror image.
+            logits: outputs of the network for ``x``, if they are known.
+        """
+        logits = network(x) if logits is None else logits
+        if flip_test:
+            logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.mirrored, self.k)
+        return decode(logits, self.k)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .. import quantization
-from ..config import BASES, ClassificationSettings, Run, as_tuples, parameters_of
+from ..config import BASES, Run, as_tuples, parameters_of
 from ..models.parts import head_name, layer_ids, undecayed
+from ..tasks import task_of
 
 
 def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:
@@ -39,8 +39,7 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
 
 
 def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
-    """Return the groups of trained parameters: one group, or one per learning rate. A quantized network has a group of
-    weights and a group of learned scales, which have no weight decay.
+    """Return the groups of trained parameters: one group, one per learning rate, or those of the task.
 
     With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm. With
     ``decay="weights"``, parameters without weight decay are in groups of their own.
@@ -58,9 +57,9 @@ def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
 
 
 def _groups_by_rate(run: Run, network: nn.Module) -> list[dict[str, Any]]:
-    if run.task.weight_bits is not None:
-        perturb_scales = run.task_settings(ClassificationSettings).perturb_scales
-        return quantization.parameter_groups(network, perturb_scales=perturb_scales, weight_decay=0.0)
+    groups_of_task = task_of(run).parameter_groups(run, network)
+    if groups_of_task is not None:
+        return groups_of_task
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     if run.head_lr is None and run.layer_decay == 1:
         return [{"params": [p for _, p in trained]}]

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...common.checks import check_count
-from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ...common.errors import BsamError, BsamRuntimeError
 from ...flatness.dataset_loss import num_samples
 from ...flatness.hessian import HessianOperator
 from ...flatness.landscape import Landscape, landscape
@@ -21,7 +21,7 @@ from ...flatness.spectrum import top_eigenvalues
 from ..common.printing import say
 from ..common.termination import Terminated, deferred_signals
 from ..config import Run, imported
-from ..tasks import BaseTask, StoredTask, task_class
+from ..tasks import Task, imported_task
 from .captured_steps import side_stream
 from .distributed import distributed_context
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
@@ -80,7 +80,7 @@ def fit(
     data_dir: str | Path | None = None,
     cache_dir: str | Path | None = None,
     device: str | None = None,
-    task: type[BaseTask] | None = None,
+    task: type[Task] | None = None,
     init: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     checkpoint_every: float = CHECKPOINT_EVERY,
@@ -132,9 +132,7 @@ def fit(
         True
     """
     run = imported(run)
-    task_cls: Any = task_class(run.task.name) if task is None else task
-    if isinstance(task_cls, StoredTask):
-        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
+    task_cls: Any = imported_task(run) if task is None else task
     with (
         distributed_context(device) as context,
         side_stream(context.device),

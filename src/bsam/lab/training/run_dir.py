@@ -26,7 +26,6 @@ from ..common.files import (
     read_json_lines,
     reading,
 )
-from ..common.names import is_own
 from ..config import (
     BASE,
     FORMER_NAMES,
@@ -37,9 +36,8 @@ from ..config import (
     digest,
     settings_of_task,
 )
-from ..data import FOLDER, FunctionData, data_of, dataset_entry
-from ..models import model_entry
-from ..tasks import describe_task
+from ..data import FOLDER, dataset_entry
+from ..tasks import data_of, describe_task, task_of
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -161,8 +159,8 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
-        if is_own(settings.get("task")):
-            describe_task(settings["task"], self.note(TASK, keys=("settings", "score", "groups", "loss_title")))
+        keys = ("settings", "score", "groups", "loss_title")
+        describe_task(settings.get("task", ""), self.note(TASK, keys=keys))
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -336,19 +334,18 @@ def check_named(
         models: the networks that the user names.
         tasks: the tasks that the user names, which are imported then.
     """
-    if run.task.is_own and run.task.name not in tasks:
+    functions = task_of(run).functions(run)
+    if "task" in functions and run.task.name not in tasks:
         raise BsamValueError(
             f"the run in {folder} has the task {run.task.name}, a name from its files: if you trust that module, add "
             f"--task {run.task.name}"
         )
-    of_function = ":" in run.data if run.task.is_own else isinstance(dataset_entry(run.data), FunctionData)
-    if data is not None and of_function and run.data not in data:
+    if "data" in functions and data is not None and run.data not in data:
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
-    of_function = ":" in run.model if run.task.is_own else model_entry(run.model).needs_size
-    if of_function and run.model not in models:
+    if "model" in functions and run.model not in models:
         raise BsamValueError(
             f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
             f"too: if you trust it, add --model {run.model}"
@@ -402,6 +399,6 @@ def initial_network(run: Run, directory: Path | None = None) -> Path | None:
             f"the run in {directory} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from "
             "a run with the same number of classes, or use --weights"
         )
-    if initial.task.weight_bits is not None:
-        raise BsamValueError(f"the run in {directory} trained a quantized network: start from a run of a float network")
+    if reason := task_of(initial).not_initial(initial):
+        raise BsamValueError(f"the run in {directory} {reason}")
     return directory / NETWORK

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import json
-import re
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -135,10 +134,7 @@ class RunWriter(RunDir):
         events = self.path / "tensorboard"
         if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
-        # our tasks were in bsam.tasks when the first runs were written, and those still continue
-        module = re.sub(r"^bsam\.lab\.", "bsam.", type(task).__module__)
-        name = self._run.task.name if self._run.task.is_own else f"{module}.{type(task).__qualname__}"
-        identity: dict[str, Any] = {"task": name, "data": task.fingerprint()}
+        identity: dict[str, Any] = {"task": task.identity(self._run), "data": task.fingerprint()}
         before = identity
         if self.has_checkpoint() and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)

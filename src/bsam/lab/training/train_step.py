@@ -19,7 +19,7 @@ from ...common.method_info import Need
 from ...core.optimizer import SharpnessAware
 from ...methods.distillation import Distillation
 from ..config import BASE, Run, method_class
-from ..tasks.task import BaseTask, TaskBatch
+from ..tasks.task import Task, TaskBatch
 from .base_optimizer import build_base
 from .environment import emulated_bf16, is_bf16_emulated
 
@@ -158,7 +158,7 @@ def build_train_step(
 
 def build_run_step(
     run: Run,
-    task: BaseTask,
+    task: Task,
     model: nn.Module,
     steps: int,
     capturable: bool = False,
@@ -214,7 +214,7 @@ def build_run_step(
     return step
 
 
-def check_method(run: Run, task: BaseTask, processes: int) -> None:
+def check_method(run: Run, task: Task, processes: int) -> None:
     """Raise if the method cannot train this task, or cannot run in several processes."""
     if run.method == BASE:
         return

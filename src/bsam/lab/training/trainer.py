@@ -22,9 +22,8 @@ from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ..common.termination import Terminated
 from ..config import BASE, CAPTURABLE, Run, method_class
-from ..quantization import freeze_scales
-from ..tasks.shares import Shares
-from ..tasks.task import BaseTask
+from ..tasks.splits import Shares
+from ..tasks.task import Task
 from .captured_steps import CapturedSteps
 from .distributed import DistributedContext, Vote
 from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
@@ -52,7 +51,7 @@ class Trainer:
     def __init__(
         self,
         run: Run,
-        task: BaseTask,
+        task: Task,
         context: DistributedContext,
         on_message: Callable[[str], None] = lambda sentence: None,
         is_new: bool = True,
@@ -234,12 +233,8 @@ class Trainer:
         return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
 
     def measured_network(self) -> nn.Module:
-        """Return the network for flatness measurements; for a quantized network, a copy with fixed scales."""
-        if self.run.task.weight_bits is None:
-            return self.result_network
-        network = copy.deepcopy(self.result_network)
-        freeze_scales(network)
-        return network
+        """Return the network for flatness measurements."""
+        return self.task.measured_network(self.result_network)
 
     def sharpness(self, radius: float) -> Sharpness:
         """Return the sharpness on the whole training set at a radius, uphill and downhill."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...common.files import WrongContent, reading
 from ...data.persons import Skeleton
 from ...inference.prediction_pictures import side_colour
-from ...tasks.pose_inputs import PoseInputs
+from ...tasks.pose import PoseInputs
 from ...training.run_dir import PREDICTIONS, TASK
 from ..figures.score_figures import first_predictions
 
