@@ -156,6 +156,31 @@ def ranked(candidates: Mapping[int, Tried], higher: bool = True, score: str = "s
     return sorted(candidates, key=key)
 
 
+def places_in_grid(candidates: Sequence[Mapping[str, Any]]) -> list[tuple[float, tuple[str, ...]]]:
+    """Return for each candidate its distance from the middle of the grid, and the settings at whose edges it lies.
+
+    Settings that are no numbers have neither a middle nor edges.
+
+    Example:
+        >>> places_in_grid([{"rho": 0.1}, {"rho": 0.2}, {"rho": 0.4}])
+        [(1.0, ('rho',)), (0.0, ()), (1.0, ('rho',))]
+    """
+    centres = [0.0 for _ in candidates]
+    edges: list[list[str]] = [[] for _ in candidates]
+    for name in candidates[0]:
+        column = [values[name] for values in candidates]
+        steps = sorted({value for value in column if is_number(value)})
+        if len(steps) < 2 or not all(value is None or is_number(value) for value in column):
+            continue
+        for number, value in enumerate(column):
+            if value is not None:
+                place = 2 * steps.index(value) / (len(steps) - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
+                centres[number] += place**2
+                if place == 1 or (place == -1 and value != 0):
+                    edges[number].append(name)
+    return [(centre, tuple(names)) for centre, names in zip(centres, edges, strict=True)]
+
+
 @dataclass(frozen=True)
 class Choice:
     """A run with candidates for its settings, and their tuning runs.
@@ -194,21 +219,27 @@ class Choice:
         Halving treats a candidate that has diverged as the worst in all rungs, so that another one takes its place. A
         rung at which no candidate beats chance tells nothing of them: all go on to the next one, or to the end.
         """
-        epochs, left = self.plan.run.epochs, list(range(len(self.values)))
+        epochs = self.plan.run.epochs
+        left = list(range(len(self.values)))  # the candidates that go on; after a rung, from the best to the worst
         aims = [epochs] * len(left)
         if not self.tuning.halving or all(state.ended for state in self.states):
             return aims
         for rung in rungs(epochs, len(left), start_of(self.plan.run)):
-            aims = [rung if number in left else aim for number, aim in enumerate(aims)]
+            for number in left:
+                aims[number] = rung
             if not all(state.ended for state in self._trials(aims)):
                 return aims
             tried = {number: self.tried(number, rung) for number in left}
             going = [number for number in ranked(tried, self.higher) if tried[number].diverged < self.tuning.seeds]
-            has_decided = self._beats_chance(tried.values())
-            left = going[: (len(left) + 1) // 2] if has_decided else [number for number in left if number in going]
+            if self._beats_chance(tried.values()):
+                left = going[: (len(left) + 1) // 2]
+            else:
+                left = [number for number in left if number in going]
             if len(left) < 2:
                 return aims
-        return [epochs if number in left else aim for number, aim in enumerate(aims)]
+        for number in left:
+            aims[number] = epochs
+        return aims
 
     def _beats_chance(self, tried: Iterable[Tried]) -> bool:
         """Return whether a score is two standard errors above chance; True if either is unknown."""
@@ -231,31 +262,17 @@ class Choice:
         """Return a candidate after an epoch."""
         seeds = self.tuning.seeds
         states = self.states[number * seeds : (number + 1) * seeds]
-        scores = [score for state in states if (score := _score(state, epoch)) is not None]
-        labels, clean = ([score[part] for score in scores] for part in (0, 1))
+        scores = [_score(state, epoch) for state in states if _is_scored(state, epoch)]
+        labels = [score for score, _ in scores]
+        clean = [score for _, score in scores]
         error = stdev(labels) / math.sqrt(len(labels)) if len(labels) > 1 else math.nan
         diverged = sum(state.diverged is not None for state in states)
-        return Tried(epoch, _mean(labels), _mean(clean), error, diverged, *self._grid[number])
+        centre, edges = self._places[number]
+        return Tried(epoch, _mean(labels), _mean(clean), error, diverged, centre, edges)
 
     @cached_property
-    def _grid(self) -> list[tuple[float, tuple[str, ...]]]:
-        """For each candidate, the distance from the middle of the grid, and the settings at its edges."""
-        grid: list[tuple[float, tuple[str, ...]]] = [(0.0, ()) for _ in self.values]
-        for name in self.values[0]:
-            column = [values[name] for values in self.values]
-            if not all(value is None or is_number(value) for value in column):
-                continue
-            steps = sorted({value for value in column if value is not None})
-            if len(steps) < 2:
-                continue
-            for number, value in enumerate(column):
-                if value is None:
-                    continue
-                place = 2 * steps.index(value) / (len(steps) - 1) - 1  # -1 the smallest, 0 the middle, 1 the largest
-                centre, edges = grid[number]
-                is_edge = place == 1 or (place == -1 and value != 0)
-                grid[number] = centre + place**2, (*edges, name) if is_edge else edges
-        return grid
+    def _places(self) -> list[tuple[float, tuple[str, ...]]]:
+        return places_in_grid(self.values)
 
     def best(self, score: str = "score") -> int | None:
         """Return the number of the candidate with the best score; None until the tuning runs have ended.
@@ -344,14 +361,17 @@ def _mean(scores: Sequence[float]) -> float:
     return fmean(scores) if scores else math.nan
 
 
-def _score(state: RunState, epoch: int) -> tuple[float, float] | None:
-    """Return the score of a tuning run after an epoch and that on the true labels; None if there is none.
+def _is_scored(state: RunState, epoch: int) -> bool:
+    """Return whether a tuning run has reached an epoch and not diverged."""
+    return state.diverged is None and len(state.epochs) >= epoch
+
+
+def _score(state: RunState, epoch: int) -> tuple[float, float]:
+    """Return the score of a tuning run after an epoch, and that on the true labels.
 
     With a large learning rate, scores differ by points from one epoch to the next: before the last epoch, it is the
     mean over a few epochs.
     """
-    if state.diverged is not None or len(state.epochs) < epoch:
-        return None
     window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
     rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
     task = task_of(state.run)
