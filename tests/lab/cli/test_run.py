@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bsam.lab import cli, study_run
-from bsam.lab.cli.run_console import name_of
+from bsam.lab.cli.run_console import run_title
 from bsam.lab.common.files import RunLocked
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.study import Snapshot
@@ -143,7 +143,7 @@ def test_labels_of_runs_are_distinct(name, tmp_path):
     for scale in RECIPES[name].scales:
         study = RECIPES[name](scale, seeds=2)
         trials = study.decide(Snapshot(tmp_path)).trials
-        labels = [name_of(plan.run) for plan in (*trials, *study.plans)]
+        labels = [run_title(plan.run) for plan in (*trials, *study.plans)]
         assert len(set(labels)) == len(labels)
 
 
