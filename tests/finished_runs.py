@@ -22,7 +22,7 @@ BASELINE = {"title": "mean pose, no network", "scores": {name: 0.1 * i for i, na
 
 def accuracy_of(run):
     """Another one for each seed, known beforehand."""
-    return 0.9 + 0.01 * run.seed - 0.1 * run.task.label_noise
+    return 0.9 + 0.01 * run.seed - 0.1 * run.settings().get("label_noise", 0.0)
 
 
 def place_of(run):
@@ -36,6 +36,7 @@ def finished_run(run, out=Path("out")):
     The share of memorised labels tells the method and the seed. Of several scores each is 0.01 below the one before.
     """
     place, scores = place_of(run), [f"{run.eval_split}_{name}" for name in SCORES[run.task.name]]
+    has_noise = bool(run.settings().get("label_noise"))
     epochs = [
         {
             "epoch": e + 1,
@@ -43,7 +44,7 @@ def finished_run(run, out=Path("out")):
             "test_loss": 1.0 / (e + 1),
             "seconds": 2.0,
             **dict.fromkeys(scores, 0.99),
-            **({"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)} if run.task.label_noise else {}),
+            **({"memorised": (e + 1) / run.epochs * (place / 100 + run.seed / 1000)} if has_noise else {}),
         }
         for e in range(run.epochs)
     ]

@@ -16,7 +16,7 @@ from bsam.lab import cli
 from bsam.lab.cli import flatness as flatness_command
 from bsam.lab.cli import listing
 from bsam.lab.cli import train as train_command
-from bsam.lab.inference import measure as measure_module
+from bsam.lab.inference import run_flatness
 from bsam.lab.recipes import RECIPES
 from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir, run_dir_name
@@ -73,7 +73,7 @@ def test_measurements_are_read_also_with_nulls_notes_and_a_long_name(home, monke
     entry["trace"]["note"] = "some products were not recorded"
     entry["file"] = name
     file.write_text(before := json.dumps(content))
-    monkeypatch.setattr(measure_module, "measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(run_flatness, "measure", lambda *_: pytest.fail("it measures"))
     assert cli.main(["flatness", name, "--out", "flatness", *CHEAP]) == 0
     assert file.read_text() == before
     assert (home / "flatness/flatness.html").exists()
@@ -119,7 +119,7 @@ OTHER_TYPES = {  # files, and the commands that read them
 )
 @pytest.mark.parametrize("name", OTHER_TYPES)
 def test_a_file_of_another_type_is_no_traceback(name, content, home, capsys, monkeypatch):
-    monkeypatch.setattr(measure_module, "measure", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(run_flatness, "measure", lambda *_: pytest.fail("it measures"))
     monkeypatch.setattr(train_command, "class_report", lambda *_: {})
     monkeypatch.setattr(page, "write_page", lambda *_, **__: None)
     (home / "run/model.safetensors").rename(home / "network")

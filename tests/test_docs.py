@@ -22,7 +22,7 @@ from bsam.lab.cli import parser_of
 from bsam.lab.cli.run_flags import run_of, settings_of
 from bsam.lab.common import names
 from bsam.lab.config import Run
-from bsam.lab.data import DATASETS
+from bsam.lab.data import digits
 from bsam.lab.recipes import recipe_of, start
 from bsam.lab.recipes.compare import compared_runs
 from bsam.lab.recipes.plan import select
@@ -173,7 +173,8 @@ def test_the_commands_of_a_page_parse(page, monkeypatch):
     monkeypatch.setattr(start, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
     monkeypatch.setattr(start, "model_of_file", lambda path: path.stem)
     monkeypatch.setattr(start.RunDir, "finished_run", lambda self: Run("sgd"))
-    monkeypatch.setattr("bsam.lab.data.entries._call", lambda name, folder: DATASETS["digits"])  # and the function
+    for function in ("my_data:load", "my_data:people"):  # and the functions
+        monkeypatch.setitem(names._OWN, function, lambda folder: digits())
     monkeypatch.setitem(names._OWN, "two_step:TwoStepSAM", SAM)  # and the class
     for line in commands(page):
         try:

@@ -22,7 +22,7 @@ from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.cli import flatness as flatness_command
 from bsam.lab.cli import train as train_command
 from bsam.lab.common.files import save_tensors
-from bsam.lab.inference import measure as measure_module
+from bsam.lab.inference import run_flatness
 from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir
 
@@ -82,8 +82,7 @@ def received(received_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(flatness_command, "flatness_figures", lambda entries: {})
     entry = json.loads((tmp_path / "run/flatness.json").read_text())["models"][0]
     names = ("parameters", "samples", "seconds", "sharpness", "trace", "eigenvalues", "density", "landscape")
-    monkeypatch.setattr(measure_module, "measure", lambda *_: None)
-    monkeypatch.setattr(measure_module, "_numbers", lambda *_: {name: entry[name] for name in names})
+    monkeypatch.setattr(run_flatness, "measure", lambda *_: {name: entry[name] for name in names})
     monkeypatch.setattr(train_command, "class_report", lambda *_: {})
     monkeypatch.setattr(page, "write_page", lambda *_, **__: None)
     return tmp_path

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bsam.lab.models import build
 from bsam.lab.models.timm_networks import RESNET50
-from bsam.lab.models.weights import MODEL
+from bsam.lab.models.weights import MODEL_KEY
 
 IMAGENET_CLASSES = 1000
 LITE = tuple(f"timm:tf_efficientnet_lite{i}" for i in range(3))
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = recognised(tensors)
     if model is None:
         parser.error(f"{source} does not hold weights of resnet50, {', '.join(LITE)}")
-    save_file(tensors, out, {MODEL: model})  # one entry: the order of several would be random
+    save_file(tensors, out, {MODEL_KEY: model})  # one entry: the order of several would be random
     print(f"Written: {out} ({out.stat().st_size / 1e6:.1f} MB, {len(tensors)} tensors), weights of {model}.")
     print(f"Next: bsam train --method bsam --model {model} --weights {out} --data folder:PATH")
 

@@ -9,8 +9,8 @@ import runpy
 import tempfile
 from pathlib import Path
 
-from bsam.lab.inference.class_prediction import predict
-from bsam.lab.inference.prediction_pictures import draw_grid
+from bsam.lab.inference import predict
+from bsam.lab.inference.pictures import predictions_grid, save
 from bsam.lab.training import Run, fit
 
 HERE = Path(__file__).parent
@@ -26,5 +26,5 @@ if __name__ == "__main__":
         run = Run("bsam", data=f"folder:{photos}", model="timm:test_resnet", image_size=32, lr=0.02, batch=8, epochs=6)
         fit(run, Path(folder, "run"), device="cpu")
         path = HERE / "predictions.png"
-        draw_grid(predict(Path(folder, "run"), sorted(new.iterdir()), device="cpu"), path)
+        save(predictions_grid(predict(Path(folder, "run"), sorted(new.iterdir()), device="cpu")), path)
         print(path, path.stat().st_size)

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bsam.lab.inference.prediction_pictures import (
+from bsam.lab.inference.pictures import (
     GAP,
     arrange,
-    draw_person,
     save,
+    scaled,
     side_legend,
     stack,
     text_picture,
 )
 from bsam.lab.recipes.plan import titles_of
 from bsam.lab.recipes.variants import variant_of
+from bsam.lab.tasks.found import Picture
 from bsam.lab.tasks.pose import PoseInputs
 from bsam.lab.training import Run, fit
 from bsam.lab.training.run_dir import RunDir
@@ -42,7 +43,8 @@ if __name__ == "__main__":
             score = f"PCK {100 * directory.last_metrics()['test_pck']:.1f} %"
             for title, joints in ((["label"], truth), ([variant_of(run).title, score], arrays["found"])):
                 persons = zip(arrays["pixels"][:PERSONS], joints, strict=False)
-                drawn = [draw_person(pixels, places, skeleton, PERSON) for pixels, places in persons]
+                pictures = [Picture(pixels, joints=places, skeleton=skeleton) for pixels, places in persons]
+                drawn = [scaled(picture, PERSON) for picture in pictures]
                 if title != ["label"] or not rows:
                     rows.append([text_picture(title, PERSON), *drawn])
     sheet, path = arrange(rows, GAP), HERE / "skeletons.png"

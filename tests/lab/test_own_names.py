@@ -17,8 +17,8 @@ import bsam
 from bsam import BsamError
 from bsam.lab import Run, cli, compare, fit, write_report
 from bsam.lab.common import names
-from bsam.lab.config import Method, title_of_method
-from bsam.lab.inference.class_prediction import predict
+from bsam.lab.config import Method, method_title
+from bsam.lab.inference import predict
 from bsam.lab.models import build
 from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.recipes.compare import compared_runs, plan_comparison
@@ -304,15 +304,17 @@ def test_images_are_classified_by_a_network_of_the_user(module: Callable[[str], 
 
 
 def test_titles_of_methods() -> None:
-    assert title_of_method("bsam") == "BSAM"
-    assert title_of_method("not.imported:Method") == "Method"
+    assert method_title(Run("bsam")) == "BSAM"
+    assert method_title(Run("not.imported:Method")) == "Method"
 
 
-def test_names_of_weights_are_repeated(module: Callable[[str], str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_weights_are_repeated(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file of a run's weights names its network, too."""
     own = f"{module(NETWORK)}:build"
     assert train("run", "--method", "sgd", "--model", own) == 0
-    names._OWN.clear()
+    monkeypatch.setattr(names, "_OWN", {})  # as in another process
     assert train("next", "--method", "sgd", "--weights", "run/model.safetensors") == 2
     assert f"add --model {own}" in capsys.readouterr().err
     assert own not in names._OWN

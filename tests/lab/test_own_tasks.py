@@ -24,7 +24,10 @@ from bsam.lab import Preset, Run, Score, Splits, Task, TaskSettings, cli, compar
 from bsam.lab.analysis.outcome import failure
 from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.common.names import find_object
+from bsam.lab.inference.pictures import GAP, SIDE
+from bsam.lab.quantization import run_onnx
 from bsam.lab.recipes.compare import tuning_split
+from bsam.lab.tasks import task_class
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 SOURCE = str(Path(bsam.__file__).resolve().parents[1])
@@ -226,10 +229,10 @@ def test_what_only_a_file_names_is_not_imported(trained, tmp_path):
 
 def test_the_task_must_be_named_again(trained, tmp_path, command):
     Image.fromarray(np.zeros((40, 30, 3), dtype=np.uint8)).save(tmp_path / "x.png")
-    for words in (["predict", trained, tmp_path / "x.png"], ["flatness", trained, "--out", tmp_path / "f"]):
+    out = ("--out", tmp_path / "x.onnx")
+    for words in (["predict", trained, tmp_path / "x.png"], ["flatness", trained, *out], ["export", trained, *out]):
         error = command(*words, status=2)
         assert f"has the task {NAME}, a name from its files: if you trust that module, add --task {NAME}" in error
-    assert "which bsam export cannot write" in command("export", trained, "--out", tmp_path / "x.onnx", status=2)
 
 
 def test_predict_and_flatness_with_the_task(trained, tmp_path, command):
@@ -246,12 +249,31 @@ def test_predict_and_flatness_with_the_task(trained, tmp_path, command):
     command("predict", trained, images, *named, "--out", tmp_path / "drawn")
     with Image.open(tmp_path / "drawn/1.png") as picture:
         assert picture.size == (64, 32)
-    error = command("predict", trained, images, *named, "--grid", tmp_path / "g.png", status=2)
-    assert "leave out --grid" in error
+    command("predict", trained, images, *named, "--grid", tmp_path / "g.png")
+    with Image.open(tmp_path / "g.png") as picture:
+        assert picture.width == GAP + 2 * (GAP + SIDE)
+    error = command("predict", trained, images, *named, "--top", "2", status=2)
+    assert f"has the task {NAME}: leave out top (--top)" in error
     few = ("--images", "8", "--k", "1", "--points", "3", "--trace-samples", "6", "--density-steps", "2")
     command("flatness", trained, *named, *few, "--out", tmp_path / "flat")
     (entry,) = json.loads((tmp_path / "flat/flatness.json").read_text())["models"]
     assert entry["sharpness"]["loss"] > 0
+
+
+def test_export_with_the_task(trained, tmp_path, command):
+    """The file takes bytes as the data has them; its score is that of the network."""
+    out = command("export", trained, "--task", NAME, "--out", tmp_path / "x.onnx")
+    score = f"{100 * RunDir(trained).last_metrics()['test_miou']:.4g}"
+    assert out.startswith(f"Mean IoU in % on 16 test samples: {score} (trained network), {score} (exported file).\n")
+    assert float(re.search(r"Largest difference between two outputs: (\S+)\.\n", out)[1]) < 1e-3
+    assert "Input: uint8 (n, 3, 32, 32), samples as they are in the data" in out
+    some = command("export", trained, "--task", NAME, "--images", "4", "--out", tmp_path / "x.onnx")
+    assert some.startswith("Mean IoU in % on 4 test samples: ")
+    x = torch.arange(2 * 3 * 32 * 32).remainder(256).byte().view(2, 3, 32, 32)
+    task = task_class(NAME)(RunDir(trained).run(), torch.device("cpu"))
+    with torch.no_grad():
+        expected = RunDir(trained).load_into(task.network()).eval()(x / 255)
+    torch.testing.assert_close(run_onnx(tmp_path / "x.onnx", x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_compare_with_tuning_in_two_processes(tmp_path):

@@ -156,7 +156,6 @@ class Preset:
         self.values = values
 
     def applies(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether all its conditions hold."""
         for name, value in self.when.items():
             actual = settings[name]
             if (actual is None) if value is SET else (actual != value):
@@ -185,7 +184,7 @@ def given_values(settings: RecordsGiven) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in vars(settings)["_given"]}
 
 
-_CLASSES: dict[str, type[Optimizer]] = {
+_OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): cls
     for name, cls in vars(torch.optim).items()
     if isinstance(cls, type) and issubclass(cls, Optimizer) and cls is not Optimizer
@@ -197,7 +196,7 @@ UNUSABLE = {
     "rprop": "it is made for gradients of the whole training set, and ignores the learning-rate schedule",
     "sparseadam": "it takes only sparse gradients, but those of the networks are dense",
 }
-BASES = {name: cls for name, cls in sorted(_CLASSES.items()) if name not in UNUSABLE}
+BASES = {name: cls for name, cls in sorted(_OPTIMIZERS.items()) if name not in UNUSABLE}
 # Steps of the others were not tested in a CUDA graph, or wait for the device.
 CAPTURABLE = ("sgd", "adam", "adamw")
 # Arguments that are settings of the run, and those that depend on the machine or that sharpness-aware steps exclude.
@@ -246,7 +245,7 @@ def as_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 NoiseLabels = Literal["all", "other"]
 Quantizer = Literal["lsq", "minmax"]
-BITS = partial(check_count, low=2, high=8)
+_BITS = partial(check_count, low=2, high=8)
 MAX_BINS = 16  # of SimCC per pixel; the last layers grow with this number
 
 # the paper's, for ResNet-50
@@ -279,19 +278,17 @@ class TaskSettings(RecordsGiven):
         check_values(self)
 
     @property
-    def is_own(self) -> bool:
-        """Whether it is a task of the user, ``MODULE:CLASS``."""
-        return is_own(self.name)
+    def tag(self) -> str:
+        """What the name of a run directory says of these settings."""
+        return ""
 
     @property
-    def weight_bits(self) -> int | None:
-        """The number of bits of the weights; None without quantization."""
-        return None
+    def cost(self) -> tuple[Any, ...]:
+        """The settings that determine how long a pass over the data takes; by default all."""
+        return tuple(repr(getattr(self, item.name)) for item in fields(self))
 
-    @property
-    def label_noise(self) -> float:
-        """The fraction of the training labels that are drawn at random."""
-        return 0.0
+    def check_run(self, run: Run) -> None:
+        """Raise if settings of the run cannot be used with these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,13 +313,13 @@ class ClassificationSettings(TaskSettings):
         None,
         "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
         "Quantization",
-        BITS,
+        _BITS,
     )
     activation_bits: int | None = setting(
-        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", BITS
+        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", _BITS
     )
     first_last_bits: int = setting(
-        8, "bits of the weights and inputs of the first and the last layer", "Quantization", BITS
+        8, "bits of the weights and inputs of the first and the last layer", "Quantization", _BITS
     )
     quantizer: Quantizer = setting(
         "lsq",
@@ -346,6 +343,28 @@ class ClassificationSettings(TaskSettings):
         if self.perturb_scales and self.quantizer != "lsq":
             raise BsamValueError(f"perturb_scales is for learned scales (quantizer lsq), got {self.quantizer}")
 
+    @property
+    def tag(self) -> str:
+        """The label noise."""
+        labels = "-all" if self.noise_labels == "all" else ""
+        return f"noise{100 * self.label_noise:g}{labels}" if self.label_noise else ""
+
+    @property
+    def cost(self) -> tuple[Any, ...]:
+        """The number of bits."""
+        return (self.weight_bits,)
+
+    def check_run(self, run: Run) -> None:
+        """Raise if a run trains a part of a quantized network, or with several learning rates."""
+        if self.weight_bits is None:
+            return
+        if run.freeze_backbone:
+            raise BsamValueError(
+                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
+            )
+        if run.head_lr is not None or run.layer_decay != 1:
+            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PoseSettings(TaskSettings):
@@ -367,27 +386,35 @@ class PoseSettings(TaskSettings):
 TASK_SETTINGS: dict[str, type[TaskSettings]] = {kind.name: kind for kind in (ClassificationSettings, PoseSettings)}
 
 
-_STORED: dict[str, type[TaskSettings]] = {}  # those of tasks of the user that only files describe
+_STORED_SETTINGS: dict[str, type[TaskSettings]] = {}  # those of tasks of the user that only files describe
 
 
-def settings_of_task(name: object) -> type[TaskSettings]:
+def settings_of_task(task: object) -> type[TaskSettings]:
     """Return the class of the settings of a task. Nothing is imported: a task of the user is known once it is imported,
     or once a run directory that describes it is read.
+
+    Args:
+        task: its name, its class, or the class of its settings.
 
     Example:
         >>> settings_of_task("pose").__name__
         'PoseSettings'
     """
-    if isinstance(name, str):
-        if name in TASK_SETTINGS:
-            return TASK_SETTINGS[name]
-        kind = getattr(known_object(name), "settings_type", None)
-        if isinstance(kind, type) and issubclass(kind, TaskSettings):
-            return kind
-        if name in _STORED:
-            return _STORED[name]
+    if isinstance(task, type) and issubclass(task, TaskSettings):
+        return task
+    if isinstance(task, str) and task in TASK_SETTINGS:
+        return TASK_SETTINGS[task]
+    settings = getattr(known_object(task) if isinstance(task, str) else task, "settings_type", None)
+    if isinstance(settings, type) and issubclass(settings, TaskSettings):
+        if not hasattr(settings, "name"):
+            name_of(task, "task")  # raises, or the class would have one
+        return settings
+    if isinstance(task, type):
+        raise BsamValueError(f"task must be a class derived from bsam.lab.Task, got {task.__name__}: check the name")
+    if isinstance(task, str) and task in _STORED_SETTINGS:
+        return _STORED_SETTINGS[task]
     raise BsamValueError(
-        f"task must be one of {', '.join(TASK_SETTINGS)}; got {name!r}. For a task of your own, pass its class"
+        f"task must be one of {', '.join(TASK_SETTINGS)}; got {task!r}. For a task of your own, pass its class"
     )
 
 
@@ -396,18 +423,19 @@ def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> Non
 
     Args:
         name: ``MODULE:CLASS``.
-        described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, which older
-            versions of the task may have trained, are put together.
+        described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, between which
+            the task may have changed, are put together.
     """
-    before = [(item.name, Any, item) for item in fields(_STORED[name])] if name in _STORED else []
+    before = [(item.name, Any, item) for item in fields(_STORED_SETTINGS[name])] if name in _STORED_SETTINGS else []
+    known = [name for name, *_ in before]
     new = [
         (key, Any, setting(value["default"], value["help"], check=_anything))
         for key, value in described.items()
-        if key not in [known for known, *_ in before]
+        if key not in known
     ]
-    if name not in _STORED or new:
+    if name not in _STORED_SETTINGS or new:
         options: dict[str, Any] = {"bases": (TaskSettings,), "frozen": True, "kw_only": True}
-        _STORED[name] = make_dataclass("StoredSettings", [*before, *new], namespace={"name": name}, **options)
+        _STORED_SETTINGS[name] = make_dataclass("StoredSettings", [*before, *new], namespace={"name": name}, **options)
 
 
 def _anything(name: str, value: object) -> None:
@@ -431,14 +459,6 @@ def known_method(name: str) -> Method | None:
     """Return the class of a method without importing it; None for a class of the user that was not imported before."""
     own = known_object(name)
     return METHODS.get(name) or (None if own is None else _checked(name, own))
-
-
-def title_of_method(name: str) -> str:
-    """Return the title of a method for tables: that of bsam, or the ``title`` or the name of a class of the user."""
-    if name in METHODS:
-        return METHODS[name].title
-    cls = known_method(name)
-    return (cls and cls.__dict__.get("title")) or name.rpartition(":")[2]
 
 
 def _checked(name: str, given: object) -> Method:
@@ -793,7 +813,8 @@ class Run(RecordsGiven):
 
     def _check_own_task(self) -> None:
         """Raise if the task is the user's and does not know the data or the network, or does not use a setting."""
-        task, defaults = self.task, {item.name: item.default for item in fields(self)}
+        task = self.task
+        defaults = {item.name: item.default for item in fields(self)}
         for name, known, kind in (("data", task.datasets, "FUNCTION"), ("model", task.networks, "NAME")):
             value = getattr(self, name)
             if known and value not in known and ":" not in value:
@@ -828,12 +849,7 @@ class Run(RecordsGiven):
                 f"freeze_backbone trains only the last layers, where layer_decay ({self.layer_decay}) has no effect: "
                 "leave one of them out"
             )
-        if self.task.weight_bits is not None and self.freeze_backbone:
-            raise BsamValueError(
-                "freeze_backbone cannot be used with quantization, which trains all layers: leave it out"
-            )
-        if self.task.weight_bits is not None and (self.head_lr is not None or self.layer_decay != 1):
-            raise BsamValueError("head_lr and layer_decay cannot be used with quantization: leave them out")
+        self.task.check_run(self)
 
     def _check_method(self) -> None:
         if not is_own(self.method):
@@ -880,7 +896,7 @@ class Run(RecordsGiven):
             >>> Run.of("base", task="pose", base="adam", flip_test=True).task
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
-        kind = _settings_type(task)
+        kind = settings_of_task(task)
         task_names = [item.name for item in fields(kind)]
         known = [*(item.name for item in fields(cls)), *task_names]
         for name in [name for name in settings if name not in known]:
@@ -927,25 +943,13 @@ class Run(RecordsGiven):
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        warmup_steps, total = round(self.warmup * steps_per_epoch), self.epochs * steps_per_epoch
+        warmup_steps = round(self.warmup * steps_per_epoch)
+        total = self.epochs * steps_per_epoch
         if step < warmup_steps:
             return self.lr * (step + 1) / warmup_steps
         if self.schedule == "constant":
             return self.lr
         return self.lr * (1 + math.cos(math.pi * (step - warmup_steps) / (total - warmup_steps))) / 2
-
-
-def _settings_type(task: object) -> type[TaskSettings]:
-    if isinstance(task, type) and not issubclass(task, TaskSettings):
-        kind = getattr(task, "settings_type", None)
-        if not (isinstance(kind, type) and issubclass(kind, TaskSettings)):
-            raise BsamValueError(
-                f"task must be a class derived from bsam.lab.Task, got {task.__name__}: check the name"
-            )
-        if not hasattr(kind, "name"):
-            name_of(task, "task")  # raises, or the class would have one
-        return kind
-    return task if isinstance(task, type) else settings_of_task(task)
 
 
 def imported(run: Run) -> Run:
@@ -959,8 +963,16 @@ def imported(run: Run) -> Run:
 
 
 def method_title(run: Run) -> str:
-    """Return the title of a run's method for tables; the base optimizer's title if it runs alone."""
-    return BASES[run.base].__name__ if run.method == BASE else title_of_method(run.method)
+    """Return the title of a run's method for tables; the base optimizer's title if it runs alone.
+
+    A class of the user has its own ``title``, or its name.
+    """
+    if run.method == BASE:
+        return BASES[run.base].__name__
+    if run.method in METHODS:
+        return METHODS[run.method].title
+    own = known_method(run.method)
+    return (own and own.__dict__.get("title")) or run.method.rpartition(":")[2]
 
 
 def default_settings(task: type[TaskSettings]) -> dict[str, Any]:
@@ -1000,18 +1012,23 @@ def preset_values(task: type[TaskSettings], given: Mapping[str, Any]) -> dict[st
     return values
 
 
+def listed_tasks(task: str | None = None) -> list[type[TaskSettings]]:
+    """Return the settings of the tasks that a command shows: of ours, or of a task of the user alone."""
+    return [settings_of_task(task)] if is_own(task) else [*TASK_SETTINGS.values()]
+
+
 def settings_by_heading(task: str | None = None) -> dict[str, list[Field[Any]]]:
     """Return the fields of all settings by the heading of their flags; those of the tasks come last, but measurements
     are the last heading.
 
     Args:
-        task: a task of the user, whose settings are then those of the only task.
+        task: from :func:`listed_tasks`.
     """
     listed: dict[str, list[Field[Any]]] = {}
     for item in fields(Run):
         listed.setdefault(item.metadata["heading"], []).append(item)
     *first, last = listed
-    for kind in TASK_SETTINGS.values() if task is None else (settings_of_task(task),):
+    for kind in listed_tasks(task):
         for item in fields(kind):
             listed.setdefault(item.metadata["heading"], []).append(item)
     of_tasks = sorted(listed.keys() - {*first, last})
@@ -1057,7 +1074,7 @@ FROZEN_OF_RUN: Mapping[str, Any] = {
     "compile": False,
     "capture": True,
     "probe": None,
-    "radius": None,  # now sharpness_rho
+    "radius": None,  # sharpness_rho
     "curvature": False,
     "surface": None,
 }
@@ -1065,7 +1082,7 @@ FROZEN_OF_TASK: Mapping[str, Mapping[str, Any]] = {
     "classification": {
         "label_smoothing": 0.1,
         "label_noise": 0.0,
-        "noise_labels": "other",  # the only kind of noise, once
+        "noise_labels": "other",  # not its default
         "weight_bits": None,
         "activation_bits": None,
         "first_last_bits": 8,
@@ -1075,8 +1092,8 @@ FROZEN_OF_TASK: Mapping[str, Mapping[str, Any]] = {
     },
     "pose": {"simcc_k": 2.0, "simcc_sigma": 6.0, "flip_test": False},
 }
-#: the names of renamed settings in the digest, which are those in older run directories, by their names now
-FORMER_NAMES: Mapping[str, str] = {
+#: the names in the digest of settings that were renamed after it was frozen
+DIGEST_NAMES: Mapping[str, str] = {
     item.name: item.metadata["digest"] for item in fields(Run) if item.metadata.get("digest") is not None
 }
 
@@ -1095,11 +1112,11 @@ def digest(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     frozen = {**defaults, **FROZEN_OF_RUN, **FROZEN_OF_TASK.get(settings["task"], {})}
     chosen: dict[str, Any] = {}
     for name, value in settings.items():
-        key = FORMER_NAMES.get(name, name)
+        key = DIGEST_NAMES.get(name, name)
         if name == "method" or value != frozen[key]:
             chosen[key] = value
     if not settings.get("label_noise"):
         chosen.pop("noise_labels", None)  # without noise, it says nothing
     if settings["task"] == "pose":
-        chosen["label_smoothing"] = 0.0  # runs of pose used to have it
+        chosen["label_smoothing"] = 0.0  # it is no setting of pose, but in the frozen names
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]

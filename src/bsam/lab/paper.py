@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..common.errors import BsamValueError
 from .analysis.significance import BETTER, WORSE, compare_family
-from .config import BASE, RADIUS_SCHEDULE, Run
+from .config import BASE, RADIUS_SCHEDULE, ClassificationSettings, Run
 from .recipes.plan import measured_on
 from .recipes.start import STANDS_FOR
 from .recipes.variants import (
@@ -118,6 +118,8 @@ def paper_table(run: Run) -> str | None:
         return None
     if run.task.name == "pose":
         return "pose"
+    if not isinstance(run.task, ClassificationSettings):
+        return None
     if run.task.weight_bits is not None:
         return "quantization"
     if run.weights is not None:

@@ -12,7 +12,7 @@ from ..common.extras import require_packages
 from .analysis.sentences import ComparisonResult
 from .cli import report
 from .cli.run import show_study
-from .common.names import find_name, is_own, name_of
+from .common.names import find_name, name_of
 from .config import Method, settings_by_heading
 from .recipes.compare import (
     COMPARE,
@@ -98,7 +98,7 @@ def compare(
     """
     require_packages(NEEDS)
     own = None if task is None else named_task(task)
-    by_heading = settings_by_heading(own if is_own(own) else None)
+    by_heading = settings_by_heading(own)
     names = [item.name for listed in by_heading.values() for item in listed]
     known = [name for name in names if name not in LEFT_OUT]
     for name in settings:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import sys
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -15,6 +17,8 @@ from bsam.lab.inference import run_export
 from bsam.lab.models import build
 from bsam.lab.quantization import convert, load_quantized, quantize
 from bsam.lab.tasks import TASKS
+from bsam.lab.tasks.exported import compare_classes
+from bsam.lab.tasks.pose_outputs import decode
 from bsam.lab.training.run_dir import RunDir
 
 PRINTED = re.compile(
@@ -25,6 +29,22 @@ PRINTED = re.compile(
 )
 pytestmark = pytest.mark.usefixtures("operators_once")
 DIGITS_STD, DIGITS_MEAN = 6.0078082, 4.8678222  # of the 640 training images, whose pixels are 0 to 16
+
+
+UNTRACED = """
+from torch import nn
+
+class Untraced(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+    def forward(self, x):
+        return self.layers(x) * (1 if float(x.sum()) else 2)
+
+def network(classes):
+    return Untraced(classes)
+"""
 
 
 def run_file(path, pixels):
@@ -95,20 +115,14 @@ def test_a_float_network_takes_raw_pixels_and_predicts_what_the_run_did(trained,
     assert about["preprocessing"] == "in the file: (pixels - mean) / std"
 
 
-def test_a_run_trained_in_bf16_is_evaluated_in_bf16_and_its_file_in_fp32(trained, tmp_path, capsys, monkeypatch):
-    compare, types = run_export.compare, []
-
-    def recorded(task, network, *more):
-        types.append([network(x).dtype for x, _ in task.eval_examples(10)])
-        return compare(task, network, *more)
-
-    monkeypatch.setattr(run_export, "compare", recorded)
+def test_a_run_trained_in_bf16_is_evaluated_in_bf16_and_its_file_in_fp32(trained, tmp_path, capsys):
     flags = ("--batch", 32, "--lr", 0.05, "--limit-train", 320, "--limit-test", 200, "--precision", "bf16")
     run, path = trained("bf16", *flags), tmp_path / "net.onnx"
+    network = run_export.in_precision(RunDir(run).run(), build("digits_net", 10, 1), torch.device("cpu"))
+    assert network(torch.zeros(1, 1, 8, 8)).dtype == torch.bfloat16
     capsys.readouterr()
     assert export(run, "--out", path) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert types == [[torch.bfloat16]]
     _, pixels, y = evaluation_digits(run)
     outputs, about = run_file(path, pixels)
     in_file = f"{100 * (outputs.argmax(1) == y).double().mean():.2f}%"
@@ -133,36 +147,47 @@ def test_a_safetensors_file_on_some_images(quantized_run, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_computes_something_else_is_seen(quantized_run, tmp_path, monkeypatch, capsys):
-    class Zero(torch.nn.Module):
-        def __init__(self, path):
-            super().__init__()
-            assert path.read_text() == "file"
+def test_a_network_that_computes_something_else_is_seen(quantized_run):
+    task = TASKS["classification"](RunDir(quantized_run).run(), torch.device("cpu"))
+    network = RunDir(quantized_run).load_into(task.network()).eval()
+    compared = compare_classes(task, network, lambda x: torch.eye(10)[torch.zeros(len(x), dtype=torch.long)], False)
+    assert compared.scores == (pytest.approx(RunDir(quantized_run).last_metrics()["test_accuracy"]), 0.1)
+    assert compared.equal < 0.5
 
-        def forward(self, x):
-            return torch.eye(10)[torch.zeros(len(x), dtype=torch.long)]
 
-    monkeypatch.setattr(run_export, "export_onnx", lambda model, path, x, **_: path.write_text("file"))
-    monkeypatch.setattr(run_export, "OnnxNetwork", Zero)
-    assert export(quantized_run, "--out", tmp_path / "net.onnx") == 0
-    _, network, file, equal, *_ = PRINTED.fullmatch(capsys.readouterr().out).groups()
-    assert float(file) == 10
-    assert float(equal) < 50
-    assert float(network) > 11
+def test_a_pose_network(pose_run, tmp_path, capsys, monkeypatch):
+    """The file takes the pixels of the evaluation, and says what its outputs are."""
+    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 16)
+    path = tmp_path / "net.onnx"
+    assert export(pose_run, "--out", path) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    score = 100 * RunDir(pose_run).last_metrics()["test_pck"]
+    assert first == f"PCK in % on 4 test samples: {score:.4g} (trained network), {score:.4g} (exported file)."
+    assert float(re.fullmatch(r"Largest difference between two outputs: (\S+)\.", second)[1]) < 1e-3
+    arrays, note = RunDir(pose_run).predictions(), RunDir(pose_run).note("pose")
+    outputs, about = run_file(path, arrays["pixels"].transpose(0, 3, 1, 2).astype(np.float32))
+    joints = json.loads(about["joints"])
+    assert joints == note["skeleton"]["joints"]
+    found = decode(outputs, json.loads(about["bins_per_pixel"]))
+    assert found.shape == (4, len(joints), 2)
+    np.testing.assert_allclose(found, arrays["found"], atol=0.5)  # the stored pixels are rounded
+    assert json.loads(about["input_size"]) == [3, 32, 32]
 
 
 def test_an_export_that_fails_keeps_the_old_file(quantized_run, tmp_path, monkeypatch, error_of):
-    class Unreadable(torch.nn.Module):
-        def __init__(self, path):
-            raise cli.BsamError("cannot be read")
-
     path = tmp_path / "net.onnx"
     path.write_text("old")
-    monkeypatch.setattr(run_export, "export_onnx", lambda model, path, x, **_: path.write_text("new"))
-    monkeypatch.setattr(run_export, "OnnxNetwork", Unreadable)
-    assert "cannot be read" in error_of("export", quantized_run, "--out", path)
+    (tmp_path / "untraced.py").write_text(UNTRACED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    small = ("--epochs", "1", "--limit-train", "64", "--limit-test", "20", "--batch", "32", "--device", "cpu")
+    named = ("--model", "untraced:network")
+    assert cli.main(["train", "--method", "sgd", *named, *small, "--out", "run"]) == 0
+    error = error_of("export", "run", *named, "--out", path)
+    assert "cannot trace the forward pass" in error
+    assert error.rstrip().endswith("The weights of this network are in run/model.safetensors")
     find_spec = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
     assert "'.[onnx]'" in error_of("export", quantized_run, "--out", path)
     assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert not [file for file in tmp_path.iterdir() if file.suffix == ".draft"]

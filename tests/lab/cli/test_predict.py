@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from bsam.lab import cli
-from bsam.lab.cli import predict as cli_predict
+from bsam.lab.cli.predict import draw_grid
 from bsam.lab.data.persons import LSP
-from bsam.lab.inference import find_joints
 from bsam.lab.inference import predict as bsam_predict
-from bsam.lab.inference.prediction_pictures import side_legend
+from bsam.lab.inference.pictures import SIDE, side_legend, text_picture
 
 WHOLE = "The whole image was used as the person's box; set --box to change it."
 
@@ -52,7 +51,7 @@ def test_joints_are_printed_and_drawn(pose_run, photos, capsys):
     Path("one/a.csv").write_text("no image")  # of the same name
     assert predict(pose_run, "one", *photos[1:], "--out", "new/drawn", "--grid", "grid.png") == 0
     *lines, grid, first, second, third = capsys.readouterr().out.splitlines()
-    expected = find_joints(pose_run, photos, device="cpu")
+    expected = bsam_predict(pose_run, photos, device="cpu")
     printed = joints_of(lines)
     assert list(printed) == photos
     for joints, pose in zip(printed.values(), expected, strict=True):
@@ -81,7 +80,7 @@ def test_a_box_and_the_flip_test(pose_run, photos, capsys):
         lines = capsys.readouterr().out.splitlines()
         assert (lines[-1] == WHOLE) == ("box" not in options)
         (joints,) = joints_of(lines).values()
-        (expected,) = find_joints(pose_run, photos[2], device="cpu", **options)
+        (expected,) = bsam_predict(pose_run, photos[2], device="cpu", **options)
         np.testing.assert_allclose(list(joints.values()), expected.joints, atol=0.051)
         results.append(joints)
     assert results[0] == results[3]
@@ -92,7 +91,7 @@ def test_tables_of_joints(pose_run, photos, capsys):
     for out in ("joints.csv", "joints.json"):
         assert predict(pose_run, "one", "b.png", "--out", out) == 0
         assert capsys.readouterr().out.splitlines()[-1] == f"Written: {out}"
-    expected = find_joints(pose_run, ["one/a.png", "b.png"], device="cpu")
+    expected = bsam_predict(pose_run, ["one/a.png", "b.png"], device="cpu")
     header, *rows = csv.reader(Path("joints.csv").read_text().splitlines())
     assert header == ["file", "joint", "x", "y"]
     assert [row[:2] for row in rows] == [[str(pose.path), name] for pose in expected for name in LSP.joints]
@@ -136,19 +135,27 @@ def test_classes_of_a_folder_are_printed_and_written(images_run, images, tmp_pat
         assert numbers == entry["probabilities"] == pytest.approx(prediction.probabilities)
 
 
-def test_a_grid_shows_the_first_images_and_comes_after_the_table(images_run, pose_run, photos, monkeypatch, capsys):
-    monkeypatch.setattr(cli_predict, "MAX_GRID", 2)
-    for run, name in ((images_run, "draw_grid"), (pose_run, "draw_joints_grid")):
-        drawn = []
-        monkeypatch.setattr(
-            f"bsam.lab.cli.predict.{name}",
-            lambda shown, path, drawn=drawn: drawn.append(([str(image.path) for image in shown], table.is_file())),
-        )
-        for chosen in (photos, photos[:2]):
-            table = Path(f"{name}-{len(chosen)}.csv")
-            capsys.readouterr()
-            assert predict(run, *chosen, "--grid", "grid.png", "--out", table) == 0
-            lines = capsys.readouterr().out.splitlines()
-            assert lines[-2:] == [f"Written: {table}", "Written: grid.png"]
-            assert ("grid.png shows the first 2 of 3 images." in lines) == (len(chosen) == 3)
-        assert drawn == [(photos[:2], True)] * 2
+def test_a_grid_shows_the_first_images(images_run, pose_run, photos, capsys):
+    for run in (images_run, pose_run):
+        found = bsam_predict(run, photos, device="cpu")
+        assert draw_grid(found, Path("first.png"), limit=2) == ["first.png shows the first 2 of 3 images."]
+        assert draw_grid(found[:2], Path("two.png"), limit=2) == []
+        assert Path("first.png").read_bytes() == Path("two.png").read_bytes()
+        capsys.readouterr()
+        assert predict(run, *photos[:2], "--grid", "grid.png", "--out", "table.csv") == 0
+        assert capsys.readouterr().out.splitlines()[-2:] == ["Written: table.csv", "Written: grid.png"]
+        assert Path("grid.png").read_bytes() == Path("two.png").read_bytes()
+
+
+def test_pictures_of_classes(images_run, photos, capsys):
+    """Each is as in a grid, without the name of the file."""
+    assert predict(images_run, *photos, "--out", "drawn") == 0
+    drawn = ["drawn/a.png", "drawn/a-2.png", "drawn/b.png"]
+    assert capsys.readouterr().out.splitlines()[3:] == [f"Written: {path}" for path in drawn]
+    for path, found in zip(drawn, bsam_predict(images_run, photos, device="cpu"), strict=True):
+        with Image.open(path) as picture:
+            above, below = text_picture(["a"], SIDE).height, text_picture(["a", "b"], SIDE).height
+            assert picture.size == (SIDE, above + SIDE + below)
+            shown = np.asarray(picture)[above : above + SIDE]
+        enlarged = Image.fromarray(found.pixels).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+        assert np.array_equal(shown, np.asarray(enlarged))

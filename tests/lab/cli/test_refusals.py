@@ -73,7 +73,6 @@ OTHERS = {
     "predict images-run b.png --box 0 0 9 9": "--box",
     "predict images-run b.png --flip-test": "--flip-test",
     "predict images-run b.png --no-flip-test": "--flip-test",
-    "predict images-run b.png --out drawn": "--out",
     "predict images-run b.png --out new/a.csv": "--out",
     "predict images-run b.png --grid grid.gif": "--grid",
     "predict images-run mine": "mine",  # holds no images
@@ -92,7 +91,6 @@ OTHERS = {
     "export w4 --out net.onnx --images 0": "images",
     "export mine --out net.onnx": "mine",
     "export float --out net.safetensors": "--weight-bits",
-    "export pose-run --out net.onnx": "task pose",
 }
 GROUPS = {
     "train --method bsam --epochs 3 --batch 64 --device cpu": TRAIN,

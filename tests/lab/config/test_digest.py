@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bsam.lab.config import FORMER_NAMES, FROZEN_OF_RUN, FROZEN_OF_TASK, TASK_SETTINGS, Run, TaskSettings
+from bsam.lab.config import DIGEST_NAMES, FROZEN_OF_RUN, FROZEN_OF_TASK, TASK_SETTINGS, Run, TaskSettings
 from bsam.lab.training.run_dir import run_dir_name, stored_run
 
 # names of run directories as version 0.3 made them: runs of the recipes, and SAM with one setting changed at a time
@@ -34,7 +34,7 @@ def test_the_names_cover_every_setting():
 
 def test_every_setting_has_a_frozen_default():
     """A new setting without one would be in the digest of all runs."""
-    assert {FORMER_NAMES.get(item.name, item.name) for item in fields(Run)} == FROZEN_OF_RUN.keys() | {"method"}
+    assert {DIGEST_NAMES.get(item.name, item.name) for item in fields(Run)} == FROZEN_OF_RUN.keys() | {"method"}
     assert {name: {item.name for item in fields(kind)} for name, kind in TASK_SETTINGS.items()} == {
         name: defaults.keys() for name, defaults in FROZEN_OF_TASK.items()
     }

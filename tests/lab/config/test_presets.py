@@ -123,11 +123,6 @@ def test_conditions_hold_for_what_another_preset_sets_and_for_defaults():
     assert (Run("sam", task=OwnSettings(), base="sgd").lr, Run("sgd", task=OwnSettings()).lr) == (0.05, 0.05)
 
 
-@dataclass(frozen=True)
-class WrongSettings(TaskSettings):
-    name = "wrong"
-
-
 @pytest.mark.parametrize(
     ("preset", "word"),
     [
@@ -137,8 +132,12 @@ class WrongSettings(TaskSettings):
         (Preset(base="sdg"), "base"),
     ],
 )
-def test_presets_are_checked(preset, word, monkeypatch):
-    monkeypatch.setattr(WrongSettings, "presets", (preset,))
+def test_presets_are_checked(preset, word):
+    @dataclass(frozen=True)
+    class WrongSettings(TaskSettings):
+        name = "wrong"
+        presets = (preset,)
+
     with pytest.raises(BsamError, match=word):
         Run("sam", task=WrongSettings())
 

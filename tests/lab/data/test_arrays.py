@@ -73,7 +73,7 @@ def test_the_list_is_sound():
             assert model_entry(entry.model).backbone is not None
 
 
-def test_the_persons_are_those_of_the_data_sets(tmp_path, monkeypatch):
+def test_the_persons_are_those_of_the_data_sets(tmp_path):
     folders = []
     for name, joints in {"lspet": LSP, "mpii": MPII}.items():
         entry = replace(DATASETS[name], persons=folders.append)
@@ -82,8 +82,7 @@ def test_the_persons_are_those_of_the_data_sets(tmp_path, monkeypatch):
             entry.person_files(tmp_path)
             assert folders.pop() == folder
         assert entry.classes == len(joints.joints)
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 8)
-    drawn = DATASETS["stick_figures"].draw(48)
+    drawn = DATASETS["stick_figures"].draw(48, 8)
     assert (drawn.side, len(drawn.train), len(drawn.test), len(drawn.skeleton.joints)) == (48, 8, 2, 14)
     assert drawn.digest == stick_figures(8, side=48).digest
 

@@ -95,15 +95,14 @@ def test_another_or_an_incomplete_content_is_refused_before_it_is_unpacked(serve
 
 
 @pytest.mark.parametrize("why", ["closed", "missing", "silent"])
-def test_without_a_server_the_error_says_which_file_goes_where(why, serve, tmp_path, monkeypatch):
-    monkeypatch.setattr("bsam.lab.data.downloads.TIMEOUT", 0.2)
+def test_without_a_server_the_error_says_which_file_goes_where(why, serve, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:  # answers nobody
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/cifar-10-binary.tar.gz"
         if why == "closed":
             listening.close()
         url = serve(GOOD, status=404) if why == "missing" else url
         with pytest.raises(bsam.BsamError, match=f"{url}.*{tmp_path / NAME}"):
-            fetch(source(url), tmp_path)
+            fetch(source(url), tmp_path, timeout=0.2)
     assert not list(tmp_path.iterdir())
     assert socket.getdefaulttimeout() is None
 

@@ -13,9 +13,11 @@ from PIL import Image
 import bsam
 from bsam.lab import cli
 from bsam.lab.cli.train import ConsoleLogger
-from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry, entries
+from bsam.lab.common.names import name_of
+from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry
+from bsam.lab.data.entries import entry_of_function
 from bsam.lab.data.persons import LSP
-from bsam.lab.inference.subjects import load_run
+from bsam.lab.inference.run_flatness import load_run
 from bsam.lab.training import Run
 from helpers import draw_images
 
@@ -30,7 +32,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of the console script
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    entries._call.cache_clear()
+    entry_of_function.cache_clear()
 
     def write(code):
         name = f"own_data_{next(NUMBER)}"
@@ -39,7 +41,7 @@ def package(tmp_path, monkeypatch):
         return name
 
     yield write
-    entries._call.cache_clear()
+    entry_of_function.cache_clear()
 
 
 def write_pixels(seed=0):
@@ -88,7 +90,7 @@ def test_a_run_from_start_to_end(package, monkeypatch, capsys):
     assert probability == f"{100 * float(best.values):.1f}%"
 
     write_pixels(seed=1)
-    entries._call.cache_clear()
+    entry_of_function.cache_clear()
     assert cli.main(command(name, "other")) == 2
     assert "the data has changed" in capsys.readouterr().err
 
@@ -200,13 +202,19 @@ RETURNED = {
 }
 
 
+def named(function) -> str:
+    """Pass a function to bsam under a name of its own."""
+    function.__qualname__ = f"load_{next(NUMBER)}"
+    return name_of(function, "data set")
+
+
 @pytest.mark.parametrize("case", RETURNED)
-def test_what_a_function_must_not_return(case, package, monkeypatch):
+def test_what_a_function_must_not_return(case, package):
     make, word = RETURNED[case]
     Path("a.png").touch()
-    monkeypatch.setattr(entries, "find_function", lambda name, role: lambda folder: make())
-    with pytest.raises(bsam.BsamError, match="my_data:load: ") as error:
-        dataset_entry("my_data:load").resolve()
+    name = named(lambda folder: make())
+    with pytest.raises(bsam.BsamError, match=f"{name}: ") as error:
+        dataset_entry(name).resolve()
     assert word in str(error.value)
 
 
@@ -236,8 +244,8 @@ def test_modules_and_functions_that_cannot_be_used(code, end, word, package, cap
     assert told.count("\n") == 1
 
 
-def test_a_classifier_does_not_learn_persons(package, monkeypatch):
+def test_a_classifier_does_not_learn_persons(package):
     Path("a.png").touch()
-    monkeypatch.setattr(entries, "find_function", lambda name, role: lambda folder: persons())
+    name = named(lambda folder: persons())
     with pytest.raises(bsam.BsamError, match="--task pose"):
-        bsam.lab.training.fit(Run("sgd", data="my_data:load", model="resnet8"), "runs", device="cpu")
+        bsam.lab.training.fit(Run("sgd", data=name, model="resnet8"), "runs", device="cpu")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import bsam
-from bsam.lab.inference import find_joints, predict
+from bsam.lab.inference import predict
 from bsam.lab.training import Run, fit
 from helpers import draw_images
 from pose_runs import train_pose
@@ -42,28 +42,27 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(("box", "word"), BOXES)
 def test_boxes(box, word, folder):
     with pytest.raises(bsam.BsamError, match=word):
-        find_joints(folder / "pose", folder / "a.png", box, device="cpu")
+        predict(folder / "pose", folder / "a.png", box=box, device="cpu")
 
 
 CALLS = [
-    (find_joints, "pose", ["a.png", "nowhere.png"], {}, r"nowhere\.png"),
-    (find_joints, "pose", ["a.png", "notes.txt"], {}, r"notes\.txt"),
-    (find_joints, "pose", [], {}, "no images"),
-    (find_joints, "pose", ["a.png", "notes.txt"], {"box": (1, 1, 9, 9)}, "one image"),
-    (find_joints, "digits", ["a.png"], {}, "finds no joints"),
-    (find_joints, "birds", ["a.png"], {}, "not a run directory"),
-    (find_joints, "half", ["a.png"], {}, "not finished"),
-    (predict, "classes", ["a.png", "nowhere.png"], {}, r"nowhere\.png"),
-    (predict, "classes", ["a.png", "notes.txt"], {}, r"notes\.txt"),
-    (predict, "classes", ["a.png"], {"top": 0}, "top"),
-    (predict, "classes", ["a.png"], {"top": 1.5}, "top"),
-    (predict, "pose", ["a.png"], {}, "find_joints"),
-    (predict, "digits", ["a.png"], {}, "classification, .*digits"),
-    (predict, "birds", ["a.png"], {}, "not a run directory"),
+    ("pose", ["a.png", "nowhere.png"], {}, r"nowhere\.png"),
+    ("pose", ["a.png", "notes.txt"], {}, r"notes\.txt"),
+    ("pose", [], {}, "no images"),
+    ("pose", ["a.png", "notes.txt"], {"box": (1, 1, 9, 9)}, "one image"),
+    ("half", ["a.png"], {}, "not finished"),
+    ("classes", ["a.png", "nowhere.png"], {}, r"nowhere\.png"),
+    ("classes", ["a.png", "notes.txt"], {}, r"notes\.txt"),
+    ("classes", ["a.png"], {"top": 0}, "top"),
+    ("classes", ["a.png"], {"top": 1.5}, "top"),
+    ("pose", ["a.png"], {"top": 2}, r"task pose: leave out top \(--top\)"),
+    ("classes", ["a.png"], {"flip_test": True}, r"task classification: leave out flip_test \(--flip-test\)"),
+    ("digits", ["a.png"], {}, "classification, .*digits"),
+    ("birds", ["a.png"], {}, "not a run directory"),
 ]
 
 
-@pytest.mark.parametrize(("call", "run", "images", "options", "word"), CALLS)
-def test_calls(call, run, images, options, word, folder):
+@pytest.mark.parametrize(("run", "images", "options", "word"), CALLS)
+def test_calls(run, images, options, word, folder):
     with pytest.raises(bsam.BsamError, match=word):
-        call(folder / run, [folder / image for image in images], device="cpu", **options)
+        predict(folder / run, [folder / image for image in images], device="cpu", **options)

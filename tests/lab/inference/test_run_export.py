@@ -8,9 +8,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from bsam.lab.data import Dataset
-from bsam.lab.inference.run_export import Preprocessing, example, metadata
 from bsam.lab.quantization import export_onnx, run_onnx
 from bsam.lab.tasks.classification import Classification
+from bsam.lab.tasks.exported import Preprocessing, example, metadata
 from bsam.lab.training import Run
 
 pytestmark = pytest.mark.usefixtures("operators_once")

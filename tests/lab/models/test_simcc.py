@@ -11,7 +11,7 @@ from bsam.common.errors import BsamValueError
 from bsam.lab.models import build
 from bsam.lab.models.parts import head
 from bsam.lab.models.simcc import SimCC
-from bsam.lab.models.weights import MODEL, into_backbone, load_weights
+from bsam.lab.models.weights import MODEL_KEY, into_backbone, load_weights
 
 
 def changed(name, **sizes):
@@ -64,7 +64,7 @@ def test_backbone_of_resnet50():
 
 def test_weights_of_the_backbone(tmp_path):
     state, path = changed("resnet8", classes=3), tmp_path / "a.safetensors"
-    save_file(state, path, {MODEL: "resnet8"})
+    save_file(state, path, {MODEL_KEY: "resnet8"})
     network = build("simcc_resnet8", classes=14, seed=0)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     report = load_weights(network, "simcc_resnet8", path)
@@ -95,8 +95,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     state["stages.9.weight"] = state.pop("stages.0.0.bn1.bias")
     for model, metadata, word in (
         ("simcc_resnet8", None, r"backbone\.stages\.9\.weight"),
-        ("simcc_resnet8", {MODEL: "resnet20"}, "resnet20"),
-        ("resnet8", {MODEL: "simcc_resnet8"}, "simcc_resnet8"),
+        ("simcc_resnet8", {MODEL_KEY: "resnet20"}, "resnet20"),
+        ("resnet8", {MODEL_KEY: "simcc_resnet8"}, "simcc_resnet8"),
     ):
         save_file(state, path, metadata)
         with pytest.raises(BsamValueError, match=word):

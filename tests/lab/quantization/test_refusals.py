@@ -161,7 +161,6 @@ def test_exports_that_fail_keep_the_old_file(tmp_path, monkeypatch):
     for name in ("none", "net.onnx"):
         with pytest.raises(BsamValueError, match=name):
             OnnxNetwork(tmp_path / name)
-    monkeypatch.setattr("bsam.lab.quantization.onnx_files._trace", lambda model, x, metadata: b"new")
     with pytest.raises(BsamValueError, match="nowhere"):
         export_onnx(model, tmp_path / "nowhere" / "net.onnx", x)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)

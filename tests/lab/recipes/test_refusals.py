@@ -10,8 +10,7 @@ from torch import nn
 import bsam
 from bsam.lab.common.names import find_function
 from bsam.lab.config import Run
-from bsam.lab.inference.measure import FlatnessSettings
-from bsam.lab.inference.subjects import load
+from bsam.lab.inference.run_flatness import FlatnessSettings, load
 from bsam.lab.recipes import RECIPES, Plan, describe, recipe, recipe_of
 from bsam.lab.recipes.plan import select
 from bsam.lab.recipes.start import check_weights_given

@@ -13,7 +13,7 @@ from bsam.lab.data.arrays import Examples, flip_labels
 from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.tasks.task import holdout_mask
+from bsam.lab.tasks.splits import holdout_mask
 from bsam.lab.training.loop import fit
 
 CPU = torch.device("cpu")

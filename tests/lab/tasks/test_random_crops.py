@@ -9,8 +9,8 @@ import torch
 from bsam.lab.config import Run
 from bsam.lab.data.augment import RESIZED_CROP, ResizedCrop, normalise
 from bsam.lab.data.images import Resize, decode
-from bsam.lab.inference.run_export import Preprocessing, example
 from bsam.lab.tasks.classification import Classification
+from bsam.lab.tasks.exported import Preprocessing, example
 from bsam.lab.training.loop import fit
 from helpers import draw_images
 

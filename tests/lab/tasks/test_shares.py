@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from bsam.lab.tasks.shares import Shares
 from torch import nn
 
 from bsam.lab.config import Run
 from bsam.lab.tasks import classification, pose
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
+from bsam.lab.tasks.splits import Shares
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,72 +13,59 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.lab.config import Run, TaskSettings
-from bsam.lab.tasks.task import BaseTask, Score
-from bsam.lab.training.loop import fit
+from bsam.lab import Preset, Run, Score, Splits, Task, TaskSettings, fit, setting
+from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
+from bsam.lab.tasks.task import Failure, check_members
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
+def plane():
+    """Points in the plane, and two numbers for each."""
+    points = torch.rand(330, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    targets = torch.stack((points.prod(1), points.sin().sum(1)), 1)
+    return Splits(train=(points[:230], targets[:230]), test=(points[230:], targets[230:]))
+
+
+def mlp(input_shape, width):
+    return nn.Sequential(nn.Linear(*input_shape, width), nn.Tanh(), nn.Dropout(0.05), nn.Linear(width, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegressionSettings(TaskSettings):
-    name = "regression"
-    delta: float
-    widths: tuple[int, ...] = (32,)
+    delta: float = setting(1.0, "where the loss becomes linear")
+    width: int = setting(32, "units of the hidden layer")
 
 
-SETTINGS = {"base": "adam", "lr": 0.02, "weight_decay": 0.0, "batch": 50, "seed": 3}
-RUN = Run("bsam", {"rho_max": 0.05, "rho_min": 0.05}, epochs=4, task=RegressionSettings(1.0), **SETTINGS)
+class Regression(Task):
+    """Points, moved a little in each epoch, to two numbers: a Huber loss, judged by the share of variance explained."""
 
-
-class Regression(BaseTask):
-    """Points in the plane, moved a little in each epoch, to two numbers: a Huber loss, judged by the share of variance
-    explained.
-    """
-
+    settings_type = RegressionSettings
     score = Score("explained", "variance explained in %", 100)
-    samples, classes = 230, 2
+    datasets: ClassVar = {"plane": plane}
+    networks: ClassVar = {"mlp": mlp}
+    presets = (Preset(base="adam"), Preset(when={"base": "adam"}, lr=0.02, weight_decay=0.0))
 
-    def __init__(self, run, device, data_dir=None):
-        self.run, self.device = run, device
-        points = torch.rand(330, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
-        targets = torch.stack((points.prod(1), points.sin().sum(1)), 1)
-        self.x, self.y = points[:230].to(device), targets[:230].to(device)
-        self.test = points[230:].to(device), targets[230:].to(device)
-        self.shift = torch.zeros(230, 2)
-
-    def network(self):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.run.seed)
-            return nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.05), nn.Linear(32, 2)).to(self.device)
-
-    def begin_epoch(self, epoch):
-        self.shift = 0.02 * torch.randn(230, 2, generator=torch.Generator().manual_seed(1000 * self.run.seed + epoch))
-
-    def batch(self, index):
-        return self.x[index] + self.shift[index], self.y[index], index
+    def augment(self, x, y, *, generator):
+        return x + 0.02 * torch.randn(x.shape, generator=generator), y
 
     def losses(self, outputs, y):
-        return nn.functional.huber_loss(outputs, y, reduction="none", delta=self.run.task.delta).sum(1)
+        return nn.functional.huber_loss(outputs, y, reduction="none", delta=self.settings.delta).sum(1)
 
-    @torch.no_grad()
-    def evaluate(self, network):
-        x, y = self.test
-        left = (network(x) - y).square().sum() / (y - y.mean(0)).square().sum()
-        return {"test_explained": 1 - float(left)}
+    def sums(self, outputs, y):
+        return {"left": (outputs - y).square(), "y": y, "yy": y.square()}
 
-    def examples(self, limit=None):
-        return [(self.x[:limit], self.y[:limit])]
+    def scores(self, means):
+        return {"explained": 1 - float(means["left"].sum() / (means["yy"] - means["y"].square()).sum())}
 
-    def loss(self, outputs, y):
-        return nn.functional.huber_loss(outputs, y, reduction="none", delta=self.run.task.delta).sum(1).mean()
 
-    def fingerprint(self):
-        return "points of seed 0"
+def twelve():
+    splits = plane()
+    return replace(splits, train=tuple(array[:120] for array in splits.train))
 
-    def notes(self):
-        return {"regression": {"points": 230}}
+
+RUN = Run.of("bsam", {"rho_max": 0.05, "rho_min": 0.05}, task=Regression, epochs=4, batch=50, seed=3)
 
 
 def train(folder, run=RUN, stop=None):
@@ -84,10 +73,11 @@ def train(folder, run=RUN, stop=None):
         if epoch == stop:
             raise InterruptedError
 
-    return fit(run, folder, device="cpu", task=Regression, on_epoch=each, checkpoint_every=0)
+    return fit(run, folder, device="cpu", on_epoch=each, checkpoint_every=0)
 
 
 def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path):
+    assert (RUN.base, RUN.lr, RUN.weight_decay, RUN.data, RUN.model) == ("adam", 0.02, 0.0, "plane", "mlp")
     result = train(tmp_path / "a")
     for stop in (1, 2, 3):
         with pytest.raises(InterruptedError):
@@ -97,10 +87,13 @@ def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path):
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     found = [metrics["test_explained"] for metrics in RunDir(tmp_path / "a").metrics()]
     assert found[-1] > found[0]
-    assert (tmp_path / "a" / "regression.json").exists()
     task = Regression(RUN, CPU)
     network = RunDir(tmp_path / "a").load_into(task.network()).eval()
     assert task.evaluate(network)["test_explained"] == found[-1]
+    x, y = plane().test
+    with torch.no_grad():
+        left = (network(x) - y).square().sum() / (y - y.mean(0)).square().sum()
+    assert found[-1] == pytest.approx(1 - float(left), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["base", "bsam"])
@@ -109,7 +102,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
     its own passes.
     """
     run = replace(RUN, method=method, arguments={} if method == "base" else RUN.arguments, epochs=2)
-    result = fit(run, device="cpu", task=Regression)
+    result = fit(run, device="cpu")
     task = Regression(run, CPU)
     network = task.network().train()
     base = torch.optim.Adam(network.parameters(), lr=0.02, betas=(0.9, 0.999))
@@ -120,12 +113,12 @@ def test_its_steps_are_those_of_a_plain_loop(method):
         torch.manual_seed(int(np.random.default_rng((3, epoch, 0x4E57, 0)).integers(2**63)))
         order, losses = np.random.default_rng((3, epoch, 0x0DE)).permutation(230), []
         for i in range(4):
-            chosen = torch.from_numpy(order[50 * i : 50 * i + 50])
+            x, y, _ = task.batch(torch.from_numpy(order[50 * i : 50 * i + 50]))
             base.param_groups[0]["lr"] = 0.02 * math.cos(math.pi / 2 * (4 * epoch + i) / 8) ** 2
 
             def closure():
                 optimizer.zero_grad()
-                loss = task.loss(network(task.x[chosen] + task.shift[chosen]), task.y[chosen])
+                loss = nn.functional.huber_loss(network(x), y, reduction="none").sum(1).mean()
                 loss.backward()
                 return loss
 
@@ -138,30 +131,18 @@ def test_its_steps_are_those_of_a_plain_loop(method):
 
 def test_sharpness_and_the_probe_know_its_loss():
     run = replace(RUN, epochs=1, sharpness_rho=0.05, probe=1, curvature=True)
-    result = fit(run, device="cpu", task=Regression)
+    result = fit(run, device="cpu")
     assert 0 < result.last.sharpness.loss < 3
     assert result.top_eigenvalue > 0
 
 
-class Elsewhere(Regression):
-    def fingerprint(self):
-        return "points of seed 1"
-
-
-class Other(Regression):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("task", "text"),
-    [(Elsewhere, "Regression there.*Elsewhere"), (Other, "Regression there.*Other")],
-)
-def test_a_run_goes_on_with_its_own_task_and_data_or_not_at_all(tmp_path, task, text):
+def test_a_run_goes_on_only_with_the_same_data(tmp_path, monkeypatch):
     with pytest.raises(InterruptedError):
         train(tmp_path, stop=2)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(bsam.BsamError, match=text):
-        fit(RUN, tmp_path, device="cpu", task=task)
+    monkeypatch.setattr(Regression, "datasets", {"plane": twelve})
+    with pytest.raises(bsam.BsamError, match="data has changed"):
+        train(tmp_path)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
@@ -169,13 +150,11 @@ def test_its_settings_are_stored_and_a_run_goes_on_only_with_the_same(tmp_path):
     with pytest.raises(InterruptedError):
         train(tmp_path, stop=1)
     stored = RunDir(tmp_path).note("config")
-    assert (stored["task"], stored["delta"], stored["widths"]) == ("regression", 1.0, [32])
+    assert (stored["task"], stored["delta"], stored["width"]) == (RUN.task.name, 1.0, 32)
     assert not {"label_smoothing", "simcc_k"} & set(stored)
-    assert RunDir(tmp_path).run(RegressionSettings) == RUN == Run.of(**{**RUN.settings(), "task": RegressionSettings})
-    with pytest.raises(bsam.BsamError, match="regression"):  # its class is not known by its name
-        RunDir(tmp_path).run()
+    assert RunDir(tmp_path).run() == RUN == Run.of(**RUN.settings())
     other = RUN.changed(delta=0.5)
-    assert (other.task, run_dir_name(other) == run_dir_name(RUN)) == (RegressionSettings(0.5), False)
+    assert (other.task.delta, run_dir_name(other) == run_dir_name(RUN)) == (0.5, False)
     with pytest.raises(bsam.BsamError, match=r"delta 1.0 there, 0.5 here"):
         train(tmp_path, other)
     with pytest.raises(bsam.BsamError, match="simcc_k"):
@@ -195,13 +174,77 @@ def test_a_setting_of_a_task_needs_a_name_that_runs_do_not_use():
             Run("sgd", task=nameless)
 
 
-@pytest.mark.parametrize(
-    "metrics", [{"explained": 0.5}, {"test_r2": 0.5}, {"test_explained": torch.tensor(0.5)}, 0.5], ids=str
-)
-def test_metrics_without_the_measure_raise_in_the_first_epoch(metrics):
-    class Wrong(Regression):
-        def evaluate(self, network):
-            return metrics
+METRICS = [{"explained": 0.5}, {"test_r2": 0.5}, {"test_explained": torch.tensor(0.5)}, 0.5]
 
+
+@pytest.mark.parametrize("metrics", METRICS, ids=str)
+def test_metrics_without_the_measure_raise_in_the_first_epoch(metrics, monkeypatch):
+    monkeypatch.setattr(Regression, "evaluate", lambda self, network: metrics)
     with pytest.raises(bsam.BsamError, match="test_explained"):
-        fit(replace(RUN, epochs=1), device="cpu", task=Wrong)
+        fit(replace(RUN, epochs=1), device="cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainSettings(TaskSettings):
+    width: int = 8
+
+
+class UndecoratedSettings(TaskSettings):
+    width: int = setting(8, "width")
+
+
+MEMBERS = {
+    "datasets": ({"datasets": {}}, "no datasets: add it"),
+    "networks": ({"networks": {}}, "no networks: add it"),
+    "score": ({"score": "accuracy"}, "no score: add it"),
+    "losses": ({"losses": Task.losses}, r"no losses\(outputs, \*targets\): add it"),
+    "sums": ({"sums": Task.sums}, r"no sums\(outputs, \*targets\): add it"),
+    "plain": ({"settings_type": PlainSettings}, r"width of .* must be declared with setting\(default, help\)"),
+    "undecorated": ({"settings_type": UndecoratedSettings}, "write @dataclass"),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_task_without_a_member_says_which(name):
+    members, words = MEMBERS[name]
+    with pytest.raises(bsam.BsamError, match=words):
+        check_members(type("Wrong", (Regression,), members))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_our_tasks_keep_the_settings_that_are_declared_for_them(name):
+    task = TASKS[name]
+    assert (task.settings_type.name, task_class(name)) == (name, task)
+    assert issubclass(task, Task)
+
+
+def test_a_stored_task_answers_without_its_module():
+    name = "elsewhere:Depth"
+    note = {
+        "settings": {"width": {"default": 8, "help": "channels"}},
+        "score": asdict(Score("rmse", "RMSE in m", higher=False)),
+        "groups": [asdict(Score("rmse_far", "far"))],
+        "loss_title": "Huber loss",
+        "chance": 2.0,
+    }
+    describe_task(name, note)
+    run = Run.of("sam", task=name, data="rooms", model="unet")
+    task = task_of(run)
+    assert (task.score.higher, task.groups[0].title, task.loss_title) == (False, "far", "Huber loss")
+    assert task.titles(run) == ("unet", "rooms")
+    assert (task.data_words(run), task.network_words(run), task.wrong_labels(run)) == ("", "", None)
+    files = {"task": note}.__getitem__
+    assert task.failure(run, [{"test_rmse": 1.9}], files) is None
+    assert task.failure(run, [{"test_rmse": 2.0}], files) == Failure(
+        "The network is no better than the best constant answer: RMSE in m 2 and 2."
+    )
+    assert task.functions(run) == {"task"}
+    assert task.functions(run.changed(data="rooms:read")) == {"task", "data"}
+    with pytest.raises(bsam.BsamError, match="not imported"):
+        imported_task(run)
+    assert issubclass(task, StoredTask)
+
+
+def test_a_task_of_ours_is_not_described_by_files():
+    describe_task("pose", json.loads('{"settings": {}, "score": {"name": "x", "title": "x"}, "groups": []}'))
+    assert task_class("pose").score.name == "pck"

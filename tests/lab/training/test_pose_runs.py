@@ -16,8 +16,7 @@ import bsam
 from bsam.flatness import HessianOperator, top_eigenvalues
 from bsam.lab.config import Run
 from bsam.lab.data.stick_figures import stick_figures
-from bsam.lab.inference.measure import FlatnessSettings, measure
-from bsam.lab.inference.subjects import find_models, load_run
+from bsam.lab.inference.run_flatness import FlatnessSettings, find_models, load_run, measure
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training.distributed import DistributedContext
 from bsam.lab.training.loop import fit

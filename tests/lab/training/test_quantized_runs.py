@@ -10,7 +10,7 @@ import torch
 from bsam.common.errors import BsamError
 from bsam.flatness import HessianOperator, landscape, sharpness, top_eigenvalues
 from bsam.lab.config import Run
-from bsam.lab.inference.subjects import load_run
+from bsam.lab.inference.run_flatness import load_run
 from bsam.lab.quantization import QuantConv2d, QuantLinear, calibrate, parameter_groups, quantize
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import loop

@@ -265,7 +265,7 @@ class _Reader:
         with self._record_problems(path):
             kept = read_json_lines(metrics, HINT) if metrics is not None else []
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
-            describe_task(entry["settings"].get("task", ""), entry.get("task", {}))
+            describe_task(entry["settings"].get("task"), entry.get("task", {}))
             run = stored_run(entry["settings"])
             about, identity = entry.get("about") or _without_plan(run), entry.get("identity")
             found = run, about, path, epochs, entry["state"], entry["reason"]

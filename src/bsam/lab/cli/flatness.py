@@ -8,13 +8,18 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ...flatness.spectrum import WHICH
 from ...flatness.trace import plus_minus
 from ..common.files import locked, write
 from ..common.printing import group_by, say, terminal_width
 from ..common.termination import resumable
-from ..inference.measure import FlatnessSettings, measured_entries
-from ..inference.subjects import IMAGES, MeasuredModels, find_models, runs_in_folders
+from ..inference.run_flatness import (
+    IMAGES,
+    FlatnessSettings,
+    MeasuredModels,
+    find_models,
+    measured_entries,
+    runs_in_folders,
+)
 from ..recipes.variants import variant_of
 from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
@@ -33,22 +38,6 @@ DataLoader that always yields the same batches (x, y). Writes flatness.json (all
 all figures: eigenvalues, densities, contours and surfaces of the loss and, of runs trained with --probe, sharpness and
 cosine during training. Models with the same architecture are drawn along the same random directions and on the same
 scales. If the command is interrupted, running it again continues with the model it was measuring."""
-FLAG_HELP = {
-    "k": "number of eigenvalues",
-    "which": f"which eigenvalues: {', '.join(WHICH)}",
-    "tol": "relative tolerance of the eigenvalues' residuals",
-    "trace_samples": "number of Hessian-vector products for the trace",
-    "density_steps": "number of Lanczos steps per random vector, for the density",
-    "density_probes": "number of random vectors for the density",
-    "span": "distance from the centre of the landscape to its edges; 1 is the norm of the weights",
-    "points": "number of points along each axis of the landscape; must be odd",
-    "rho": "radius of the sharpness",
-    "mode": "mode of batch norm: eval uses its running statistics, train those of each batch",
-    "micro_batch": "largest number of samples per pass, to save memory",
-    "max_bytes": "memory for recording Hessian-vector products, which halves their time; 0 disables recording "
-    "(default: a part of the free memory)",
-    "seed": "seed of all random vectors",
-}
 FLATNESS = "flatness.json"
 MAX_TITLE = 100  # characters: figures have no room for more
 NEEDS = ("safetensors", "plotly")
@@ -75,7 +64,7 @@ def add(command: argparse.ArgumentParser) -> None:
         kind, metavar = KINDS.get(str(field.type), (int, "N"))
         name = f"--{field.name.replace('_', '-')}"
         default = "" if field.default is None else f" (default: {field.default})"
-        flag(name, type=kind, default=field.default, help=f"{FLAG_HELP[field.name]}{default}", metavar=metavar)
+        flag(name, type=kind, default=field.default, help=f"{field.metadata['help']}{default}", metavar=metavar)
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     command.set_defaults(run=_flatness, needs=dict.fromkeys(NEEDS, "demo"))
 
@@ -137,7 +126,8 @@ def flatness_table(title: str, entries: Mapping[str, Mapping[str, Any]]) -> Tabl
 
 def _numbers(entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the numbers of a model as texts, by column."""
-    sharpness, eigenvalues = entry["sharpness"], entry["eigenvalues"]
+    sharpness = entry["sharpness"]
+    eigenvalues = entry["eigenvalues"]
     low, high = entry["trace"]["interval"]
     return {
         "loss": f"{sharpness['loss']:.3g}",

@@ -50,7 +50,7 @@ def data_info() -> list[tuple[str, ...]]:
 
     rows: list[tuple[str, ...]] = []
     for d in DATASETS.values():
-        classes = f"{d.classes} joints" if d.task == "pose" else str(d.classes)
+        classes = f"{d.classes} {d.counted}".strip()
         rows.append((d.name, d.title, classes, d.images, d.augmentation, d.model or "", d.origin))
     return rows
 

@@ -52,7 +52,7 @@ class EtaEstimator:
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
-    return (*(getattr(run, name) for name in COST), run.task.weight_bits)
+    return (*(getattr(run, name) for name in COST), run.task.cost)
 
 
 def time_left(left: tuple[float, int]) -> str:

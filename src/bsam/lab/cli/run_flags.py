@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from ...common.errors import BsamValueError
 from ..common.names import find_name, is_own, named_values
-from ..config import BASE, SHARED, TASK_SETTINGS, Run, method_class, settings_by_heading, settings_of_task
+from ..config import BASE, SHARED, TASK_SETTINGS, Run, listed_tasks, method_class, settings_by_heading
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
 from ..recipes.start import complete_settings
@@ -49,7 +49,7 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
         the headings, for further flags.
     """
     own = _own_task(getattr(command, "words", ()))
-    classes = (Run, *(TASK_SETTINGS.values() if own is None else (settings_of_task(own),)))
+    classes = (Run, *listed_tasks(own))
     groups = flag_groups(command)
     hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()} | {"task": str}
     of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
@@ -107,7 +107,7 @@ def _own_task(words: Sequence[str]) -> str | None:
 def _presets_in_words(own: str | None) -> list[tuple[Mapping[str, Any], str]]:
     """Return the values of all presets, and when they apply."""
     words: list[tuple[Mapping[str, Any], str]] = []
-    for kind in TASK_SETTINGS.values() if own is None else (settings_of_task(own),):
+    for kind in listed_tasks(own):
         # what the default task needs no words for
         task = [] if kind is type(Run.task) else [f"for {kind.name}"]
         words += [(preset.values, " ".join([*task, preset.words]).strip()) for preset in kind.presets]

@@ -34,10 +34,10 @@ MAX_ARRAYS = 2**29  # bytes of the arrays in an .npz file; the confusion matrix 
 DIGEST = "sha256"  # metadata key of a safetensors file: SHA-256 of the file in which the digest itself is BLANK
 BLANK = "0" * 64
 # what damaged content raises where it only means "not cached"
-DAMAGE = (OSError, ValueError, TypeError, LookupError, RecursionError)
+DAMAGE_ERRORS = (OSError, ValueError, TypeError, LookupError, RecursionError)
 ABSENT = (FileNotFoundError, NotADirectoryError)
 # in messages of torch about memory and devices, which are RuntimeErrors
-OF_DEVICE = ("out of memory", "can't allocate memory", "not enough memory", "cuda error")
+DEVICE_ERRORS = ("out of memory", "can't allocate memory", "not enough memory", "cuda error")
 T = TypeVar("T")
 LOCK = ".bsam-lock"
 LONGEST_WAIT = 600.0  # seconds; a lock for which others wait is held for a few seconds
@@ -101,7 +101,6 @@ def remove_drafts(folder: Path, kept: str) -> None:
     """Remove drafts that killed processes left; call it only where nobody else writes files now.
 
     Args:
-        folder: the folder.
         kept: the name of a file whose drafts are kept, because others may write it.
     """
     for draft in folder.glob(f"*{DRAFT}"):
@@ -154,7 +153,8 @@ def locked(folder: Path, activity: str, *, wait: bool = False) -> Iterator[None]
         try:
             held = lock.acquire(timeout=LONGEST_WAIT if wait else 0)
         except Timeout as error:
-            holder, remedy = "another process", "Wait for it"
+            holder = "another process"
+            remedy = "Wait for it"
             if isinstance(lock, SoftFileLock):
                 holder = _holder(folder / LOCK)
                 remedy = f"Wait for it, remove {folder / LOCK} if that process has ended"
@@ -207,7 +207,7 @@ def _says_nothing_of_content(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno is not None and not isinstance(error, ABSENT)  # decompression raises some without a number
     if isinstance(error, RuntimeError):
-        return any(words in str(error).lower() for words in OF_DEVICE)
+        return any(words in str(error).lower() for words in DEVICE_ERRORS)
     return isinstance(error, MemoryError)
 
 
@@ -257,7 +257,6 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Write each row as a line of strict JSON."""
     write(path, "".join(json.dumps(_strict(row), allow_nan=False) + "\n" for row in rows).encode())
 
 
@@ -309,7 +308,7 @@ def load_torch(content: bytes, device: torch.device | str = "cpu") -> Any:
 
     Raise an exception if the archive is damaged: torch itself does not check its CRCs.
     """
-    if content.startswith(b"PK") or zipfile.is_zipfile(io.BytesIO(content)):  # older versions wrote no archive
+    if content.startswith(b"PK") or zipfile.is_zipfile(io.BytesIO(content)):  # torch itself once wrote no archive
         with _archive(content) as archive:
             damaged = archive.testzip()
         if damaged is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...common.errors import BsamValueError
 
-LONG = 40  # names
+MANY_NAMES = 40  # names
 _OWN: dict[str, Any] = {}  # the user's objects that were imported or passed, by MODULE:NAME
 
 
@@ -25,14 +25,12 @@ def find_name(kind: str, name: object, known: Collection[str]) -> str:
 
     Args:
         kind: what is looked up, for the error message, such as ``"method"``.
-        name: the user's input.
-        known: the valid names.
     """
     by_lower = {valid.lower(): valid for valid in known}
     if (lower := str(name).lower()) in by_lower:
         return by_lower[lower]
     hint = suggestion(lower, known)
-    if hint and len(known) > LONG:  # the list would hide the hint
+    if hint and len(known) > MANY_NAMES:  # the list would hide the hint
         raise BsamValueError(f"there is no {kind} {name!r}{hint}")
     raise BsamValueError(f"{kind} must be one of {', '.join(known)}; got {name!r}{hint}")
 
@@ -97,7 +95,8 @@ def name_of(given: Any, role: str) -> str:
         >>> name_of(os.path.basename, "loader")
         'posixpath:basename'
     """
-    name, module = getattr(given, "__qualname__", None), getattr(given, "__module__", None)
+    name = getattr(given, "__qualname__", None)
+    module = getattr(given, "__module__", None)
     if not isinstance(name, str) or not name.isidentifier() or not isinstance(module, str):
         raise BsamValueError(
             f"the {role} must be a name, or a class or function at the top level of a module; got {given!r}"
@@ -136,9 +135,7 @@ def call_with(function: Callable[..., Any], offered: Mapping[str, Any], name: st
     """Call a function of the user with those of the offered arguments that its signature names.
 
     Args:
-        function: the function or class.
         offered: what it can get, by name.
-        name: its name, for the error message.
 
     Example:
         >>> call_with(

@@ -45,7 +45,6 @@ def visible(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return text for a cell of a table in Markdown."""
     return printable(text).replace("|", "\\|")
 
 

@@ -22,7 +22,8 @@ class ProgressLine(contextlib.AbstractContextManager["ProgressLine"]):
         self._is_terminal = sys.stderr.isatty()
         self._stages: dict[str, tuple[int, int]] = {}
         self._begun: dict[str, tuple[float, int]] = {}  # when a stage began, and how much was done by then
-        self._line, self._last = "", -INTERVAL[True] if self._is_terminal else time.monotonic()
+        self._line = ""
+        self._last = -INTERVAL[True] if self._is_terminal else time.monotonic()
         self._is_noted = False
 
     def reach(self, stage: str, done: int, total: int, note: str | None = None) -> None:

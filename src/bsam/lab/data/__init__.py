@@ -28,12 +28,16 @@ from .folders import ImageFiles as ImageFiles
 from .folders import LabelledFiles as LabelledFiles
 from .folders import read_flowers102, read_folder, read_oxford_pet, read_stanford_cars
 from .persons import PersonFiles as PersonFiles
-from .persons import read_lspet, read_mpii
+from .persons import PoseData, read_lspet, read_mpii
 from .stick_figures import stick_figures
 
 FOLDER = "folder:"  # names a folder of the user's image files: folder:PATH
 NUM_FIGURES = 800  # drawn to train on; a quarter as many to test on
 _draw_figures = lru_cache(maxsize=1)(stick_figures)  # consecutive runs share the figures
+
+
+def _draw(side: int, n: int | None = None) -> PoseData:
+    return _draw_figures(NUM_FIGURES if n is None else n, side=side)
 
 
 def _cifar(layout: Cifar) -> ArrayData:
@@ -60,6 +64,7 @@ _ENTRIES: tuple[KnownData, ...] = (
         read=lambda _: digits(),
         validation=True,
         origin="scikit-learn",
+        no_download="comes with scikit-learn",
     ),
     _cifar(CIFAR10),
     _cifar(CIFAR100),
@@ -85,7 +90,7 @@ _ENTRIES: tuple[KnownData, ...] = (
         14,
         augmentation="scale-rotate",  # no flips: the colours of left and right would be exchanged
         model="simcc_resnet8",
-        draw=lambda side: _draw_figures(NUM_FIGURES, side=side),
+        draw=_draw,
     ),
 )
 DATASETS: dict[str, KnownData] = {entry.name: entry for entry in _ENTRIES}
@@ -103,7 +108,7 @@ def download(name: str, folder: str | Path | None, progress: bool = False) -> No
     """
     entry = dataset_entry(name)
     if not entry.sources:
-        raise BsamValueError(f"{name} {entry.provided}: leave out --download")
+        raise BsamValueError(f"{name} {entry.no_download}: leave out --download")
     if folder is None:
         raise BsamValueError("a download (--download) needs a folder to write to: set data_dir (--data-dir)")
     if entry.is_in(Path(folder)):
@@ -123,10 +128,6 @@ def check_data(names: Iterable[str], folder: Path | None) -> None:
     """Raise if a data set needs a folder, and this one is None, does not exist or lacks files that can be downloaded.
 
     The files are not read.
-
-    Args:
-        names: names of data sets.
-        folder: the folder that should hold their files.
     """
     for entry in map(dataset_entry, sorted(names)):
         entry.check(folder)

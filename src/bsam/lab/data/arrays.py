@@ -258,10 +258,8 @@ def wrong_share(share: float, noise_labels: NoiseLabels, classes: int) -> float:
     """Return the fraction of labels that are wrong if a fraction ``share`` of them is drawn at random.
 
     Args:
-        share: fraction of the labels that are drawn, 0 to 1.
         noise_labels: ``"all"`` draws from all classes, so that one draw in ``classes`` returns the true class;
             ``"other"`` draws from the other classes.
-        classes: number of classes.
 
     Example:
         >>> round(wrong_share(0.4, "all", 10), 3), wrong_share(0.4, "other", 10)
@@ -279,10 +277,6 @@ def flip_labels(
     0.8 drawn from all of ten classes is the same, label by label, as 0.72 drawn from the other classes.
 
     Args:
-        labels: true classes, 1-D.
-        share: fraction of the labels to draw, 0 to 1.
-        classes: number of classes.
-        seed: seed of the random choice.
         noise_labels: ``"all"`` draws from all classes, including the true one; ``"other"`` from the others.
 
     Returns:

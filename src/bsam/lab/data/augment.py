@@ -26,7 +26,9 @@ from ...common.timm_import import import_timm
 from .rand_augment import RandAugment, copied
 
 RESIZED_CROP = "resized-crop-flip"
-_STREAM, _CROP_STREAM = 0xA46, 0x2C0  # make these random numbers independent of others from (seed, epoch)
+# make these random numbers independent of others from (seed, epoch)
+_STREAM = 0xA46
+_CROP_STREAM = 0x2C0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,6 @@ class Augment:
         return x
 
     def moved(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Return cropped and mirrored images, before normalisation."""
         if not (self.pad or self.flip):
             return x
         begin, step = draws[:, :4, None].split(2, dim=1)
@@ -205,11 +206,8 @@ def draw_boxes(
     The first of ten boxes that fits into the image is taken; if none does, the whole image.
 
     Args:
-        n: number of boxes.
-        side: side of the images, in pixels.
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest ratio of width to height, which is uniform on a logarithmic scale.
-        random: the random numbers.
 
     Example:
         >>> draw_boxes(2, 32, (1.0, 1.0), (1.0, 1.0), np.random.default_rng(0)).tolist()
@@ -234,10 +232,7 @@ def resize_boxes(x: Tensor, draws: Tensor, size: int, cubic: bool) -> Tensor:
     device and shapes do not depend on them, so a call can be captured in a CUDA graph.
 
     Args:
-        x: float32 images (n, channels, side, side).
         draws: (n, 5), top, left, height and width of the box of each image, and 1 to mirror it, otherwise 0.
-        size: side of the result.
-        cubic: bicubic instead of bilinear interpolation.
 
     Returns:
         Images (n, channels, size, size) in the channels_last memory format.
@@ -279,11 +274,13 @@ def _weights(begin: Tensor, length: Tensor, mirrored: Tensor, side: int, size: i
     return weights / weights.sum(2, keepdim=True)
 
 
-PREFIX = "timm:"
-EXAMPLE = f"{PREFIX}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
+TIMM_AUGMENT = "timm:"
+EXAMPLE = f"{TIMM_AUGMENT}aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1"
 # the sections of timm's names of RandAugment, after "rand"
 _SECTION = re.compile(r"(m|mmax|inc)\d+|n[1-9]\d*|(p|mstd)\d+(\.\d+)?|t(weights|3aw|3a)")
-_RAND_STREAM, _MIX_STREAM = 0xAA, 0x313  # make these random numbers independent of others from (seed, epoch)
+# make these random numbers independent of others from (seed, epoch)
+_RAND_STREAM = 0xAA
+_MIX_STREAM = 0x313
 
 
 @dataclass(frozen=True)
@@ -313,7 +310,7 @@ class TimmAugment(Augment):
     def named(cls, name: str) -> TimmAugment:
         """Return the augmentation with a name such as ``timm:aa=rand-m9-mstd0.5-inc1,mixup=0.8,cutmix=1``."""
         given: dict[str, Any] = {}
-        for pair in name.removeprefix(PREFIX).split(","):
+        for pair in name.removeprefix(TIMM_AUGMENT).split(","):
             key, _, value = pair.partition("=")
             if key not in ("aa", "mixup", "cutmix") or key in given or not value:
                 raise BsamValueError(f"augment must be like {EXAMPLE}, with one or more of the three; got {name!r}")
@@ -331,7 +328,6 @@ class TimmAugment(Augment):
 
     @property
     def mixes(self) -> bool:
-        """Whether images of a batch are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
     def draws(self, n: int, seed: int, epoch: int, side: int) -> Tensor:
@@ -340,7 +336,6 @@ class TimmAugment(Augment):
         return torch.cat([super().draws(n, seed, epoch, side), torch.from_numpy(seeds)], dim=1)
 
     def moved(self, x: Tensor, draws: Tensor) -> Tensor:
-        """Return cropped, mirrored and randomly changed images."""
         x = super().moved(x, copied(draws[:, :6], x.device))
         return self._rand_augment(x, draws[:, 6].tolist()) if self.aa else x
 
@@ -389,4 +384,4 @@ def _restored_generators() -> Iterator[None]:
 
 def is_timm(name: str | None) -> bool:
     """Return whether a name of an augmentation is for timm's."""
-    return name is not None and name.startswith(PREFIX)
+    return name is not None and name.startswith(TIMM_AUGMENT)

@@ -27,7 +27,7 @@ from ...common.extras import require_package
 from ..common.files import WrongContent, read_bytes
 from .arrays import Dataset, Examples, Pixels
 
-TIMEOUT = 60.0  # seconds without receiving anything
+TIMEOUT = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ class Source:
 
     @property
     def is_archive(self) -> bool:
-        """Whether it is unpacked."""
         return self.url.endswith(".tar.gz")
 
 
-def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
+def fetch(source: Source, folder: Path, progress: bool = False, timeout: float = TIMEOUT) -> Path:
     """Download a file into a folder, and unpack it if it is an archive, unless it is already there.
 
     The work is done in a temporary directory: the result appears under its name once it is complete, and an error or an
@@ -60,6 +59,7 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
         source: the file.
         folder: created if it does not exist.
         progress: whether to show a progress bar on the error stream.
+        timeout: seconds without receiving anything after which it fails.
 
     Returns:
         The path of the file or of the unpacked directory.
@@ -80,7 +80,7 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
             file = Path(temporary, PurePosixPath(source.url).name)
-            _receive(source, file, target, progress)
+            _receive(source, file, target, progress, timeout)
             if source.is_archive:
                 with tarfile.open(file, "r:gz") as tar:  # safe: its SHA-256 was compared
                     tar.extractall(file.parent / "unpacked", filter="data")
@@ -95,9 +95,9 @@ def fetch(source: Source, folder: Path, progress: bool = False) -> Path:
     return target
 
 
-def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT)  # torch.hub has no argument for it
+def _receive(source: Source, file: Path, target: Path, progress: bool, timeout: float) -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(timeout)  # torch.hub has no argument for it
     try:
         torch.hub.download_url_to_file(source.url, str(file), source.sha256, progress)
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, RuntimeError) as error:
@@ -109,7 +109,7 @@ def _receive(source: Source, file: Path, target: Path, progress: bool) -> None:
             f"{verb} it in {target.parent}, so that {target} exists"
         ) from error
     finally:
-        socket.setdefaulttimeout(timeout)
+        socket.setdefaulttimeout(before)
 
 
 def sha256(content: bytes) -> str:
@@ -152,9 +152,6 @@ def digits(seed: int = 0) -> Dataset:
 
     Pixels are normalised with the mean and the standard deviation of the training images.
 
-    Args:
-        seed: seed of the random split.
-
     Example:
         >>> data = digits()
         >>> len(data.train), len(data.validation), len(data.test)
@@ -171,8 +168,10 @@ def digits(seed: int = 0) -> Dataset:
     train, validation = train_test_split(
         rest, train_size=DIGITS_TRAIN, test_size=DIGITS_VALIDATION, stratify=labels[rest], random_state=seed
     )
-    x, y = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels, dtype=torch.int64)
-    mean, std = x[train].mean(), x[train].std()
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    y = torch.tensor(labels, dtype=torch.int64)
+    mean = x[train].mean()
+    std = x[train].std()
     x = (x - mean) / std
     pixels = Pixels(0.0, 16.0, float(mean), float(std))
     examples = Examples(x, y)
@@ -180,7 +179,8 @@ def digits(seed: int = 0) -> Dataset:
     return Dataset("digits", 10, sets[0], sets[1], sets[2], mean=(0.0,), std=(1.0,), pixels=pixels)
 
 
-CIFAR_SIDE, CIFAR_PIXELS = 32, 3 * 32 * 32
+CIFAR_SIDE = 32
+CIFAR_PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,6 @@ class Cifar:
 
     @property
     def source(self) -> Source:
-        """Download of the binary files."""
         url = f"https://www.cs.toronto.edu/~kriz/{self.title.lower()}-binary.tar.gz"
         return Source(url, self.sha256, makes=self.binary)
 
@@ -330,7 +329,8 @@ def read_cifar(layout: Cifar, folder: str | Path) -> Dataset:
     sets = []
     for files in (layout.train, (layout.test,)):
         records = np.concatenate([read(layout, file, directory) for file in files])
-        y, x = records[:, 0].astype(np.int64), np.ascontiguousarray(records[:, 1:])
+        y = records[:, 0].astype(np.int64)
+        x = np.ascontiguousarray(records[:, 1:])
         sets.append(Examples(torch.from_numpy(x.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)), torch.from_numpy(y)))
     return Dataset(layout.name, layout.classes, sets[0], None, sets[1], layout.mean, layout.std)
 
@@ -350,7 +350,8 @@ def _cifar_candidates(layout: Cifar, folder: Path) -> Iterator[tuple[Path, bool,
 
 def _read_cifar_binary(layout: Cifar, file: CifarFile, directory: Path) -> NDArray[np.uint8]:
     """Return the records (class and pixels) of a file; raise if they are not the published ones."""
-    path, length = directory / f"{file.name}.bin", layout.label_bytes + CIFAR_PIXELS
+    path = directory / f"{file.name}.bin"
+    length = layout.label_bytes + CIFAR_PIXELS
     content = read_exactly(path, file.records * length, f"{file.records:,} records of {length}")
     records = np.frombuffer(content, np.uint8).reshape(file.records, length)[:, layout.label_bytes - 1 :]
     in_order = sha256(records.tobytes()) if file.records_sha256 else None
@@ -375,10 +376,13 @@ def _read_cifar_pickle(layout: Cifar, file: CifarFile, directory: Path) -> NDArr
     return np.concatenate([np.array(entries[layout.label_key], np.uint8)[:, None], entries["data"]], axis=1)
 
 
-FASHION_SIDE, FASHION_CLASSES = 28, 10
-FASHION_TRAIN, FASHION_TEST = 60_000, 10_000
+FASHION_SIDE = 28
+FASHION_CLASSES = 10
+FASHION_TRAIN = 60_000
+FASHION_TEST = 10_000
 _FASHION_SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_FASHION_IMAGES, _FASHION_LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+_FASHION_IMAGES = "images-idx3-ubyte"
+_FASHION_LABELS = "labels-idx1-ubyte"
 _FASHION_PLACES = (".", "fashion-mnist", "FashionMNIST/raw")  # as given, as Debian has it, as torchvision has it
 
 _FASHION_SHA256 = (
@@ -408,7 +412,8 @@ def read_fashion_mnist(folder: str | Path, train: int = FASHION_TRAIN, test: int
     sets = []
     for part, n in (("train", train), ("t10k", test)):
         images, labels = (_fashion_file(Path(folder), f"{part}-{kind}") for kind in (_FASHION_IMAGES, _FASHION_LABELS))
-        x, y = _read_idx(images, (n, FASHION_SIDE, FASHION_SIDE)), _read_idx(labels, (n,))
+        x = _read_idx(images, (n, FASHION_SIDE, FASHION_SIDE))
+        y = _read_idx(labels, (n,))
         sets.append(
             Examples(
                 torch.from_numpy(x.reshape(n, 1, FASHION_SIDE, FASHION_SIDE)), torch.from_numpy(y.astype(np.int64))
@@ -438,6 +443,7 @@ def _fashion_file(folder: Path, name: str) -> Path:
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the array in an idx file, which follows a header with the type, the number of axes and their lengths."""
-    header, layout = 4 + 4 * len(shape), " x ".join(map(str, shape))
+    header = 4 + 4 * len(shape)
+    layout = " x ".join(map(str, shape))
     content = bytearray(read_exactly(path, header + int(np.prod(shape)), f"an idx file of {layout} bytes"))
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

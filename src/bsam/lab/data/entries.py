@@ -28,7 +28,7 @@ class DatasetEntry(ABC):
         name: its name on the command line.
         title: its name in tables.
         classes: number of classes, or of joints; None if it is not known before the data is read.
-        provided: why there is nothing to download; follows the name, as in "digits comes with scikit-learn".
+        no_download: why there is nothing to download; follows the name, as in "digits comes with scikit-learn".
         needs_folder: whether the user must say in which folder its files are.
         sources: files to download; none if the data comes with a package or the user must get it.
         is_in: returns whether the files to download are in a folder.
@@ -37,7 +37,7 @@ class DatasetEntry(ABC):
     name: str
     title: str
     classes: int | None
-    provided: str = field(default="cannot be downloaded (put its files into --data-dir)", kw_only=True)
+    no_download: str = field(default="cannot be downloaded (put its files into --data-dir)", kw_only=True)
     needs_folder: bool = field(default=False, kw_only=True)
     sources: tuple[Source, ...] = field(default=(), kw_only=True)
     is_in: Callable[[Path], bool] = field(default=lambda folder: True, kw_only=True)
@@ -86,9 +86,9 @@ class KnownData(DatasetEntry):
     images: str = "files"
     origin: str = "--data-dir FOLDER"
     task: ClassVar[str] = "classification"  #: what is learned from it, one of :data:`bsam.lab.tasks.TASKS`
+    counted: ClassVar[str] = ""  #: what ``classes`` counts, if they are no classes
 
     def resolve(self, folder: Path | None = None) -> KnownData:
-        """Return the entry itself."""
         return self
 
     def has_validation(self, folder: Path | None = None) -> bool:
@@ -108,14 +108,11 @@ class ArrayData(KnownData):
     read: Callable[[Path], Dataset]
     validation: bool = False
     model: str | None = "resnet18"
-    provided: str = "comes with scikit-learn"
 
     def has_validation(self, folder: Path | None = None) -> bool:
-        """Return whether it has a validation set."""
         return self.validation
 
     def load(self, folder: Path | None = None) -> Dataset:
-        """Read the data set."""
         return self.read(self._folder(folder))
 
 
@@ -131,7 +128,6 @@ class ImageData(KnownData):
     files: Callable[[Path], ImageFiles]
 
     def has_validation(self, folder: Path | None = None) -> bool:
-        """Return whether there are validation files in a folder."""
         return self.image_files(folder).validation is not None
 
     def image_files(self, folder: Path | None = None) -> ImageFiles:
@@ -158,9 +154,9 @@ class PersonData(KnownData):
     needs_folder: bool = True
     persons: Callable[[Path], PersonFiles]
     task: ClassVar[str] = "pose"
+    counted: ClassVar[str] = "joints"
 
     def person_files(self, folder: Path | None = None) -> PersonFiles:
-        """Return the persons in its image files in a folder."""
         return self.persons(self._subfolder(folder))
 
 
@@ -169,14 +165,16 @@ class DrawnPersonData(KnownData):
     """Drawn persons, with their joints.
 
     Args:
-        draw: called with the side of the network's inputs; returns the persons.
+        draw: called with the side of the network's inputs, and with the number of training figures, which has a
+            default; returns the persons.
     """
 
-    draw: Callable[[int], PoseData]
+    draw: Callable[..., PoseData]
     images: str = "drawn"
     origin: str = "bsam"
-    provided: str = "is drawn"
+    no_download: str = "is drawn"
     task: ClassVar[str] = "pose"
+    counted: ClassVar[str] = "joints"
 
 
 ROLE = "data set"
@@ -186,14 +184,12 @@ ROLE = "data set"
 class FunctionData(DatasetEntry):
     """A data set that a user's function returns; see the guide "Your own data set"."""
 
-    provided: str = field(default="is read by your function", kw_only=True)
+    no_download: str = field(default="is read by your function", kw_only=True)
 
     def resolve(self, folder: Path | None = None) -> KnownData:
-        """Call the function, and return the entry for its result; consecutive calls share the data."""
-        return _call(self.name, folder)
+        return entry_of_function(self.name, folder)
 
     def check(self, folder: Path | None = None) -> None:
-        """Raise if the function cannot be imported."""
         find_function(self.name, ROLE)
 
 
@@ -201,7 +197,7 @@ class FunctionData(DatasetEntry):
 class TaskData(DatasetEntry):
     """The data of a task of the user, which reads it."""
 
-    provided: str = field(default="is read by your task", kw_only=True)
+    no_download: str = field(default="is read by your task", kw_only=True)
 
     def resolve(self, folder: Path | None = None) -> KnownData:
         """Raise: only the task can read it."""
@@ -212,7 +208,8 @@ class TaskData(DatasetEntry):
 
 
 @lru_cache(maxsize=1)
-def _call(name: str, folder: Path | None) -> KnownData:
+def entry_of_function(name: str, folder: Path | None) -> KnownData:
+    """Call a function of the user, and return the entry for its result; consecutive calls share the data."""
     function = find_function(name, ROLE)
     try:
         return _entry(name, function(folder))
@@ -275,7 +272,8 @@ def _check_images(files: ImageFiles) -> ImageFiles:
 
 
 def _check_persons(persons: PersonFiles) -> PersonFiles:
-    n, joints = len(persons.images), len(persons.skeleton.joints)
+    n = len(persons.images)
+    joints = len(persons.skeleton.joints)
     shapes: dict[str, tuple[int, ...]] = {"boxes": (n, 4), "joints": (n, joints, 3), "head_sizes": (n,)}
     arrays: dict[str, Any] = {}
     for name, shape in shapes.items():

@@ -13,7 +13,7 @@ from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 
 VALIDATION_NAMES = ("val", "valid", "validation")
-OF_WINDOWS = ("Thumbs.db", "desktop.ini")  # hidden files that Windows creates
+WINDOWS_FILES = ("Thumbs.db", "desktop.ini")  # hidden files that Windows creates
 LAYOUT = "a data set needs one folder of images per class, or folders train and test (or val) with such class folders"
 
 
@@ -111,7 +111,8 @@ def _given_split(folder: Path, sets: list[str]) -> ImageFiles:
 
 
 def _random_split(folder: Path, classes: dict[str, list[str]], seed: int, test_fraction: float) -> ImageFiles:
-    train, test = [], []
+    train = []
+    test = []
     for label, (class_name, names) in enumerate(classes.items()):
         if len(names) < 2:
             raise BsamValueError(
@@ -147,7 +148,7 @@ def _folders(directory: Path) -> list[str]:
 
 def _files(folder: Path, directory: Path) -> list[str]:
     visible = (path for path in directory.iterdir() if not path.name.startswith("."))
-    paths = sorted(path for path in visible if path.name not in OF_WINDOWS)
+    paths = sorted(path for path in visible if path.name not in WINDOWS_FILES)
     for path in paths:
         if not path.is_file():
             raise BsamValueError(f"{path} is not a file, but {directory} is read as a class folder of images: {LAYOUT}")

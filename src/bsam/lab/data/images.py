@@ -29,7 +29,7 @@ from torch import Tensor
 from ...common.checks import is_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
-from ..common.files import DAMAGE, DRAFT, MAX_TEXT, WrongContent, draft_of, read_bytes, size_of
+from ..common.files import DAMAGE_ERRORS, DRAFT, MAX_TEXT, WrongContent, draft_of, read_bytes, size_of
 from ..common.printing import printable
 from .arrays import Dataset, Examples
 from .downloads import sha256
@@ -132,7 +132,8 @@ class Crop:
     def region(self) -> Box:
         """Left, top, right and bottom of the square, in the coordinates of the box."""
         left, top, right, bottom = self.box
-        x, y = (left + right) / 2, (top + bottom) / 2
+        x = (left + right) / 2
+        y = (top + bottom) / 2
         half = self.margin * max(right - left, bottom - top) / 2
         return x - half, y - half, x + half, y + half
 
@@ -163,7 +164,6 @@ def decode(path: str | Path, decoding: Decoding | None = None) -> NDArray[np.uin
 
 
 def read_image(path: Path) -> bytes:
-    """Return the content of a file."""
     try:
         return read_bytes(path)
     except WrongContent as error:
@@ -222,7 +222,8 @@ def _resize(image: Image, resize: Resize) -> Image:
     from PIL import Image as Pillow
 
     width, height = image.size
-    short, size = min(width, height), resize.size
+    short = min(width, height)
+    size = resize.size
     width, height = (int(resize.shorter_side * side / short) for side in (width, height))  # as torchvision rounds
     limit = Pillow.MAX_IMAGE_PIXELS or math.inf
     if width * height > limit:
@@ -231,21 +232,25 @@ def _resize(image: Image, resize: Resize) -> Image:
             f"{resize.shorter_side}; crop it"
         )
     image = image.resize((width, height), Pillow.Resampling[resize.interpolation.upper()])
-    left, top = round((width - size) / 2), round((height - size) / 2)
+    left = round((width - size) / 2)
+    top = round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))
 
 
 def _cut(image: Image, crop: Crop, name: object) -> Image:
     from PIL import Image as Pillow
 
-    box_name, size = f"the box {rounded(crop.box)} of {name}", f"the image ({image.width} x {image.height} pixels)"
+    box_name = f"the box {rounded(crop.box)} of {name}"
+    size = f"the image ({image.width} x {image.height} pixels)"
     left, top, right, bottom = (edge + 0.5 for edge in crop.region)  # Pillow counts from the corner of a pixel
     if min(right, bottom) <= 0 or left >= image.width or top >= image.height:
         raise BoxError(f"{box_name} lies outside {size}")
     border = math.ceil((right - left) / crop.size) + 1  # pixels beyond the square that the filter reaches
-    x, y = math.floor(left) - border, math.floor(top) - border
+    x = math.floor(left) - border
+    y = math.floor(top) - border
     end = math.ceil(right) + border, math.ceil(bottom) + border
-    width, height = end[0] - x, end[1] - y
+    width = end[0] - x
+    height = end[1] - y
     if width * height > 4 * (Pillow.MAX_IMAGE_PIXELS or math.inf):  # so that the largest image may have a margin
         raise BoxError(f"{box_name} is too large for {size}")
     window = Pillow.new("RGB", (width, height))  # zeros beyond the image; Image.crop raises for large margins
@@ -304,8 +309,10 @@ def _read_index(index: Path) -> _Known:
         digest, _, content = read_bytes(index, MAX_TEXT).partition(b"\n")
         if digest.decode() != sha256(content):
             return {}
-        known: _Known = {name: [int(n) for n in state] + [str(last)] for name, (*state, last) in json.loads(content)}
-    except DAMAGE:
+        known: _Known = {}
+        for name, (*state, last) in json.loads(content):
+            known[name] = [*map(int, state), str(last)]
+    except DAMAGE_ERRORS:
         return {}
     return known
 
@@ -316,14 +323,11 @@ def _write_index(index: Path, known: _Known) -> None:
         draft.write_bytes(sha256(content).encode() + b"\n" + content)
 
 
-CLASSES = "classes"
+IN_TWO_CLASSES = "classes"
 
 
 def find_duplicates(sets: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, int]:
     """Count the images of a set whose content is also in another set, and the images whose content has two classes.
-
-    Args:
-        sets: the digest of the content and the class of each image, by set.
 
     Returns:
         The numbers that are not 0: of the images of the second set by both sets, such as ``train and test``, and of the
@@ -343,7 +347,7 @@ def find_duplicates(sets: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, 
     classes: dict[str, set[int]] = {}
     for digest, label in pairs:
         classes.setdefault(digest, set()).add(label)
-    found[CLASSES] = sum(len(classes[digest]) > 1 for digest, _ in pairs)
+    found[IN_TWO_CLASSES] = sum(len(classes[digest]) > 1 for digest, _ in pairs)
     return {name: number for name, number in found.items() if number}
 
 
@@ -357,7 +361,7 @@ def duplicate_warnings(duplicates: Mapping[str, int]) -> list[str]:
     sentences = []
     for name, number in duplicates.items():
         images, verb = ("image", "is") if number == 1 else ("images", "are")
-        if name == CLASSES:
+        if name == IN_TWO_CLASSES:
             sentences.append(
                 f"{number:,} {images} {verb} in more than one class, as files with the same content: correct their "
                 "classes."
@@ -399,7 +403,7 @@ def load_images(
     other waits.
 
     Args:
-        files: from :func:`bsam.lab.data.folders.read_folder` or ``bsam.lab.data.folders``.
+        files: from a function of ``bsam.lab.data.folders``, such as ``read_folder``.
         resize: size of the images.
         mean, std: for normalisation; see :class:`~bsam.lab.data.arrays.Dataset`.
         train: another size for the training images, which are then in a file of their own.
@@ -540,7 +544,6 @@ def _key(names: Sequence[str], digests: Mapping[str, str], decoding: Resize | Se
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """Return the first bytes of a file of ``numpy.save``."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return file.getvalue()
@@ -560,7 +563,8 @@ def _open(path: Path, shape: tuple[int, ...]) -> _Pixels:
 
 def _read_cached(path: Path, shape: tuple[int, ...]) -> _Cached | None:
     """Return the images, why some cannot be decoded, and the digests; None unless the files are complete and right."""
-    header, size = _header(shape), int(np.prod(shape[1:]))
+    header = _header(shape)
+    size = int(np.prod(shape[1:]))
     try:
         record = json.loads(read_bytes(path.with_suffix(".json"), MAX_TEXT))
         corrupt = {int(row): str(reason) for row, reason in record["corrupt"]}
@@ -578,7 +582,7 @@ def _read_cached(path: Path, shape: tuple[int, ...]) -> _Cached | None:
                 blocks.append(_digest(file.read(count * size), reasons))
         is_right = blocks == record["sha256"] and listed == len(record["corrupt"])
         return (_open(path, shape), corrupt, blocks) if is_right else None
-    except DAMAGE:
+    except DAMAGE_ERRORS:
         return None
 
 

@@ -18,7 +18,7 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from .downloads import sha256
 from .folders import check_files, read_mat, required
-from .images import Crop, Progress, decode_files
+from .images import Box, BoxError, Crop, Progress, decode_bytes, decode_files, read_image, rounded
 from .pose_augment import apply, crop_map, inverse
 
 
@@ -45,7 +45,8 @@ class Skeleton:
         """For each joint of a mirrored person, the index that it had before."""
         order = list(range(len(self.joints)))
         for left, right in self.pairs:
-            order[left], order[right] = right, left
+            order[left] = right
+            order[right] = left
         return tuple(order)
 
 
@@ -74,7 +75,7 @@ MPII = _skeleton(
 
 SPLIT_SEED = 0
 LSPET_MARGIN = 0.05  # of the longer side: hands and feet reach beyond the joints
-HEAD = 0.6  # head size of PCKh, relative to the diagonal of the head's rectangle, as in MPII's evaluation
+HEAD_SHARE = 0.6  # head size of PCKh, relative to the diagonal of the head's rectangle, as in MPII's evaluation
 
 Floats = NDArray[np.float64]
 
@@ -138,7 +139,8 @@ def read_lspet(folder: str | Path) -> PersonFiles:
     joints = np.asarray(read_mat(required(folder, "joints.mat"), "joints"), np.float64).transpose(2, 0, 1)
     names = [f"images/im{number:05d}.jpg" for number in range(1, len(joints) + 1)]
     check_files(folder, names)
-    rows, left_out = [], []
+    rows = []
+    left_out = []
     for person, name in enumerate(names):
         labelled = joints[person, joints[person, :, 2] > 0, :2]
         if not len(labelled):
@@ -176,7 +178,8 @@ def read_mpii(folder: str | Path) -> PersonFiles:
     for image, train in zip(_items(release.annolist), np.ravel(release.img_train), strict=True):
         for person in _items(image.annorect) if train else ():
             points = [point for holder in _items(person, "annopoints") for point in _items(holder, "point")]
-            centre, scale = _items(person, "objpos"), _items(person, "scale")
+            centre = _items(person, "objpos")
+            scale = _items(person, "scale")
             rectangle = [side for name in ("x1", "y1", "x2", "y2") for side in _items(person, name)]
             parts = {"joint": points, "centre": centre, "scale": scale, "head": len(rectangle) == 4}
             if lacking := [part for part, content in parts.items() if not content]:
@@ -192,7 +195,7 @@ def read_mpii(folder: str | Path) -> PersonFiles:
             boxes.append((x - half, y - half, x + half, y + half))
             joints.append(table)
             left, top, right, bottom = map(float, rectangle)
-            head_sizes.append(HEAD * math.hypot(right - left, bottom - top))
+            head_sizes.append(HEAD_SHARE * math.hypot(right - left, bottom - top))
     check_files(folder, images)
     train, test, split = _split_by_image(images)
     areas = np.array(boxes).reshape(-1, 4)
@@ -211,7 +214,8 @@ def joint_boxes(joints: Floats, margin: float) -> Floats:
         ... )
         array([[ 0., 10., 40., 70.]])
     """
-    positions, labelled = joints[:, :, :2], joints[:, :, 2:] > 0
+    positions = joints[:, :, :2]
+    labelled = joints[:, :, 2:] > 0
     low = np.where(labelled, positions, np.inf).min(axis=1)
     high = np.where(labelled, positions, -np.inf).max(axis=1)
     extra = margin * (high - low).max(axis=1, keepdims=True)
@@ -265,7 +269,8 @@ def person_crops(boxes: Tensor, side: int) -> tuple[list[Crop], Tensor]:
         >>> crops[0].size, apply(maps, torch.tensor([[[32.0, 32.0]]]))  # the centre
         (110, tensor([[[54.5000, 54.5000]]]))
     """
-    size, margin = stored_side(side), SURROUND * MARGIN
+    size = stored_side(side)
+    margin = SURROUND * MARGIN
     crops = [Crop((left, top, right, bottom), margin, size) for left, top, right, bottom in boxes.tolist()]
     return crops, crop_map(boxes, margin, size)
 
@@ -365,19 +370,36 @@ def load_persons(
     y = torch.where(joints[:, :, 2:] > 0, y, 0).float()  # coordinates of joints that are not labelled may be NaN
     heads = None if files.head_sizes is None else torch.from_numpy(files.head_sizes[order]).float()
     persons = Persons(decoded.images, y, inverse(maps), heads, tuple(names))
-    ends = len(files.train), len(order)
-    rows = [[row for row in range(*part) if row not in decoded.corrupt] for part in ((0, ends[0]), ends)]
-    for title, left in zip(("train", "test"), rows, strict=True):
-        if not left:
+    usable = [row for row in range(len(order)) if row not in decoded.corrupt]
+    train_rows = [row for row in usable if row < len(files.train)]
+    test_rows = [row for row in usable if row >= len(files.train)]
+    for title, rows in (("train", train_rows), ("test", test_rows)):
+        if not rows:
             raise BsamValueError(
                 f"no person of the {title} set of {files.folder} is left: it needs at least one whose image can be "
                 "decoded, with a box in the image"
             )
-    train, test = map(persons.part, rows)
+    train = persons.part(train_rows)
+    test = persons.part(test_rows)
     labels = [_digest(part.y, part.to_image, part.head_sizes) for part in (train, test)]
-    digest = sha256(json.dumps([*decoded.identity, rows, labels]).encode())
+    digest = sha256(json.dumps([*decoded.identity, [train_rows, test_rows], labels]).encode())
     data = PoseData(files.name, side, train, test, files.skeleton, files.split, digest)
     return data, [*files.left_out, *decoded.corrupt.values()]
+
+
+def cut_out(path: Path, box: Box | None, side: int) -> tuple[Box, NDArray[np.uint8], Tensor]:
+    """Return the box of a person, the crop, and the map (1, 2, 3) from pixels of the image to pixels of the crop."""
+    content = read_image(path)
+    height, width, _ = decode_bytes(content, path).shape
+    person_box = box or (-0.5, -0.5, width - 0.5, height - 0.5)
+    left, top, right, bottom = person_box
+    if min(right, bottom) <= -0.5 or left >= width - 0.5 or top >= height - 0.5:
+        raise BsamValueError(f"the box {rounded(person_box)} lies outside of the {width} x {height} pixels of {path}")
+    (crop,), to_crop = person_crops(torch.tensor([person_box], dtype=torch.float64), side)
+    try:
+        return person_box, decode_bytes(content, path, crop), to_crop
+    except BoxError as error:
+        raise BsamValueError(f"{error}: give another box (--box)") from error
 
 
 def _digest(*tensors: Tensor | None) -> str:

@@ -33,7 +33,6 @@ def crop_map(boxes: Tensor, margin: float, side: int) -> Tensor:
     Args:
         boxes: (n, 4): left, top, right and bottom in image pixels.
         margin: extent of the crop, relative to the longer side of the box.
-        side: side of the crop, in pixels.
 
     Example:
         >>> crop_map(torch.tensor([[10.0, 10.0, 30.0, 50.0]]), margin=1.25, side=100)
@@ -67,8 +66,10 @@ def centre_map(source: int, target: int, scale: Tensor, angle: Tensor, mirrored:
         ... )  # from the top to the right
         tensor([[[7.0000, 3.5000]]])
     """
-    scale, angle = scale.double(), angle.double()
-    cos, sin = scale * angle.cos(), scale * angle.sin()
+    scale = scale.double()
+    angle = angle.double()
+    cos = scale * angle.cos()
+    sin = scale * angle.sin()
     side = 1 - 2 * mirrored.double()
     linear = torch.stack([side * cos, -side * sin, sin, cos], dim=1).view(-1, 2, 2)
     offset = (target - 1) / 2 - linear.sum(dim=2, keepdim=True) * ((source - 1) / 2)
@@ -96,9 +97,7 @@ def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
     """Return the images under the maps, with bilinear interpolation and zeros outside the image.
 
     Args:
-        images: (n, channels, height, width), of any type.
         maps: (n, 2, 3), from the pixels of the images to those of the result.
-        side: side of the result, in pixels.
 
     Returns:
         float32 images (n, channels, side, side).
@@ -201,7 +200,8 @@ class PoseAugment:
         scale, angle, mirrored = draws.unbind(dim=1)
         maps = centre_map(x.shape[-1], self.side, scale, angle, mirrored)
         unit = 1.0 if x.is_floating_point() else 255.0
-        mean, std = (tuple(unit * value for value in values) for values in (self.mean, self.std))
+        mean = tuple(unit * value for value in self.mean)
+        std = tuple(unit * value for value in self.std)
         pixels = normalise(warp(x, maps, self.side), mean, std)
         exchanged = y.index_select(1, on_device(self.mirrored, torch.int64, y.device))
         y = torch.where(mirrored[:, None, None] > 0, exchanged, y)

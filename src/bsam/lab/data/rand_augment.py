@@ -26,7 +26,7 @@ from ...common.timm_import import import_timm
 Operation: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Numbers: TypeAlias = Sequence[float] | NDArray[Any]
 Step: TypeAlias = tuple[Operation, Numbers]
-LEVELS = np.arange(256)
+PIXEL_LEVELS = np.arange(256)
 
 
 class RandAugment:
@@ -162,8 +162,10 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     smooth = images.float()
     if min(images.shape[2:]) > 2:
         beside, centre = (smooth * float(np.float32(weight) / np.float32(13)) for weight in (1, 5))
-        left, right = beside[..., :-2], beside[..., 2:]
-        outer, inner = left + beside[..., 1:-1] + right, left + centre[..., 1:-1] + right
+        left = beside[..., :-2]
+        right = beside[..., 2:]
+        outer = left + beside[..., 1:-1] + right
+        inner = left + centre[..., 1:-1] + right
         smoothed = 0.5 + outer[..., 2:, :] + inner[..., 1:-1, :] + outer[..., :-2, :]
         smooth[..., 1:-1, 1:-1] = smoothed.clamp(0, 255).floor()
     return _blended(smooth, images.float(), factors[:, :, None, None])
@@ -175,7 +177,8 @@ def gaussian_blur(images: Tensor, weights: Tensor) -> Tensor:
     Args:
         weights: those of a pixel, of its neighbours and of the next ones, in units of 2**-24.
     """
-    pixels, (centre, near, far) = images.double(), weights.T[:, :, None, None, None]
+    pixels = images.double()
+    (centre, near, far) = weights.T[:, :, None, None, None]
     for axis, border in ((3, (2, 2, 0, 0)), (2, (0, 0, 2, 2))):
         for _ in range(3):
             padded = F.pad(pixels, border, mode="replicate")
@@ -206,18 +209,24 @@ def _moved(images: Tensor, numbers: Tensor, taps: range, interpolate: Callable[.
     y = torch.arange(height, device=images.device)[:, None] + 0.5
     x, y = a * x + b * y + c, d * x + e * y + f
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    x, y = x - 0.5, y - 0.5
-    left, top = x.floor(), y.floor()
+    x = x - 0.5
+    y = y - 0.5
+    left = x.floor()
+    top = y.floor()
     columns = [(left.long() + tap).clamp(0, width - 1) for tap in taps]
     lines = [(top.long() + tap).clamp(0, height - 1) * width for tap in taps]
     pixels = images.flatten(2)
-    dx, dy = (x - left)[:, None], (y - top)[:, None]
+    dx = (x - left)[:, None]
+    dy = (y - top)[:, None]
 
     def read(index: Tensor) -> Tensor:
         index = index.flatten(1)[:, None].expand(-1, channels, -1)
         return pixels.gather(2, index).view_as(images).short()  # differences of levels are exact
 
-    between = (interpolate(*(read(line + column) for column in columns), dx) for line in lines)
+    def along(line: Tensor) -> Tensor:
+        return interpolate(*(read(line + column) for column in columns), dx)
+
+    between = (along(line) for line in lines)
     levels = interpolate(*between, dy).clamp(0, 255).to(torch.uint8)
     return torch.where(inside[:, None], levels, numbers[:, 6:, None, None].to(torch.uint8))
 
@@ -277,11 +286,13 @@ MATRICES: dict[str, Callable[[int, float], Sequence[float]]] = {
 CHANGES: dict[str, Callable[..., Step]] = {
     "auto_contrast": lambda: (auto_contrast, ()),
     "equalize": lambda: (equalize, ()),
-    "invert": lambda: _table(255 - LEVELS),
-    "posterize": lambda bits: _table(LEVELS & -(2 ** max(0, 8 - bits))),
-    "solarize": lambda threshold: _table(np.where(threshold > LEVELS, LEVELS, 255 - LEVELS)),
-    "solarize_add": lambda add: _table(np.where(LEVELS < 128, np.minimum(255, LEVELS + add), LEVELS)),
-    "brightness": lambda factor: _table((LEVELS.astype(np.float32) * np.float32(factor)).clip(0, 255).astype(int)),
+    "invert": lambda: _table(255 - PIXEL_LEVELS),
+    "posterize": lambda bits: _table(PIXEL_LEVELS & -(2 ** max(0, 8 - bits))),
+    "solarize": lambda threshold: _table(np.where(threshold > PIXEL_LEVELS, PIXEL_LEVELS, 255 - PIXEL_LEVELS)),
+    "solarize_add": lambda add: _table(np.where(PIXEL_LEVELS < 128, np.minimum(255, PIXEL_LEVELS + add), PIXEL_LEVELS)),
+    "brightness": lambda factor: _table(
+        (PIXEL_LEVELS.astype(np.float32) * np.float32(factor)).clip(0, 255).astype(int)
+    ),
     "contrast": lambda factor: (contrast, (factor,)),
     "color": lambda factor: (color, (factor,)),
     "desaturate": lambda factor: (color, (min(1.0, max(0.0, 1.0 - factor)),)),

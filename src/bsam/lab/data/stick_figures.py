@@ -17,7 +17,8 @@ _STREAM = 0x571C  # makes these random numbers independent of others that are dr
 _RIGHT = (2, 1, 0, 6, 7, 8)  # hip, knee, ankle, wrist, elbow, shoulder of LSP
 _LEFT = (3, 4, 5, 11, 10, 9)
 _HEAD = 13
-COLOURS, GREY = {"right": (220, 60, 40), "left": (50, 90, 230)}, (190, 190, 190)
+COLOURS = {"right": (220, 60, 40), "left": (50, 90, 230)}
+GREY = (190, 190, 190)
 
 
 def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
@@ -51,7 +52,8 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     x = torch.from_numpy(drawings).permute(0, 3, 1, 2)
     digest = sha256(x.numpy().tobytes() + y.numpy().tobytes())
     persons = Persons(x, y.float(), inverse(maps))
-    train, test = persons.part(slice(n)), persons.part(slice(n, total))
+    train = persons.part(slice(n))
+    test = persons.part(slice(n, total))
     return PoseData("stick_figures", side, train, test, LSP, f"{n} and {n // 4} drawings, seed {seed}", digest)
 
 
@@ -69,7 +71,8 @@ def _pose(random: np.random.Generator) -> NDArray[np.float64]:
         outwards = sign * step(lean + math.pi / 2, 1)
         joints[shoulder, :2] = 0.22 * outwards + step(lean, 0.08)
         joints[hip, :2] = 0.14 * outwards + step(lean, 0.75)
-        arm, leg = lean + sign * random.uniform(0.1, 2.6), lean + sign * random.uniform(0, 0.8)
+        arm = lean + sign * random.uniform(0.1, 2.6)
+        leg = lean + sign * random.uniform(0, 0.8)
         joints[elbow, :2] = joints[shoulder, :2] + step(arm, 0.38)
         joints[wrist, :2] = joints[elbow, :2] + step(arm + sign * random.uniform(-0.3, 1.2), 0.34)
         joints[knee, :2] = joints[hip, :2] + step(leg, 0.48)
@@ -87,11 +90,13 @@ def _drawing(places: NDArray[np.float64], size: int, random: np.random.Generator
         sides = {LSP.joints[joint].partition(" ")[0] for joint in (start, end)}
         colour = COLOURS.get(sides.pop(), GREY) if len(sides) == 1 else GREY
         shade = np.clip(np.array(colour) + random.normal(0, 15, 3), 0, 255).astype(np.float32)
-        (x, y), (dx, dy) = places[start], places[end] - places[start]
+        (x, y) = places[start]
+        (dx, dy) = places[end] - places[start]
         low = np.floor(np.minimum(places[start], places[end]) - width).astype(int).clip(0)
         high = np.ceil(np.maximum(places[start], places[end]) + width).astype(int)
         near = slice(low[1], high[1]), slice(low[0], high[0])  # the rest of the image has no ink
-        right, down = columns[near] - x, rows[near] - y
+        right = columns[near] - x
+        down = rows[near] - y
         along = np.clip((right * dx + down * dy) / (dx * dx + dy * dy), 0, 1)
         ink = np.clip(width / 2 + 0.5 - np.hypot(right - along * dx, down - along * dy), 0, 1)[:, :, None]
         image[near] += ink * (shade - image[near])

@@ -1,8 +1,10 @@
-"""Use the trained network of a run: predictions on image files, and export."""
+"""Use the trained network of a run: predictions and their pictures, export, flatness."""
 
-from .class_prediction import Prediction as Prediction
-from .class_prediction import predict as predict
-from .pose_prediction import FoundJoints as FoundJoints
-from .pose_prediction import find_joints as find_joints
+from ..tasks.exported import Comparison as Comparison
+from ..tasks.found import FoundClasses as FoundClasses
+from ..tasks.found import FoundJoints as FoundJoints
+from ..tasks.found import FoundValues as FoundValues
+from ..tasks.found import Prediction as Prediction
+from .predictions import predict as predict
 from .run_export import ExportedNetwork as ExportedNetwork
 from .run_export import export_run as export_run

@@ -13,10 +13,10 @@ from torch import nn
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
 from ...common.timm_import import import_timm
-from ..common.names import call_with, describe_error, find_function, suggestion
+from ..common.names import call_with, describe_error, find_function, is_own, suggestion
 from .cifar import DigitsNet, MobileNetV1, PyramidNet, ResNet, WideResNet
 from .simcc import simcc_resnet8, simcc_resnet50
-from .timm_networks import PREFIX, RESNET50, InputConfig, check_timm_name, resnet50, timm_name, timm_network, vit
+from .timm_networks import RESNET50, TIMM_NETWORK, InputConfig, check_timm_name, resnet50, timm_network, vit
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class ModelEntry:
         backbone: for a pose network, the name of its backbone, whose weights can be loaded; None for the others.
         resizable: whether it can be built for images of another size, with ``image_size=``.
         needs_size: whether it is always built with ``image_size=``: a function of the user may ask for it.
+        timm: its name in timm, for networks called ``timm:NAME``; None for the others.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelEntry:
     backbone: str | None = None
     resizable: bool = False
     needs_size: bool = False
+    timm: str | None = None
 
 
 _RESNET = "He et al., CVPR 2016"
@@ -56,7 +58,9 @@ _PYRAMID = "Han et al., CVPR 2017"
 _MOBILE = "Howard et al., 2017"
 _SIMCC = "Li et al., ECCV 2022"
 _VIT = "Dosovitskiy et al., ICLR 2021"
-_FOR_CIFAR, _FOR_IMAGENET = (16, 32, 64), (64, 128, 256, 512)  # widths of the stages
+# widths of the stages
+_FOR_CIFAR = (16, 32, 64)
+_FOR_IMAGENET = (64, 128, 256, 512)
 _SMALL_MOBILE = partial(MobileNetV1, stem=8, widths=(16, 32, 32, 64), strides=(1, 2, 1, 2))
 
 MODELS: dict[str, ModelEntry] = {
@@ -88,7 +92,7 @@ def model_entry(name: str) -> ModelEntry:
     for a function of the user, ``MODULE:FUNCTION``, which is imported when the network is built.
 
     Entries for timm have ``parameters`` and ``images`` set to 0, since neither is known before the network is built;
-    :func:`~bsam.lab.models.timm_networks` returns the image size.
+    :func:`input_config` returns the image size.
 
     Example:
         >>> model_entry("resnet8").title, model_entry("timm:resnet18d").title
@@ -100,17 +104,17 @@ def model_entry(name: str) -> ModelEntry:
     """
     if name in MODELS:
         return MODELS[name]
-    timm = timm_name(name)
-    if timm is None and ":" in name:
+    if name.startswith(TIMM_NETWORK):
+        timm = name.removeprefix(TIMM_NETWORK)
+        build = partial(timm_network, timm)
+        return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True, timm=timm)
+    if is_own(name):
         build = partial(own_network, name)
-        return ModelEntry(name, build, name, 0, IMAGES, memory_format=torch.preserve_format, needs_size=True)
-    if timm is None:
-        hint = suggestion(name, MODELS)
-        raise BsamValueError(
-            f"model must be one of {', '.join(MODELS)}, {PREFIX}NAME or MODULE:FUNCTION; got {name!r}{hint}"
-        )
-    build = partial(timm_network, timm)
-    return ModelEntry(name, build, title=timm, parameters=0, images=0, reference="timm", resizable=True)
+        return ModelEntry(name, build, name, 0, OWN_NETWORK_SIDE, memory_format=torch.preserve_format, needs_size=True)
+    hint = suggestion(name, MODELS)
+    raise BsamValueError(
+        f"model must be one of {', '.join(MODELS)}, {TIMM_NETWORK}NAME or MODULE:FUNCTION; got {name!r}{hint}"
+    )
 
 
 def input_config(name: str) -> InputConfig | None:
@@ -123,11 +127,10 @@ def input_config(name: str) -> InputConfig | None:
         >>> input_config("resnet18") is None
         True
     """
-    timm = timm_name(name)
-    if timm is None:
-        entry = model_entry(name)
+    entry = model_entry(name)
+    if entry.timm is None:
         return replace(RESNET50, size=entry.images) if "resnet50" in (entry.name, entry.backbone) else None
-    weights = import_timm().get_pretrained_cfg(check_timm_name(timm), allow_unregistered=True)
+    weights = import_timm().get_pretrained_cfg(check_timm_name(entry.timm), allow_unregistered=True)
     config = import_timm().data.resolve_data_config(pretrained_cfg={} if weights is None else weights.to_dict())
     size = min(config["input_size"][1:])
     return InputConfig(size, tuple(config["mean"]), tuple(config["std"]), config["interpolation"], config["crop_pct"])
@@ -170,7 +173,7 @@ def build(
     return model.to(torch.get_default_device(), memory_format=entry.memory_format)  # type: ignore[call-overload]
 
 
-IMAGES = 224  # pixels a side of image files, unless the run has another image size
+OWN_NETWORK_SIDE = 224  # pixels a side of image files, unless the run has another image size
 
 
 def own_network(name: str, classes: int, channels: int, image_size: int | None = None) -> nn.Module:
@@ -179,9 +182,6 @@ def own_network(name: str, classes: int, channels: int, image_size: int | None =
     Args:
         name: ``MODULE:FUNCTION``. It gets those of the other arguments, and of ``input_shape`` (channels, side, side),
             that its signature names.
-        classes: number of classes.
-        channels: number of channels of the inputs.
-        image_size: side of the inputs, in pixels.
     """
     function = find_function(name, "model")
     offered = {

@@ -32,7 +32,6 @@ def stages(
 
     Args:
         block: function that builds a block from its input width, output width and stride.
-        width_in: number of input channels.
         widths: for each stage, the output widths of its blocks.
 
     Example:
@@ -94,14 +93,15 @@ class BasicBlock(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv(width_in, width, stride=stride), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = conv(width, width), nn.BatchNorm2d(width)
+        self.conv1 = conv(width_in, width, stride=stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or width_in != width:
             self.shortcut = nn.Sequential(conv(width_in, width, size=1, stride=stride), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the next feature map."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
@@ -130,12 +130,12 @@ class ResNet(nn.Module):
 
     def __init__(self, widths: Sequence[int], blocks: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        self.conv, self.bn = conv(channels, widths[0]), nn.BatchNorm2d(widths[0])
+        self.conv = conv(channels, widths[0])
+        self.bn = nn.BatchNorm2d(widths[0])
         self.stages = stages(BasicBlock, widths[0], [[width] * blocks for width in widths])
         self.linear = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images."""
         x = F.relu(self.bn(self.conv(x)))
         return self.linear(self.stages(x).mean((2, 3)))
 
@@ -153,12 +153,13 @@ class PreActivationBlock(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm2d(width_in), conv(width_in, width, stride=stride)
-        self.bn2, self.conv2 = nn.BatchNorm2d(width), conv(width, width)
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = conv(width_in, width, stride=stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width)
         self.projection = None if stride == 1 and width_in == width else conv(width_in, width, size=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the next feature map."""
         active = F.relu(self.bn1(x))
         out = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return out + (x if self.projection is None else self.projection(active))
@@ -195,7 +196,6 @@ class WideResNet(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images."""
         x = F.relu(self.bn(self.stages(self.conv(x))))
         return self.linear(x.mean((2, 3)))
 
@@ -214,13 +214,14 @@ class PyramidBlock(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm2d(width_in), conv(width_in, width, stride=stride)
-        self.bn2, self.conv2 = nn.BatchNorm2d(width), conv(width, width)
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = conv(width_in, width, stride=stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width)
         self.bn3 = nn.BatchNorm2d(width)
         self.halves = stride == 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the next feature map."""
         out = self.conv1(self.bn1(x))
         out = self.bn3(self.conv2(F.relu(self.bn2(out))))
         if self.halves:
@@ -254,14 +255,14 @@ class PyramidNet(nn.Module):
             raise BsamValueError(f"depth must be 6n + 2, such as 8, 14, 20 or 110, got {depth!r}")
         n = (depth - 2) // 6
         widths = [int(16 + alpha * k / (3 * n) + 0.5) for k in range(1, 3 * n + 1)]
-        self.conv, self.bn = conv(channels, 16), nn.BatchNorm2d(16)
+        self.conv = conv(channels, 16)
+        self.bn = nn.BatchNorm2d(16)
         self.stages = stages(PyramidBlock, 16, [widths[:n], widths[n : 2 * n], widths[2 * n :]])
         self.bn_last = nn.BatchNorm2d(widths[-1])
         self.linear = nn.Linear(widths[-1], classes)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images."""
         x = self.stages(self.bn(self.conv(x)))
         return self.linear(F.relu(self.bn_last(x)).mean((2, 3)))
 
@@ -281,11 +282,12 @@ class SeparableConv(nn.Module):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
-        self.depthwise, self.bn1 = conv(width_in, width_in, stride=stride, groups=width_in), nn.BatchNorm2d(width_in)
-        self.pointwise, self.bn2 = conv(width_in, width, size=1), nn.BatchNorm2d(width)
+        self.depthwise = conv(width_in, width_in, stride=stride, groups=width_in)
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.pointwise = conv(width_in, width, size=1)
+        self.bn2 = nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the next feature map."""
         x = F.relu(self.bn1(self.depthwise(x)))
         return F.relu(self.bn2(self.pointwise(x)))
 
@@ -319,11 +321,11 @@ class MobileNetV1(nn.Module):
         channels: int = 3,
     ) -> None:
         super().__init__()
-        self.conv, self.bn = conv(channels, stem), nn.BatchNorm2d(stem)
+        self.conv = conv(channels, stem)
+        self.bn = nn.BatchNorm2d(stem)
         self.blocks = nn.Sequential(*map(SeparableConv, [stem, *widths], widths, strides))
         self.linear = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images."""
         x = F.relu(self.bn(self.conv(x)))
         return self.linear(self.blocks(x).mean((2, 3)))

@@ -78,16 +78,17 @@ def undecayed(network: nn.Module) -> set[nn.Parameter]:
     Example:
         >>> from bsam.lab.models import build
         >>> network = build("resnet8")
-        >>> bare = undecayed(network)
-        >>> network.conv.weight in bare, network.linear.bias in bare
+        >>> no_decay = undecayed(network)
+        >>> network.conv.weight in no_decay, network.linear.bias in no_decay
         (False, True)
     """
-    bare = {p for name, p in network.named_parameters() if p.ndim <= 1 or name.endswith(".bias")}
+    no_decay = {p for name, p in network.named_parameters() if p.ndim <= 1 or name.endswith(".bias")}
     for module in network.modules():
         if is_norm(module) or isinstance(module, nn.Embedding):
-            bare |= set(module.parameters(recurse=False))
+            no_decay |= set(module.parameters(recurse=False))
     backbone = network.backbone if isinstance(network, SimCC) else network
-    if (listed := getattr(backbone, "no_weight_decay", None)) is not None:
-        patterns = listed()
-        bare |= {p for name, p in backbone.named_parameters() if any(fnmatchcase(name, text) for text in patterns)}
-    return bare
+    listed = getattr(backbone, "no_weight_decay", None)
+    if listed is not None:
+        for pattern in listed():
+            no_decay |= {p for name, p in backbone.named_parameters() if fnmatchcase(name, pattern)}
+    return no_decay

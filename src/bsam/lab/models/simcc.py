@@ -33,10 +33,10 @@ class SimCCHead(nn.Module):
     def __init__(self, channels: int, joints: int, cells: int, bins: int) -> None:
         super().__init__()
         self.maps = nn.Conv2d(channels, joints, 1)
-        self.x, self.y = nn.Linear(cells, bins), nn.Linear(cells, bins)
+        self.x = nn.Linear(cells, bins)
+        self.y = nn.Linear(cells, bins)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the logits of feature maps."""
         device = features.device.type
         has_autocast = torch.amp.is_autocast_available(device)  # "meta" has none
         with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
@@ -83,7 +83,6 @@ class SimCC(nn.Module):
         self.head = SimCCHead(channels, joints, (side // stride) ** 2, int(bins))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images."""
         return self.head(self.backbone(x))
 
     def get_classifier(self) -> nn.Module:

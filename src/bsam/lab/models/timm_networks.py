@@ -9,17 +9,7 @@ from torch import nn
 from ...common.errors import BsamValueError
 from ...common.timm_import import import_timm
 
-PREFIX = "timm:"
-
-
-def timm_name(name: str) -> str | None:
-    """Return NAME for a network called ``timm:NAME``, and None for others.
-
-    Example:
-        >>> timm_name("timm:vit_tiny_patch16_224"), timm_name("resnet8")
-        ('vit_tiny_patch16_224', None)
-    """
-    return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+TIMM_NETWORK = "timm:"  # and the name in timm
 
 
 def check_timm_name(name: str) -> str:
@@ -46,12 +36,8 @@ def timm_network(
     """Return a timm network with random weights.
 
     Args:
-        name: its name in timm.
-        classes: number of classes.
-        channels: number of image channels.
         image_size: side of the images, for networks that are built for one size, such as vision transformers; others
             take images of many sizes and ignore it.
-        settings: further arguments of its class.
 
     Example:
         >>> import torch
@@ -62,7 +48,8 @@ def timm_network(
         ... ).shape
         torch.Size([2, 10])
     """
-    timm, known = import_timm(), check_timm_name(name)
+    timm = import_timm()
+    known = check_timm_name(name)
     sizes = {"num_classes": classes, "in_chans": channels}
     config = timm.get_pretrained_cfg(known, allow_unregistered=True)
     if image_size is not None and config is not None and config.fixed_input_size:

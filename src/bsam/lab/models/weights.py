@@ -20,16 +20,15 @@ from ..common.files import load_tensors, load_torch, read_bytes, reading
 from ..common.names import first_line
 from . import model_entry
 from .parts import BACKBONE, head_name
-from .timm_networks import check_timm_name, timm_name
+from .timm_networks import check_timm_name
 
 NESTED = ("state_dict", "model")  # keys under which training checkpoints hold the weights
 WRAPPER = "module."  # DistributedDataParallel's prefix of every name
-HINT = "give a complete file of safetensors or torch.save that holds only tensors"
-MODEL = "bsam_model"  # metadata key for the network's name in a safetensors file
+WEIGHTS_HINT = "give a complete file of safetensors or torch.save that holds only tensors"
+MODEL_KEY = "bsam_model"  # metadata key for the network's name in a safetensors file
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -41,12 +40,12 @@ def model_of_file(path: Path) -> str | None:
     require_package("safetensors", "timm")
     from safetensors import safe_open
 
-    with reading(path, HINT), safe_open(path, "pt") as file:
+    with reading(path, WEIGHTS_HINT), safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-    if MODEL not in metadata and "run" in metadata:  # written by a run
+    if MODEL_KEY not in metadata and "run" in metadata:  # written by a run
         with contextlib.suppress(ValueError, AttributeError):
             return json.loads(metadata["run"]).get("model")
-    return metadata.get(MODEL)
+    return metadata.get(MODEL_KEY)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -58,7 +57,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     is_safetensors = _is_safetensors(path)
     if is_safetensors:
         require_package("safetensors", "timm")
-    with reading(path, HINT):
+    with reading(path, WEIGHTS_HINT):
         content = read_bytes(path)
         tensors = load_tensors(content)[0] if is_safetensors else load_torch(content)
     return unwrap(tensors, path)
@@ -95,7 +94,7 @@ def _is_safetensors(path: Path) -> bool:
 
 
 PRETRAINED = "pretrained"  # given instead of a file: download weights with timm
-MAX_NAMES = 3  # tensors that an error message lists
+MAX_LISTED = 3  # tensors that an error message lists
 HUB_TIMEOUT = 5.0  # seconds
 
 
@@ -147,7 +146,8 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         sha256 = None
     else:
         path = Path(source)
-        source_name, tensors = path.name, read_weights(path)
+        source_name = path.name
+        tensors = read_weights(path)
         sha256 = file_sha256(path)
         check_model(path, name)
     prefix = f"{head_name(network)}."
@@ -174,7 +174,8 @@ def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[st
 
 def check_model(path: Path, name: str) -> None:
     """Raise if a file is marked as weights of another network (ignoring timm's tags), or may be timm's ResNet-50."""
-    model, backbone = model_of_file(path), model_entry(name).backbone
+    model = model_of_file(path)
+    backbone = model_entry(name).backbone
     if model is not None and model.partition(".")[0] not in (name.partition(".")[0], backbone):
         fitting = name if backbone is None else f"{name} or {backbone}"
         raise BsamValueError(f"{path} holds weights of {model}, not of {fitting}: give another file or --model {model}")
@@ -187,10 +188,10 @@ def check_model(path: Path, name: str) -> None:
 
 def check_download(name: str) -> str:
     """Return a network's name in timm; raise if it is not a timm network, as only those have weights to download."""
-    network = timm_name(model_entry(name).name)
-    if network is None:
+    timm = model_entry(name).timm
+    if timm is None:
         raise BsamValueError(f"there is no download of pretrained weights for {name}: give --weights FILE")
-    return network
+    return timm
 
 
 def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], source: str, name: str) -> None:
@@ -204,13 +205,14 @@ def _check_fit(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], sou
         if key in loaded and loaded[key].shape != expected[key].shape
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
-    if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:MAX_NAMES])})" for kind, keys in kinds.items() if keys]:
+    if wrong := [f"{len(keys)} {kind} ({', '.join(keys[:MAX_LISTED])})" for kind, keys in kinds.items() if keys]:
         raise BsamValueError(f"{source} does not fit {name}; nothing was loaded. Tensors: {'; '.join(wrong)}")
 
 
 def _download(name: str) -> tuple[str, dict[str, Tensor]]:
     """Return the name and the tensors of the weights that timm downloads or has in its cache."""
-    timm, network = import_timm(), check_download(name)
+    timm = import_timm()
+    network = check_download(name)
     config = timm.get_pretrained_cfg(check_timm_name(network), allow_unregistered=True)
     if config is None or not config.has_weights:
         raise BsamValueError(f"timm has no pretrained weights for {network}: choose another model or random weights")

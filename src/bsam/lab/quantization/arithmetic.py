@@ -42,9 +42,6 @@ def quantize_codes(x: Tensor, scale: Tensor, zero_point: Tensor | None, qmin: in
     .. math::
         q = \mathrm{clamp}(\mathrm{round}(x / s) + z,\; q_{\min},\; q_{\max})
 
-    Args:
-        x, scale, zero_point, qmin, qmax: as in :func:`~bsam.lab.quantization.fake_quantize`.
-
     Example:
         >>> quantize_codes(torch.tensor([-9.0, 0.5, 1.5, 2.6]), torch.tensor(1.0), None, -8, 7)
         tensor([-8., 0., 2., 3.])
@@ -153,7 +150,8 @@ def sum_dtype(weight: Tensor, weight_bits: int, activation_bits: int) -> torch.d
         ... )
         (torch.float32, torch.float64)
     """
-    (smallest, _), (_, largest) = code_range(weight_bits, signed=True), code_range(activation_bits, signed=False)
+    (smallest, _) = code_range(weight_bits, signed=True)
+    (_, largest) = code_range(activation_bits, signed=False)
     return torch.float32 if weight.shape[1:].numel() * -smallest * largest < EXACT else torch.float64
 
 

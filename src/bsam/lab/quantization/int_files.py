@@ -93,10 +93,12 @@ def load_quantized(path: Path | str, model: nn.Module) -> nn.Module:
     if metadata.get(FORMAT) != "1":
         raise BsamValueError(f"{path} was not written by bsam.lab.quantization.save_quantized")
     model = copy.deepcopy(model).eval()
-    modules, new = dict(model.named_modules(remove_duplicate=False)), dict[nn.Module, nn.Module]()
+    modules = dict(model.named_modules(remove_duplicate=False))
+    new = dict[nn.Module, nn.Module]()
     try:
         for name, (weight_bits, activation_bits) in json.loads(metadata["layers"]).items():
-            layer, fields = modules[name], {field: tensors[_join(name, field)] for field in FIELDS}
+            layer = modules[name]
+            fields = {field: tensors[_join(name, field)] for field in FIELDS}
             if not isinstance(layer, (nn.Conv2d, nn.Linear)) or isinstance(layer, IntLayer):
                 raise RuntimeError(f"{name} is not a float convolution or linear layer")
             shape = layer.weight.shape

@@ -47,11 +47,11 @@ def export_onnx(model: nn.Module, path: Path | str, x: Tensor, *, metadata: Mapp
     """
     for package in ("onnx", "onnxscript"):
         require_package(package, "onnx")
+    check_place(Path(path))
     is_fake_quantized = any(isinstance(module, QuantLayer) for module in model.modules())
     model = (convert(model) if is_fake_quantized else copy.deepcopy(model).eval()).cpu()
     new: dict[nn.Module, nn.Module] = {m: _OnnxLayer(m) for m in model.modules() if isinstance(m, IntLayer)}
     content = _trace(replace(model, new), x, metadata or {})
-    check_place(Path(path))
     return Path(path).write_bytes(content)
 
 
@@ -93,7 +93,6 @@ class OnnxNetwork(nn.Module):
         (self._input,) = inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output for a batch."""
         (out,) = self._session.run(None, {self._input: x.detach().cpu().numpy()})
         return torch.from_numpy(out).to(x.device)
 
@@ -124,7 +123,8 @@ class _OnnxLayer(nn.Module):
         self.product = partial(product, layer)
         limits = (q - layer.input_zero_point for q in code_range(layer.activation_bits, signed=False))
         self.limits = None if layer.activation_bits in (4, 8) else [float(layer.input_scale * q) for q in limits]
-        self.weight_is_4_bit, self.input_is_4_bit = layer.weight_bits <= 4, layer.activation_bits == 4
+        self.weight_is_4_bit = layer.weight_bits <= 4
+        self.input_is_4_bit = layer.activation_bits == 4
         for field in ("weight", "weight_scale", "bias"):
             self.register_buffer(field, getattr(layer, field))
         self.register_buffer("input_scale", layer.input_scale.reshape(()))
@@ -188,12 +188,15 @@ def _narrow(graph: Any) -> None:
     """Convert 4-bit weights and zero points, which are bytes in torch, to INT4 and UINT4."""
     import onnx_ir
 
-    int4, uint4 = onnx_ir.DataType.INT4, onnx_ir.DataType.UINT4
+    int4 = onnx_ir.DataType.INT4
+    uint4 = onnx_ir.DataType.UINT4
     for node in graph:
         if node.op_type == "QuantizeLinear" and node.outputs[0].dtype == uint4:
-            value, dtype = node.inputs[2], uint4
+            value = node.inputs[2]
+            dtype = uint4
         elif node.metadata_props.get(WEIGHT_TYPE) == "INT4":
-            value, dtype = node.inputs[0], int4
+            value = node.inputs[0]
+            dtype = int4
         else:
             continue
         value.const_value = onnx_ir.tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)
@@ -220,7 +223,8 @@ def _keep_activations(graph: Any) -> None:
             graph.register_initializer(value)
             smaller = onnx_ir.node("Min", [x, value], name=f"{node.name}_min")
             output = smaller.outputs[0]
-            output.type, output.shape = x.type, x.shape
+            output.type = x.type
+            output.shape = x.shape
             output.name = f"{node.name}_input"
             graph.insert_before(node, smaller)
             node.replace_input_with(0, output)

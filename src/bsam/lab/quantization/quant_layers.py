@@ -46,7 +46,8 @@ class QuantLayer(nn.Module):
         make_weight_quantizer, make_input_quantizer = SCHEMES[scheme]
         init_like(self, layer, bias=layer.bias is not None)
         weight = layer.weight
-        self.weight, self.bias = weight, layer.bias
+        self.weight = weight
+        self.bias = layer.bias
         self.weight_quantizer = make_weight_quantizer(weight.detach(), weight_bits)
         self.input_quantizer = make_input_quantizer(activation_bits, dtype=weight.dtype, device=weight.device)
         self.train(layer.training)
@@ -61,9 +62,11 @@ class QuantLayer(nn.Module):
 
     def codes(self) -> Codes:
         """Return the layer's current codes, in floating point, and scales, without gradient."""
-        weight, inputs = self.weight_quantizer, self.input_quantizer
+        weight = self.weight_quantizer
+        inputs = self.input_quantizer
         with torch.no_grad():
-            weight_scale, (input_scale, zero_point) = weight.current_scale(self.weight), inputs.current_scale()
+            weight_scale = weight.current_scale(self.weight)
+            (input_scale, zero_point) = inputs.current_scale()
             return Codes(
                 weight=quantize_codes(self.weight, weight_scale, None, weight.qmin, weight.qmax),
                 weight_scale=weight_scale.flatten(),
@@ -154,7 +157,8 @@ class IntLayer(nn.Module):
         del self.weight, self.bias
         for name in ("weight", "weight_scale", "input_scale", "input_zero_point", "bias"):
             self.register_buffer(name, getattr(codes, name))
-        self.weight_bits, self.activation_bits = codes.weight_bits, codes.activation_bits
+        self.weight_bits = codes.weight_bits
+        self.activation_bits = codes.activation_bits
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,7 +166,6 @@ class IntLayer(nn.Module):
         return integer_output(self, Codes(**{name: getattr(self, name) for name in CODE_FIELDS}), x)
 
     def extra_repr(self) -> str:
-        """Return the settings that ``print`` shows."""
         return f"{super().extra_repr()}, weight_bits={self.weight_bits}, activation_bits={self.activation_bits}"
 
 

@@ -112,7 +112,8 @@ def calibrate(model: nn.Module, *inputs: Any) -> None:
         >>> model(torch.rand(1, 4)).shape
         torch.Size([1, 2])
     """
-    layers, modes = quant_layers(model), [(module, module.training) for module in model.modules()]
+    layers = quant_layers(model)
+    modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         for layer in layers:
@@ -206,9 +207,6 @@ def fold_norms(model: nn.Module) -> None:
     are no longer normalized with their own statistics. Pairs are identified by tracing the forward pass with
     ``torch.fx``: each of the two modules must run once, and only the norm may use the convolution's output. Other batch
     norms are kept.
-
-    Args:
-        model: the network; it is changed in place.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())

@@ -35,7 +35,6 @@ class Quantizer(nn.Module):
         return (x.shape[1:].numel() * self.qmax) ** -0.5 if self.learned else 1.0
 
     def extra_repr(self) -> str:
-        """Return the settings that ``print`` shows."""
         return f"bits={self.bits}"
 
 
@@ -62,7 +61,6 @@ class WeightQuantizer(Quantizer):
         """Initialize the scales from a weight."""
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight that the codes represent."""
         return fake_quantize(
             weight, self.current_scale(weight), None, self.qmin, self.qmax, grad_scale=self._grad_scale(weight)
         )
@@ -93,13 +91,11 @@ class LearnedWeightQuantizer(WeightQuantizer):
 
     @torch.no_grad()
     def reset(self, weight: Tensor) -> None:
-        """Initialize the scales from a weight."""
         mean = weight.abs().mean(tuple(range(1, weight.dim())))
         largest = _largest(weight, self.qmax).flatten()
         self.scale.copy_(torch.minimum(2 * mean / self.qmax**0.5, largest).clamp(min=EPS))
 
     def current_scale(self, weight: Tensor) -> Tensor:
-        """Return the positive scales, with shape ``(C, 1, ...)``."""
         return positive(self.scale).view(-1, *(1,) * (weight.dim() - 1))
 
 
@@ -149,7 +145,6 @@ class InputQuantizer(Quantizer):
         return self.scale_and_zero_point()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the values that the codes represent."""
         if self.training:
             if not self._checked:
                 self._check(x.detach())
@@ -203,11 +198,9 @@ class MinMaxInputQuantizer(InputQuantizer):
 
     @property
     def initialized(self) -> bool:
-        """Whether a batch was run in training mode."""
         return bool(self.low <= self.high)
 
     def reset(self) -> None:
-        """Forget all batches."""
         self._checked = False
         self.low.fill_(torch.inf)
         self.high.fill_(-torch.inf)
@@ -246,7 +239,6 @@ class LearnedInputQuantizer(InputQuantizer):
 
     @property
     def initialized(self) -> bool:
-        """Whether a batch was run in training mode."""
         return bool(self.scale != 0)
 
     @torch.no_grad()
@@ -257,7 +249,6 @@ class LearnedInputQuantizer(InputQuantizer):
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
-        """Initialize scale and zero point from the first batch."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = x.abs().mean()
         if several_ranks():
@@ -268,7 +259,6 @@ class LearnedInputQuantizer(InputQuantizer):
         self.zero_point.copy_(zero_point)
 
     def scale_and_zero_point(self) -> tuple[Tensor, Tensor]:
-        """Return the positive scale and the zero point, with one element each."""
         return positive(self.scale), self.zero_point
 
 
@@ -291,7 +281,8 @@ def affine(low: Tensor, high: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Ten
         >>> affine(torch.tensor(3.0), torch.tensor(3.0), 0, 15)
         (tensor(0.2000), tensor(0.))
     """
-    low, high = low.clamp(max=0), high.clamp(min=0)
+    low = low.clamp(max=0)
+    high = high.clamp(min=0)
     scale = ((high - low) / (qmax - qmin)).clamp(min=EPS)
     return scale, (qmin - low / scale).round().clamp(qmin, qmax)
 

@@ -145,7 +145,10 @@ def rho_min_study(**scale: Any) -> list[Plan]:
 def label_noise(**scale: Any) -> list[Plan]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
     runs = grid(COMPARED, axis=[{"label_noise": rate} for rate in NOISE_RATES], noise_labels="all", **scale)
-    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.task.label_noise:.0%}") for run in runs]
+    columns = [f"{run.settings()['label_noise']:.0%}" for run in runs]
+    return [
+        Plan(run, section=", ".join(titles_of(run)), column=column) for run, column in zip(runs, columns, strict=True)
+    ]
 
 
 @paper_recipe(
@@ -330,7 +333,7 @@ def quantization(networks: Sequence[str], data: Sequence[str], quantized_epochs:
         runs = [base, *grid(COMPARED, [base.model], [base.data], init=init, curvature=True, **quantized)]
         column, title = titles_of(base)
         for run in runs:
-            row = FULL_PRECISION if run.task.weight_bits is None else variant_of(run).title
+            row = FULL_PRECISION if run.settings()["weight_bits"] is None else variant_of(run).title
             plans.append(Plan(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
     return plans
 

@@ -219,9 +219,9 @@ def radius_choice(run: Run) -> str:
 def usual_arguments(run: Run) -> Mapping[str, Mapping[str, Any]]:
     """Return all arguments that recipes use for each variant of a run's method, by the variant's name.
 
-    For poses and for fine-tuning, the radii are those of CIFAR-10.
+    For fine-tuning, the radii are those of CIFAR-10.
     """
-    return _usual_arguments(run.method, "cifar10" if run.task.name == "pose" or run.weights is not None else run.data)
+    return _usual_arguments(run.method, "cifar10" if run.weights is not None else run.data)
 
 
 @cache

@@ -71,9 +71,9 @@ def named_task(task: str | type[Task]) -> str:
     return name_of(cls, "task")
 
 
-def describe_task(name: str, note: Mapping[str, Any]) -> None:
-    """Make a task of the user known from ``task.json``, which our tasks do not have; its module is not imported."""
-    if not note or known_object(name) is not None:
+def describe_task(name: Any, note: Mapping[str, Any]) -> None:
+    """Make a task of the user known from ``task.json``; its module is not imported."""
+    if not (is_own(name) and note) or known_object(name) is not None:
         return
     store_settings(name, note["settings"])
     members = {

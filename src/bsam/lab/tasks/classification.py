@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...common.checks import check_count
 from ...common.errors import BsamTypeError, BsamValueError
 from .. import quantization
 from ..common.files import MAX_TEXT, read_bytes, reading
@@ -24,9 +25,11 @@ from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
 from ..data.arrays import Dataset, Examples, flip_labels, wrong_share
 from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
-from ..data.images import duplicate_warnings
+from ..data.images import decode, duplicate_warnings
 from ..models import build, model_entry
 from ..quantization import calibrate, freeze_scales, quantize
+from .exported import Comparison, Network, Progress, compare_classifier, export_classifier
+from .found import FoundClasses, NoteReader, Prediction, Shown, mistakes, read_batches
 from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
 from .splits import WHOLE, Shares, holdout_mask
 from .task import Failure, Notes, Score, TaskBatch
@@ -35,6 +38,8 @@ EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of
 SMALL_IMAGE = 64  # the side, in pixels, up to which images are evaluated in such batches
 LARGE_IMAGE_BATCH = 64
 CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; fewer if the first batch is smaller
+TOP = 3  # classes in a prediction
+MISTAKES_ON_PAGE = 8
 # relative to the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
 GUESSING, DIVERGED = 0.99, 1.05
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
@@ -253,6 +258,74 @@ class Classification(ImageTask):
         predicted["pixels"] = (255 * pixels).round().clamp(0, 255).byte().permute(0, 2, 3, 1)
         names = np.array(self.inputs.class_names or [str(number) for number in range(self.classes)])
         return {"class_names": names, **{name: tensor.cpu().numpy() for name, tensor in predicted.items()}}
+
+    # ---- what a trained network is used for: predictions, the page, export
+
+    predict_heading: ClassVar[str] = "classes"
+    predict_flags: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "top": {"type": int, "help": f"number of classes to print (default: {TOP})", "metavar": "N"}
+    }
+
+    @classmethod
+    def trained(cls, run: Run, device: torch.device, note: NoteReader) -> Classification:
+        """Return the task of a trained run without its data."""
+        inputs = note("inputs", Inputs.from_json)
+        if inputs is None or not inputs.takes_files:
+            raise BsamValueError(
+                f"the network of this run (task {run.task.name}, data {run.data}) does not take image files: give a "
+                "classification run on image files, or on your own uint8 images with 1 or 3 channels"
+            )
+        task = cls.__new__(cls)
+        task.run = run
+        task.settings = run.task_settings(ClassificationSettings)
+        task.device = device
+        task.inputs = inputs
+        task.classes = len(inputs.class_names)
+        return task
+
+    def predict(
+        self,
+        network: nn.Module,
+        files: Mapping[Path, bool],
+        on_message: Callable[[str], None],
+        pictures: bool = False,
+        top: int = TOP,
+    ) -> Sequence[Prediction]:
+        """Return the ``top`` most probable classes of each image."""
+        inputs = self.inputs
+        names = inputs.class_names
+        top = min(check_count("top", top), len(names))
+        found = []
+        for batch in read_batches(files, lambda path: decode(path, inputs.decoding), LARGE_IMAGE_BATCH, on_message):
+            x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
+            likely = network(inputs(x.to(self.device))).float().softmax(1).cpu().topk(top)
+            for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
+                classes = tuple(names[index] for index in indices)
+                found.append(FoundClasses(path, inputs.decoding, classes, tuple(values)))
+        return found
+
+    @staticmethod
+    def pictures(arrays: Mapping[str, NDArray[Any]], note: NoteReader) -> Shown | None:
+        """Return the most confident mistakes."""
+        caption = "Predicted class with its probability, and true class; networks of {seeds}."
+        return Shown("Most confident mistakes", caption, mistakes(arrays)[:MISTAKES_ON_PAGE])
+
+    @classmethod
+    def is_quantized(cls, run: Run) -> bool:
+        """Return whether the network of a run has integer weights, which a safetensors file stores."""
+        return run.task_settings(ClassificationSettings).weight_bits is not None
+
+    def float_network(self) -> nn.Module:
+        """Return a new network, before quantization."""
+        return build_float_network(self.run, self.inputs, self.classes)
+
+    def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
+        """Write a trained network to an ONNX file, or a quantized one to a safetensors file."""
+        return export_classifier(self, network, path, suffix)
+
+    def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
+        """Compare a trained network with that of an exported file, on the evaluation images."""
+        return compare_classifier(self, network, path, suffix, progress)
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and labels, in their order."""

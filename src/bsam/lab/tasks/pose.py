@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -17,10 +19,13 @@ from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
 from ..data import DATASETS, dataset_entry
 from ..data.entries import DrawnPersonData, KnownData, PersonData
-from ..data.persons import Persons, PoseData, Skeleton, load_persons
-from ..data.pose_augment import POSE_AUGMENTATIONS, PoseAugment, apply
+from ..data.images import check_box
+from ..data.persons import Persons, PoseData, Skeleton, cut_out, load_persons
+from ..data.pose_augment import POSE_AUGMENTATIONS, PoseAugment, apply, inverse
 from ..models import MODELS, build, input_config, model_entry
 from . import pose_outputs
+from .exported import Comparison, Network, Progress, compare_pose, export_pose
+from .found import FoundJoints, NoteReader, Prediction, Shown, read_batches, skeletons
 from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
 from .pose_outputs import decode, flip_merge, simcc_losses
 from .splits import WHOLE, Shares, holdout_size
@@ -176,6 +181,95 @@ class Pose(ImageTask):
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with their joints, not augmented; evenly spaced ones if limited."""
         return [(x, y) for x, y, _ in self._plain_batches(self._stored_train, limit)]
+
+    # ---- what a trained network is used for: predictions, the page, export
+
+    predict_heading: ClassVar[str] = "joints"
+    predict_flags: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "box": {
+            "nargs": 4,
+            "type": float,
+            "help": "bounding box of the person in pixels, for a single image; the centre of the first pixel is (0, 0) "
+            "(default: the whole image)",
+            "metavar": ("LEFT", "TOP", "RIGHT", "BOTTOM"),
+        },
+        "flip_test": {
+            "action": argparse.BooleanOptionalAction,
+            "help": "average the probabilities of an image and its mirror image (default: as the run was evaluated)",
+        },
+    }
+
+    @classmethod
+    def trained(cls, run: Run, device: torch.device, note: NoteReader) -> Pose:
+        """Return the task of a trained run without its data."""
+        inputs = note("pose", PoseInputs.from_json)
+        if inputs is None:
+            raise BsamValueError("the run has no pose.json, which describes the network's inputs: give another run")
+        task = cls.__new__(cls)
+        task.run = run
+        task.settings = run.task_settings(PoseSettings)
+        task.device = device
+        task.inputs = inputs
+        return task
+
+    def predict(
+        self,
+        network: nn.Module,
+        files: Mapping[Path, bool],
+        on_message: Callable[[str], None],
+        pictures: bool = False,
+        box: Sequence[float] | None = None,
+        flip_test: bool | None = None,
+    ) -> Sequence[Prediction]:
+        """Return the joints of the person in each image.
+
+        The person is cut out as in training: a square around the centre of the box, 1.25 times as wide as its longer
+        side.
+
+        Args:
+            box: left, top, right and bottom of the person, for a single image; by default the whole image.
+            flip_test: whether to average the probabilities of an image and its mirror image; by default as in the
+                run's evaluation.
+        """
+        person = None if box is None else check_box(box)
+        if person is not None and len(files) != 1:
+            raise BsamValueError(f"a box is for one image, and there are {len(files)}: give the images one at a time")
+        inputs = self.inputs
+        skeleton = inputs.skeleton
+        augment = inputs.augment()
+        flips = self.settings.flip_test if flip_test is None else flip_test
+        found = []
+        for batch in read_batches(files, lambda path: cut_out(path, person, inputs.side), EVALUATION_BATCH, on_message):
+            boxes, crops, maps = zip(*(cut for _, cut in batch), strict=True)
+            x = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).to(self.device)
+            unknown = torch.zeros(len(batch), len(skeleton.joints), 3, device=self.device)
+            x, _, to_image = augment(x, unknown, inverse(torch.cat(maps)).to(self.device))
+            joints = apply(to_image, inputs.joints(network, x, flips).double()).cpu().numpy()
+            for (path, _), places, cut_box in zip(batch, joints, boxes, strict=True):
+                found.append(FoundJoints(path, places, cut_box, skeleton, is_whole=person is None))
+        return found
+
+    @staticmethod
+    def pictures(arrays: Mapping[str, NDArray[Any]], note: NoteReader) -> Shown | None:
+        """Return persons with the joints that the network found, and with those that are labelled."""
+        inputs = note("pose", PoseInputs.from_json)
+        if inputs is None or "found" not in arrays:
+            return None
+        truth = np.where(arrays["truth"][..., 2:] > 0, arrays["truth"][..., :2], np.nan)  # only labelled joints
+        caption = (
+            "Joints that the networks of {seeds} found. The person's right side is orange, the left side light blue."
+        )
+        found = skeletons(inputs.skeleton, arrays["pixels"], arrays["found"])
+        labels = skeletons(inputs.skeleton, arrays["pixels"], truth)
+        return Shown("Skeletons", caption, found, labels)
+
+    def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
+        """Write a trained network to an ONNX file."""
+        return export_pose(self, network, path)
+
+    def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
+        """Compare a trained network with that of an exported file, on the evaluation images."""
+        return compare_pose(self, network, path)
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""

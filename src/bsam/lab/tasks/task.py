@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -26,6 +26,8 @@ from ..common.names import call_with, describe_error, find_function, name_of
 from ..config import TASK_SETTINGS, Preset, Run, TaskSettings, to_json_value
 from ..data import Examples, TaskData
 from ..data.entries import DatasetEntry
+from .exported import Comparison, Network, Progress, compare_task, export_task
+from .found import FoundValues, NoteReader, Prediction, Shown, drawn_pictures, read_batches
 from .splits import WHOLE, Arrays, Shares, Splits, holdout_mask, load_splits
 
 TaskBatch: TypeAlias = tuple[Tensor, ...]  # inputs, then targets, and last the samples' indices in the training set
@@ -145,6 +147,77 @@ class Task:
     def draw(self, x: Tensor, outputs: Any, *targets: Tensor) -> NDArray[np.uint8]:
         """Return a picture for each sample, bytes (n, height, width, 3), for ``bsam predict`` and the page."""
         raise NotImplementedError
+
+    # ---- what a trained network is used for: predictions, the page, export
+
+    predict_heading: ClassVar[str] = ""  #: the heading of its flags of ``bsam predict``
+    predict_flags: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  #: options of :meth:`predict`, as argparse has them
+
+    @classmethod
+    def trained(cls, run: Run, device: torch.device, note: NoteReader) -> Task:
+        """Return the task of a trained run without its data.
+
+        Args:
+            run: the settings.
+            device: where the network runs.
+            note: ``note(name, parse)`` parses a note in the run directory; it returns None if there is none.
+        """
+        return cls(run, device, facts=note("task", lambda task: task["facts"]))
+
+    def predict(
+        self,
+        network: nn.Module,
+        files: Mapping[Path, bool],
+        on_message: Callable[[str], None],
+        pictures: bool = False,
+    ) -> Sequence[Prediction]:
+        """Return what a trained network finds in files.
+
+        Args:
+            network: in eval mode.
+            files: paths, with True for those that the user named directly.
+            on_message: called with a sentence about files that are left out.
+            pictures: whether pictures will be asked for.
+        """
+        needed = {"read": "read(path)", "values": "values(outputs)"}
+        if pictures:
+            needed["draw"] = "draw(x, outputs)"
+        for member, signature in needed.items():
+            if not self.has(member):
+                raise BsamValueError(f"{self.run.task.name} has no {signature}, which bsam predict needs: add it")
+        found = []
+        for batch in read_batches(files, self.read, 1, on_message):
+            ((path, sample),) = batch
+            x = torch.as_tensor(sample)[None].to(self.device)
+            outputs = _as_float(network(self.inputs(x)))
+            values = self.values(outputs)
+            if not isinstance(values, Sequence) or len(values) != 1 or not isinstance(values[0], dict):
+                raise BsamTypeError(f"values of {self.run.task.name} must return a list with a dictionary per sample")
+            drawn = np.asarray(self.draw(x, outputs))[0] if pictures else None
+            found.append(FoundValues(path, to_json_value(values[0]), drawn))
+        return found
+
+    @staticmethod
+    def pictures(arrays: Mapping[str, NDArray[Any]], note: NoteReader) -> Shown | None:
+        """Return what the page shows of the stored result of :meth:`predictions`."""
+        return drawn_pictures(arrays, note)
+
+    @classmethod
+    def is_quantized(cls, run: Run) -> bool:
+        """Return whether the network of a run has integer weights, which a safetensors file stores."""
+        return False
+
+    def float_network(self) -> nn.Module:
+        """Return a new network, before quantization."""
+        return self.network()
+
+    def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
+        """Write a trained network to a file of the format with this suffix; return its metadata, with ``input``."""
+        return export_task(self, network, path)
+
+    def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
+        """Compare a trained network with that of an exported file, on the evaluation samples."""
+        return compare_task(self, network, path)
 
     # ---- what follows
 
@@ -533,6 +606,12 @@ def check_members(task: type) -> None:
     missing += ["sums(outputs, *targets)"] if task.sums is Task.sums and task.evaluate is Task.evaluate else []
     if missing:
         raise BsamTypeError(f"the task {task.__name__} has no {missing[0]}: add it to the class")
+    settings = task.settings_type
+    if any(isinstance(value, Field) for kind in settings.__mro__ for value in vars(kind).values()):
+        raise BsamTypeError(f"the settings of {task.__name__} are no dataclass: write @dataclass above the class")
+    for item in fields(settings):
+        if "help" not in item.metadata:
+            raise BsamTypeError(f"{item.name} of {task.__name__} must be declared with setting(default, help)")
 
 
 def _loss_failure(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Failure | None:

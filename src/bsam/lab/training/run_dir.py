@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -28,7 +28,7 @@ from ..common.files import (
 )
 from ..config import (
     BASE,
-    FORMER_NAMES,
+    DIGEST_NAMES,
     TASK_SETTINGS,
     Run,
     TaskSettings,
@@ -66,12 +66,11 @@ def run_dir_name(run: Run) -> str:
         'digits_net-cifar10-bsam-passes2-noise40-all-seed1-2279fd3a'
     """
     settings = run.settings()
-    noise = run.task.label_noise
     arguments = (re.sub(r"[^\w.]+", "_", f"{name}{json.dumps(run.arguments[name])}") for name in run.arguments)
-    labels = [f"noise{100 * noise:g}{'-all' if settings.get('noise_labels') == 'all' else ''}"] if noise else []
+    tag = [run.task.tag] if run.task.tag else []
     method = run.base if run.method == BASE else re.sub(r"[^\w.]+", "_", run.method)
     end = digest(settings, {item.name: item.default for item in fields(run.task)})
-    return "-".join([subject_name(run), method, *arguments, *labels, f"seed{run.seed}", end])
+    return "-".join([subject_name(run), method, *arguments, *tag, f"seed{run.seed}", end])
 
 
 def subject_name(run: Run) -> str:
@@ -159,8 +158,9 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
-        keys = ("settings", "score", "groups", "loss_title")
-        describe_task(settings.get("task", ""), self.note(TASK, keys=keys))
+        note = self.note(TASK, keys=("settings", "score", "groups", "loss_title"))
+        with reading(self.path / f"{TASK}.json", REPAIR):
+            describe_task(settings.get("task"), note)
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -244,6 +244,14 @@ class RunDir:
         file = self.path / f"{name}.json"
         return read_json(file, dict, hint, keys) if file.exists() else {}
 
+    def parsed(self, name: str, parse: Callable[[dict[str, Any]], Any], hint: str = REPAIR) -> Any:
+        """Return what a function makes of a note; None if it is missing. A note that the function cannot read is
+        damaged; ``hint`` says what to do then.
+        """
+        note = self.note(name, hint)
+        with reading(self.path / f"{name}.json", hint):
+            return parse(note) if note else None
+
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
         file = self.path / PREDICTIONS
@@ -296,7 +304,7 @@ def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = No
     name = settings.get("task", Run.task.name)
     if kind is None or kind.name != name:
         kind = settings_of_task(name)
-    now = {former: name for name, former in FORMER_NAMES.items()}
+    now = {former: name for name, former in DIGEST_NAMES.items()}
     stored = {now.get(name, name): value for name, value in settings.items()}
     before = {"noise_labels": "other"} if settings.get("label_noise") else {}
     defaults = default_settings(kind)
@@ -360,7 +368,7 @@ def network_identity(network: Path) -> dict[str, str]:
     """
     run_dir = RunDir(network.parent)
     settings, identity = run_dir.note("config"), run_dir.note("identity")
-    names = {name: FORMER_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
+    names = {name: DIGEST_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
     training = {names[name]: settings[name] for name in names}
     if str(settings.get("data")).startswith(FOLDER):
         training["data"] = identity.get("data", settings["data"])

@@ -10,7 +10,7 @@ from PIL import Image
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.inference.prediction_pictures import SIDE
+from bsam.lab.inference.pictures import SIDE
 from bsam.lab.report.figures import class_report as module
 from bsam.lab.report.figures.class_report import (
     class_report,

@@ -18,7 +18,7 @@ from bsam.lab.analysis import significance
 from bsam.lab.config import Run
 from bsam.lab.report.figures import score_figures
 from bsam.lab.report.figures.style import new_figure
-from bsam.lab.report.page import experiment_tables, pictures
+from bsam.lab.report.page import experiment_tables, picture_rows
 from bsam.lab.report.page import page as page_module
 from bsam.lab.report.page.experiment_tables import SIGNS, baseline_verdicts
 from bsam.lab.report.page.page import page_html, write_page
@@ -351,20 +351,20 @@ def test_panels_have_their_own_axes(html):
 
 
 def test_pictures_of_mistakes(example):
-    rows = pictures.mistakes(*example)["rows"]
+    rows = picture_rows.picture_rows(*example)["rows"]
     assert list(rows) == list(METHODS)
     item = rows["SGD"][0]
     assert (item["text"], item["small"]) == ("<b>dog</b>, 90%", "true: cat")
     picture = Image.open(io.BytesIO(base64.b64decode(item["src"].removeprefix("data:image/png;base64,"))))
     np.testing.assert_array_equal(np.array(picture), np.arange(64).reshape(8, 8))
-    large = pictures.data_uri(np.zeros((300, 200, 3), np.uint8)).removeprefix("data:image/jpeg;base64,")
+    large = picture_rows.data_uri(np.zeros((300, 200, 3), np.uint8)).removeprefix("data:image/jpeg;base64,")
     assert max(Image.open(io.BytesIO(base64.b64decode(large))).size) == 128
 
 
 def test_skeletons(tmp_path):
     write_predictions(tmp_path)
-    runs = table([{"row": "Adam", "score": 60.0, "unit": "PCK", "path": tmp_path}])
-    rows = pictures.skeletons(runs, pd.DataFrame())["rows"]
+    runs = table([{"row": "Adam", "score": 60.0, "unit": "PCK", "path": tmp_path, "settings": {"task": "pose"}}])
+    rows = picture_rows.picture_rows(runs, pd.DataFrame())["rows"]
     labels, found = ([len(item["lines"]) for item in rows[name]] for name in ("label", "Adam"))
     assert found[0] == found[1] == labels[0] > labels[1], "a joint of the second person is not labelled"
     joints = np.load(tmp_path / "predictions.npz")["found"][0].astype(float)
@@ -402,8 +402,8 @@ def test_what_is_damaged_is_a_problem_of_the_page(tmp_path):
     runs.at[0, "flatness"] = [{"samples": 1, "eigenvalues": {"values": [2, 1]}}]
     problems = []
     html = page_html(runs, epochs, problems=problems)
-    assert [str(runs.at[0, "path"]) in problem for problem in problems] == [False, True, False, False]
-    assert all(str(damaged) in problem for problem in (problems[0], *problems[2:])), "three figures read predictions"
+    assert [str(runs.at[0, "path"]) in problem for problem in problems] == [False, True, False]
+    assert all(str(damaged) in problem for problem in (problems[0], problems[2])), "two figures read predictions"
     assert "SAM" not in traces(html, "classes")
     assert "SGD" in traces(html, "classes"), "the others are drawn"
 

@@ -7,6 +7,7 @@ returns a plotly figure, or None if the runs do not have the data. ``figure.layo
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from ....common.checks import is_number
 from ....common.errors import BsamValueError
 from ....methods import METHODS
-from ...config import BASE, RADIUS_SCHEDULE
+from ...config import BASE, RADIUS_SCHEDULE, Run
 from ...recipes.plan import measured_on
 from ...tasks import task_class
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
@@ -67,7 +69,7 @@ def score_curves(runs: pd.DataFrame, epochs: pd.DataFrame) -> go.Figure | None:
     """Draw the score over the epochs."""
     settings: dict[str, Any] = next((settings for settings in runs["settings"] if settings), {})
     try:
-        task = task_class(settings.get("task", "classification"))
+        task = task_class(settings.get("task", Run.task.name))
     except BsamValueError:
         return None
     metric = task.score.metric(settings.get("eval_split", "test"))
@@ -289,9 +291,8 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
                 square = {"marker": {**style["marker"], "symbol": "square-open"}, "showlegend": False}
                 theirs = {"y": line["published"].to_numpy(), "error_y": None}
                 data.append({**ours, **theirs, **thin, **square})
-    noise = [100 * settings.get("label_noise", -1.0) for settings in known["settings"]]
     first = numbers.fillna("").loc[known.index[0]]
-    words = "label noise" if np.allclose(noise, known["x"]) else first[0]
+    words = (_setting_in_percent(known) if first[2] else "") or first[0]
     label = " in ".join(filter(None, (words, first[2]))) or "column of the table"
     caption = f"After the last epoch, {seeds_text(table['n'], 'whiskers')}."
     if table["published"].notna().any():
@@ -299,6 +300,16 @@ def column_figure(runs: pd.DataFrame, _: pd.DataFrame) -> go.Figure | None:
     axes = {"xaxis": new_axis(label), "yaxis": new_axis(runs["unit"].iloc[0])}
     layout = panel_layout([plot_text(section) for section in sections], len(sections), 384, 300, **axes)
     return new_figure("Score against the columns of the table", caption, data, **layout)
+
+
+def _setting_in_percent(known: pd.DataFrame) -> str:
+    """Return the setting that the columns of the table show, in words; empty if it is none."""
+    for name, first in known["settings"].iloc[0].items():
+        if is_number(first):
+            values = [100 * settings.get(name, math.nan) for settings in known["settings"]]
+            if np.allclose(values, known["x"]):
+                return str(name).replace("_", " ")
+    return ""
 
 
 # ---- what run directories store

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..figures.flatness_figures import contour_figure, density_figure, eigenvalue_figure, surface_figure
 from ..figures.score_figures import SCORE_FIGURES, column_figure
-from .pictures import drawn, mistakes, skeletons
+from .picture_rows import picture_rows
 from .render import figure_info
 
 Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], dict[str, Any] | None]
@@ -51,8 +51,6 @@ def _draw_flatness(name: str, runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, 
 EXPERIMENT_FIGURES: dict[str, Figures] = {
     **{name: partial(_draw, name, draw) for name, draw in SCORE_FIGURES.items()},
     **{name: partial(_draw_flatness, name) for name in FLATNESS},
-    "mistakes": mistakes,
-    "skeletons": skeletons,
-    "drawn": drawn,
+    "pictures": picture_rows,
 }
 RECIPE_FIGURES: dict[str, Figures] = {"columns": partial(_draw, "columns", column_figure)}

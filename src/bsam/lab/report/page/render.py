@@ -14,6 +14,7 @@ from ....common.extras import require_package
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from jinja2 import Template
 
 
 @cache
@@ -26,17 +27,27 @@ def packed_plotly() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
-def render(**parts: Any) -> str:
-    """Return the page with these parts; it leaves out the others."""
+def template(name: str) -> Template:
+    """Return a template of the folder ``files``, which escapes what it shows."""
     require_package("jinja2", "plot")
     from jinja2 import Environment
-    from markupsafe import Markup
 
-    texts = {path.name: path.read_text("utf-8") for path in (files(__package__) / "files").iterdir()}
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
-    code = {"style": Markup(texts["page.css"]), "script": Markup(texts["page.js"]), "plotly": packed_plotly()}
-    return environment.from_string(texts["page.html.j2"]).render(**code, **parts)
+    return environment.from_string(_text(name))
+
+
+def _text(name: str) -> str:
+    return (files(__package__) / "files" / name).read_text("utf-8")
+
+
+def render(**parts: Any) -> str:
+    """Return the page with these parts; it leaves out the others."""
+    page = template("page.html.j2")
+    from markupsafe import Markup
+
+    code = {"style": Markup(_text("page.css")), "script": Markup(_text("page.js")), "plotly": packed_plotly()}
+    return page.render(**code, **parts)
 
 
 def figure_info(figure: go.Figure, name: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures of predictions: the classes of images, and skeletons, the joints of a person connected by lines."""
+"""Draw pictures of predictions, with words above and below them, and skeletons."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from ..common.files import write
 from ..common.printing import printable
-from ..data.images import Crop
-from ..data.persons import MARGIN, Skeleton
-from .class_prediction import Prediction
-from .pose_prediction import FoundJoints
+from ..data.persons import Skeleton
+from ..tasks.found import LINE, Picture, Prediction
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PilImage
     from PIL.ImageFont import FreeTypeFont
 
 SIDES = {"right": "#e69f00", "left": "#56b4e9"}  # distinguishable by colour-blind readers, visible on dark pictures
@@ -31,7 +29,6 @@ SIDE = 360  # pixels, the longer side of a picture in a grid
 MAX_COLUMNS = 4  # of a grid
 GAP = 12  # pixels between pictures
 LETTERS = 18  # pixels, the size of letters
-LINE = 0.008  # width of a skeleton's lines, relative to the longer side of the person's box
 TEXT = 0.03  # size of letters below a photograph, relative to its shorter side
 SMOOTH = 4000  # pixels; skeletons are drawn up to 8 times as large, if the picture is then at most this large
 # for letters that Pillow's font lacks; the first of each line is for European ones, the others for Asian ones
@@ -43,12 +40,12 @@ FONTS = (
 
 
 @cache
-def _fonts(size: int) -> list[FreeTypeFont]:
-    """Return Pillow's font and those of :data:`FONTS` that are installed."""
+def installed_fonts(size: int, names: tuple[str, ...] = FONTS) -> list[FreeTypeFont]:
+    """Return Pillow's font and those of these fonts that are installed."""
     from PIL import ImageFont
 
     fonts: list[Any] = [ImageFont.load_default(size)]
-    for name in FONTS:
+    for name in names:
         try:
             fonts.append(ImageFont.truetype(name, size))
         except OSError:
@@ -63,23 +60,23 @@ def _has(font: FreeTypeFont, letter: str) -> bool:
     return letter.isspace() or masks[0].size != masks[1].size or bytes(masks[0]) != bytes(masks[1])
 
 
-def drawable(text: str, size: int = LETTERS) -> tuple[str, FreeTypeFont]:
+def drawable(text: str, fonts: Sequence[FreeTypeFont]) -> tuple[str, FreeTypeFont]:
     """Return a text and the first font that has all of its letters; if there is none, with the missing ones escaped."""
     text = printable(text)
-    for font in _fonts(size):
+    for font in fonts:
         if all(_has(font, letter) for letter in text):
             return text, font
-    font = _fonts(size)[0]
+    font = fonts[0]
     return "".join(c if _has(font, c) else c.encode("unicode_escape").decode() for c in text), font
 
 
-def text_picture(lines: Sequence[str], width: int, colour: str = OUTLINE, size: int = LETTERS) -> Picture:
+def text_picture(lines: Sequence[str], width: int, colour: str = OUTLINE, size: int = LETTERS) -> PilImage:
     """Return centred lines of text on white; longer lines are wrapped to the width in pixels."""
     from PIL import Image, ImageDraw
 
     shown = []
     for line in lines:
-        text, font = drawable(line, size)
+        text, font = drawable(line, installed_fonts(size))
         letters = max(1, int(len(text) * width / max(font.getlength(text), width)))
         shown += [(part, font) for part in textwrap.wrap(text, letters, break_on_hyphens=False)]
     picture = Image.new("RGB", (width, math.ceil(1.35 * size * len(shown))), "white")
@@ -89,7 +86,7 @@ def text_picture(lines: Sequence[str], width: int, colour: str = OUTLINE, size: 
     return picture
 
 
-def arrange(rows: Sequence[Sequence[Picture]], gap: int = 0) -> Picture:
+def arrange(rows: Sequence[Sequence[PilImage]], gap: int = 0) -> PilImage:
     """Return rows of pictures on white, centred in columns of the same width."""
     from PIL import Image
 
@@ -102,92 +99,79 @@ def arrange(rows: Sequence[Sequence[Picture]], gap: int = 0) -> Picture:
     return sheet
 
 
-def stack(*pictures: Picture) -> Picture:
+def stack(*pictures: PilImage) -> PilImage:
     """Return pictures below each other."""
     return arrange([[picture] for picture in pictures])
 
 
-def grid(pictures: Sequence[Picture]) -> Picture:
+def grid(pictures: Sequence[PilImage]) -> PilImage:
     """Return pictures in rows of at most four."""
     return arrange([pictures[n : n + MAX_COLUMNS] for n in range(0, len(pictures), MAX_COLUMNS)], GAP)
 
 
-def captioned(pixels: NDArray[np.uint8], above: str, below: Sequence[str], colour: str) -> Picture:
-    """Return a picture of a grid with a coloured line above it and lines below it."""
-    return stack(text_picture([above], SIDE, colour), scaled(pixels, SIDE), text_picture(below, SIDE))
-
-
-def scaled(pixels: NDArray[np.uint8], side: int) -> Picture:
-    """Return a picture whose longer side has this many pixels. Enlarged pixels stay visible."""
+def scaled(picture: Picture, side: int) -> PilImage:
+    """Return a picture whose longer side has this many pixels, with its skeleton. Enlarged pixels stay visible."""
     from PIL import Image, ImageOps
 
-    picture = Image.fromarray(pixels.squeeze()).convert("RGB")
-    filter = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.LANCZOS
-    return ImageOps.contain(picture, (side, side), filter)
+    image = Image.fromarray(picture.pixels.squeeze()).convert("RGB")
+    filter = Image.Resampling.NEAREST if max(image.size) < side else Image.Resampling.LANCZOS
+    image = ImageOps.contain(image, (side, side), filter)
+    if picture.skeleton is None or picture.joints is None:
+        return image
+    places = side / max(picture.pixels.shape[:2]) * (picture.joints + 0.5) - 0.5
+    return draw_skeleton(image, places, picture.skeleton, 2 * LINE * side)
 
 
-def encoded(picture: Picture, format: str) -> bytes:
+def card(picture: Picture, colour: str = CLASS, name: str = "") -> PilImage:
+    """Return a picture of a grid with its title above it, in a colour, and its lines and a name below it."""
+    above = [text_picture([picture.title], SIDE, colour)] if picture.title else []
+    below = [*picture.below, *([name] if name else [])]
+    return stack(*above, scaled(picture, SIDE), *([text_picture(below, SIDE)] if below else []))
+
+
+def full_size(picture: Picture) -> PilImage:
+    """Return a picture for a file of its own: at full size with a legend below the skeleton, or a card of a grid."""
+    from PIL import Image, ImageOps
+
+    if picture.title:
+        return card(picture)
+    image = Image.fromarray(picture.pixels)
+    if picture.skeleton is None or picture.joints is None:
+        return image
+    legend = side_legend(max(LETTERS, round(TEXT * min(image.size))))
+    drawn = draw_skeleton(image, picture.joints, picture.skeleton, picture.line)
+    space = max(0, legend.width - image.width)  # on the right: the image keeps its coordinates
+    return stack(ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend)
+
+
+def predictions_grid(found: Sequence[Prediction]) -> PilImage:
+    """Return the pictures of what the network saw, with the names of the files, as one."""
+    cards = []
+    has_skeleton = False
+    for one in found:
+        picture = one.seen()
+        cards.append(card(picture, name=one.path.name))
+        has_skeleton = has_skeleton or picture.skeleton is not None
+    sheet = grid(cards)
+    return stack(sheet, side_legend()) if has_skeleton else sheet
+
+
+def encoded(picture: PilImage, format: str) -> bytes:
     """Return a picture as the content of a file."""
     content = io.BytesIO()
     picture.save(content, format)
     return content.getvalue()
 
 
-def save(picture: Picture, path: Path) -> None:
+def save(picture: PilImage, path: Path) -> None:
     """Write a picture in the format of the path's suffix."""
     suffix = path.suffix[1:].lower()
     write(path, encoded(picture, "jpeg" if suffix == "jpg" else suffix))
 
 
-def class_texts(prediction: Prediction) -> list[str]:
-    """Return the classes with their probabilities."""
-    return [f"{name} {p:.1%}" for name, p in zip(prediction.classes, prediction.probabilities, strict=True)]
-
-
-def draw_grid(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw the images as the network saw them: the most probable class above, the others and the file below."""
-    pictures = []
-    for prediction in predictions:
-        first, *rest = class_texts(prediction)
-        pictures.append(captioned(prediction.pixels, first, [*rest, prediction.path.name], CLASS))
-    save(grid(pictures), path)
-
-
-def draw_joints_grid(poses: Sequence[FoundJoints], path: Path) -> None:
-    """Draw the part of each image that the network saw, with its skeleton and file name, into one picture."""
-    pictures = []
-    for pose in poses:
-        pixels = pose.pixels
-        left, top, right, bottom = Crop(pose.box, MARGIN, 1).region
-        x, y = max(0, math.floor(left + 0.5)), max(0, math.floor(top + 0.5))
-        seen = pixels[y : math.ceil(bottom + 0.5), x : math.ceil(right + 0.5)]
-        person = draw_person(seen, pose.joints - (x, y), pose.skeleton, SIDE)
-        pictures.append(stack(person, text_picture([pose.path.name], SIDE)))
-    save(stack(grid(pictures), side_legend()), path)
-
-
-def draw_person(pixels: NDArray[np.uint8], joints: NDArray[Any], skeleton: Skeleton, side: int) -> Picture:
-    """Return a picture of this side with a skeleton whose joints are in pixels of the array."""
-    places = side / max(pixels.shape[:2]) * (joints + 0.5) - 0.5
-    return draw_skeleton(scaled(pixels, side), places, skeleton, 2 * LINE * side)
-
-
-def draw_joints(pose: FoundJoints, path: Path) -> None:
-    """Draw the skeleton on the image at full size, and a legend below it."""
-    from PIL import Image, ImageOps
-
-    picture = Image.fromarray(pose.pixels)
-    left, top, right, bottom = pose.box
-    width = max(1.5, LINE * min(max(right - left, bottom - top), max(picture.size)))
-    legend = side_legend(max(LETTERS, round(TEXT * min(picture.size))))
-    drawn = draw_skeleton(picture, pose.joints, pose.skeleton, width)
-    space = max(0, legend.width - picture.width)  # on the right: the image keeps its coordinates
-    save(stack(ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend), path)
-
-
 def draw_skeleton(
-    picture: Picture, joints: NDArray[np.floating[Any]], skeleton: Skeleton, width: float = 3.0
-) -> Picture:
+    picture: PilImage, joints: NDArray[np.floating[Any]], skeleton: Skeleton, width: float = 3.0
+) -> PilImage:
     """Return a picture with joints as dots and the lines between them.
 
     The person's right side is orange, the left side light blue and the middle white, all with a dark outline.
@@ -222,11 +206,11 @@ def side_colour(skeleton: Skeleton, joints: Sequence[int]) -> str:
     return SIDES[sides.pop()] if len(sides) == 1 else MIDDLE
 
 
-def side_legend(size: int = LETTERS) -> Picture:
+def side_legend(size: int = LETTERS) -> PilImage:
     """Return a legend of the colours of the sides, with letters of ``size`` pixels."""
     from PIL import Image, ImageDraw
 
-    _, font = drawable("", size)
+    font = installed_fonts(size)[0]
     picture = Image.new("RGB", (19 * size, 2 * size), "white")
     draw = ImageDraw.Draw(picture)
     for n, (side, colour) in enumerate(SIDES.items()):

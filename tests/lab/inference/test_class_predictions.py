@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 
 import bsam
 from bsam.lab.config import Run
-from bsam.lab.inference import class_prediction
-from bsam.lab.inference.class_prediction import image_paths, predict
+from bsam.lab.data.images import DecodeError
+from bsam.lab.inference import predict
+from bsam.lab.inference.predictions import file_paths
 from bsam.lab.models import build
+from bsam.lab.tasks.found import read_batches
 from bsam.lab.training.loop import fit
 from helpers import draw_images
 
@@ -80,7 +82,9 @@ def test_the_test_images_were_evaluated_in_the_same_way(trained):
     truth = [CLASSES.index(path.parent.name) for path in paths]
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["test_loss"] == pytest.approx(float(-expected[range(6), truth].log().mean()), rel=1e-3)
-    right = sum(each.classes[0] == CLASSES[i] for each, i in zip(predict(run, paths, 1, "cpu"), truth, strict=True))
+    right = sum(
+        each.classes[0] == CLASSES[i] for each, i in zip(predict(run, paths, top=1, device="cpu"), truth, strict=True)
+    )
     assert last["test_accuracy"] == right / 6
 
 
@@ -104,7 +108,7 @@ def test_a_run_trained_in_bf16_predicts_in_bf16(trained, tmp_path):
 
 def test_top_is_at_most_the_number_of_classes(trained):
     run, paths, *_ = trained
-    assert [len(predict(run, paths[:1], top, "cpu")[0].classes) for top in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert [len(predict(run, paths[:1], top=top, device="cpu")[0].classes) for top in (1, 2, 3, 9)] == [1, 2, 3, 3]
 
 
 def test_a_folder_stands_for_the_files_that_training_takes(tmp_path, monkeypatch):
@@ -119,16 +123,15 @@ def test_a_folder_stands_for_the_files_that_training_takes(tmp_path, monkeypatch
     Path("in/b/up").symlink_to(tmp_path / "in")  # a loop
     Path("in/d.png").symlink_to(tmp_path / "elsewhere/3.png")
     files = [Path(name) for name in ("in/a", "in/b/1.JFIF", "in/b/2.png", "in/c/3.png", "in/d.png")]
-    assert list(image_paths("in")) == files
-    assert list(image_paths(".in")) == [Path(".in/1.png")]
-    paths = image_paths(["in/b/2.png", "in", "./in/a", "in/b/2.png", "in"])
+    assert list(file_paths("in")) == files
+    assert list(file_paths(".in")) == [Path(".in/1.png")]
+    paths = file_paths(["in/b/2.png", "in", "./in/a", "in/b/2.png", "in"])
     assert list(paths) == [files[2], *files[:2], *files[3:]]
     assert [path for path, is_named in paths.items() if is_named] == [files[2], files[0]]
 
 
-def test_files_of_a_folder_that_are_no_images_are_left_out(trained, tmp_path, monkeypatch):
+def test_files_of_a_folder_that_are_no_images_are_left_out(trained, tmp_path):
     run, paths, *_ = trained
-    monkeypatch.setattr(class_prediction, "LARGE_IMAGE_BATCH", 2)
     shutil.copytree(paths[0].parents[1], tmp_path / "test")
     (tmp_path / "test/cat/0.png").rename(tmp_path / "test/cat/0")  # a name without a suffix
     (tmp_path / "test/cat/2.png").write_bytes(paths[0].read_bytes()[:200])  # a damaged image
@@ -147,3 +150,17 @@ def test_files_of_a_folder_that_are_no_images_are_left_out(trained, tmp_path, mo
     (tmp_path / "test/0.txt").rename(tmp_path / "texts/0.txt")
     with pytest.raises(bsam.BsamError, match=r"folders.*0\.txt"):
         predict(run, tmp_path / "texts")
+
+
+def test_batches_are_full_and_in_order_without_the_files_that_are_left_out():
+    def read(path):
+        if path.name in ("1", "4"):
+            raise DecodeError("no image")
+        return int(path.name)
+
+    paths, told = {Path(str(n)): False for n in range(6)}, []
+    batches = list(read_batches(paths, read, 3, told.append))
+    assert batches == [[(Path(str(n)), n) for n in part] for part in ((0, 2, 3), (5,))]
+    assert told == ["left out 2 of 6 files (cannot be decoded as images): 1, 4"]
+    with pytest.raises(DecodeError):
+        list(read_batches(paths | {Path("4"): True}, read, 3, told.append))

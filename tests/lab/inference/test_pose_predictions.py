@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from bsam.lab.config import Run
 from bsam.lab.data.persons import LSP
 from bsam.lab.data.stick_figures import stick_figures
-from bsam.lab.inference import find_joints, pose_prediction
+from bsam.lab.inference import predict
 from bsam.lab.models import build
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.pose_outputs import decode
@@ -36,7 +36,7 @@ def network(run):
 
 def found_in(run, image, **options):
     """The joints in one image, on the CPU."""
-    (found,) = find_joints(run, image, device="cpu", **options)
+    (found,) = predict(run, image, device="cpu", **options)
     return found
 
 
@@ -122,10 +122,9 @@ def test_coordinates_are_those_of_the_upright_image(run, tmp_path):
     assert turned.pixels.shape == (70, 50, 3)
 
 
-def test_many_images_keep_their_order(run, tmp_path, monkeypatch):
+def test_many_images_keep_their_order(run, tmp_path):
     paths = [save(noise(20 + n, 30, seed=n), tmp_path / f"{n}.png") for n in range(5)]
-    monkeypatch.setattr(pose_prediction, "EVALUATION_BATCH", 2)
-    found = find_joints(run, iter(paths), device="cpu")
+    found = predict(run, iter(paths), device="cpu")
     assert [each.path for each in found] == paths
     for each in found:
         np.testing.assert_allclose(each.joints, found_in(run, each.path).joints, atol=1e-3)

@@ -1,5 +1,8 @@
+"""The networks that ``bsam flatness`` measures, and what it measures."""
+
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import bsam
+from bsam.flatness import HessianOperator, landscape, sharpness, spectral_density, top_eigenvalues, trace
 from bsam.lab.common.names import find_function
 from bsam.lab.config import Run
-from bsam.lab.inference.measure import FlatnessSettings, loss_of
-from bsam.lab.inference.subjects import load, runs_in_folders
+from bsam.lab.inference.run_flatness import FlatnessSettings, load, loss_of, measure, runs_in_folders
 from bsam.lab.recipes.plan import describe
 from fake_fit import FakeFit
 
@@ -89,3 +92,57 @@ def test_a_folder_stands_for_the_finished_runs_in_it(tmp_path):
 def _folder_with(folder, name):
     (folder / "other").mkdir()
     return (folder / name).rename(folder / "other" / name).parent
+
+
+ITS = FlatnessSettings(
+    k=3,
+    which="magnitude",
+    tol=0.03,
+    trace_samples=9,
+    density_steps=5,
+    density_probes=2,
+    span=0.5,
+    points=5,
+    rho=0.2,
+    seed=3,
+)
+
+STAGES = ("sharpness", "eigenvalues", "trace", "density", "landscape")
+
+
+@pytest.fixture
+def data(problem):
+    return list(zip(problem.x.split(14), problem.y.split(14), strict=True))
+
+
+@pytest.mark.parametrize("its", [replace(ITS, mode="train"), replace(ITS, micro_batch=8)])
+def test_every_instrument_gets_every_setting_and_the_loss_alone_is_the_same(its, problem, data):
+    before = [t.clone() for t in problem.model.state_dict().values()]
+    found = measure(problem.model, F.cross_entropy, data, its)
+    options = {"micro_batch": its.micro_batch, "mode": its.mode}
+    H = HessianOperator(problem.model, F.cross_entropy, data, **options)
+    assert found["sharpness"] == asdict(sharpness(problem.model, F.cross_entropy, data, 0.2, 0.2, **options))
+    assert found["eigenvalues"]["values"] == top_eigenvalues(H, 3, "magnitude", 0.03, 3).values.tolist()
+    assert found["eigenvalues"]["which"] == "magnitude"
+    assert found["trace"] == asdict(trace(H, 9, 3))
+    assert found["density"]["nodes"] == spectral_density(H, 5, 2, 3).nodes.tolist()
+    expected = landscape(problem.model, F.cross_entropy, data, 0.5, 5, 2, 3, **options)
+    assert found["landscape"]["loss"] == expected.loss.tolist()
+    assert found["landscape"]["axis"] == expected.axes[0].tolist()
+    assert (found["parameters"], found["samples"]) == (sum(p.numel() for p in problem.model.parameters()), 24)
+    assert tuple(found["seconds"]) == STAGES
+    assert min(found["seconds"].values()) > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, problem.model.state_dict().values(), strict=True))
+    assert loss_of(problem.model, F.cross_entropy, data, its) == found["landscape"]["centre"]
+
+
+def test_progress_names_the_stage_and_ends_at_the_end(problem, data):
+    told = []
+    measure(problem.model, F.cross_entropy, data, ITS, lambda *what: told.append(what))
+    assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
+    for stage in STAGES:
+        done = [(d, n) for name, d, n in told if name == stage]
+        assert [d for d, _ in done] == sorted(d for d, _ in done)
+        assert done[-1][0] == done[-1][1]
+    assert [(d, n) for name, d, n in told if name == "trace"][:2] == [(1, 9), (2, 9)]
+    assert ("landscape", 25, 25) in told

@@ -4,27 +4,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFont
+from PIL import Image
 
 import bsam
 from bsam.lab.cli.predict import picture_paths
 from bsam.lab.data.images import Resize
 from bsam.lab.data.persons import LSP, MPII, Skeleton
-from bsam.lab.inference import prediction_pictures
-from bsam.lab.inference.class_prediction import Prediction
-from bsam.lab.inference.pose_prediction import FoundJoints
-from bsam.lab.inference.prediction_pictures import (
+from bsam.lab.inference import FoundClasses, FoundJoints
+from bsam.lab.inference.pictures import (
     GAP,
     LETTERS,
     MIDDLE,
     OUTLINE,
     SIDE,
     SIDES,
-    draw_grid,
-    draw_joints,
-    draw_joints_grid,
     draw_skeleton,
     drawable,
+    full_size,
+    installed_fonts,
+    predictions_grid,
+    save,
     side_colour,
     side_legend,
     text_picture,
@@ -50,9 +49,9 @@ def test_the_grid_has_every_image_in_rows_of_four(suffix, tmp_path):
     shown = []
     for n, content in enumerate(contents):
         Image.fromarray(content).save(tmp_path / f"{n}.png")
-        shown.append(Prediction(tmp_path / f"{n}.png", Resize(6), ("cat", "dog", "owl"), (0.75, 0.2, 0.05)))
+        shown.append(FoundClasses(tmp_path / f"{n}.png", Resize(6), ("cat", "dog", "owl"), (0.75, 0.2, 0.05)))
     path = tmp_path / f"grid.{suffix}"
-    draw_grid(shown, path)
+    save(predictions_grid(shown), path)
     assert path.stat().st_size > 1000
     if suffix != "png":
         return
@@ -65,17 +64,22 @@ def test_the_grid_has_every_image_in_rows_of_four(suffix, tmp_path):
         assert np.array_equal(middles, content)
 
 
-def test_letters_that_no_font_has_are_escaped(monkeypatch):
+class Whole:
+    """A font that has every letter."""
+
+    def getmask(self, text):
+        return Image.new("L", (ord(text) % 97 + 1, 9))
+
+
+def test_letters_that_no_font_has_are_escaped():
     """Pillow's font has no é; the first font that has all letters is used."""
-    monkeypatch.setattr(prediction_pictures, "FONTS", ("missing.ttf",))
-    fonts = prediction_pictures._fonts.__wrapped__(LETTERS)
-    monkeypatch.setattr(prediction_pictures, "_fonts", lambda size: fonts)
-    assert drawable("cat 75%") == ("cat 75%", fonts[0])
-    assert drawable("café 猫 \udce9")[0] == r"caf\xe9 \u732b ?"
-    fonts.append(ImageFont.load_default(LETTERS))
-    genuine = prediction_pictures._has
-    monkeypatch.setattr(prediction_pictures, "_has", lambda font, letter: font is fonts[1] or genuine(font, letter))
-    assert drawable("猫 75%") == ("猫 75%", fonts[1])
+    fonts = installed_fonts(LETTERS, ("missing.ttf",))
+    assert len(fonts) == 1
+    assert drawable("cat 75%", fonts) == ("cat 75%", fonts[0])
+    assert drawable("café 猫 \udce9", fonts)[0] == r"caf\xe9 \u732b ?"
+    more = [*fonts, Whole()]
+    assert drawable("猫 75%", more) == ("猫 75%", more[1])
+    assert drawable("cat 75%", more) == ("cat 75%", fonts[0])
 
 
 def test_long_texts_are_wrapped():
@@ -129,7 +133,7 @@ def pose(tmp_path):
 
 @pytest.mark.parametrize("size", [(207, 158), (640, 480), (1, 3)])
 def test_an_image_keeps_its_size_and_place_and_has_its_legend_below(pose, size, tmp_path):
-    draw_joints(pose(*size), tmp_path / "drawn.png")
+    save(full_size(pose(*size).picture()), tmp_path / "drawn.png")
     drawn, legend = pixels_of(tmp_path / "drawn.png"), side_legend()
     assert drawn.shape == (size[1] + legend.height, max(size[0], legend.width), 3)
     assert (drawn[: size[1], size[0] :] == 255).all()
@@ -142,7 +146,8 @@ def test_the_place_of_a_joint_is_exact(pose, tmp_path):
     """It is the centre of mass of its dot; the joint that both are connected with is not finite."""
     places = (20.3, 30.8), (60.0, 50.5)
     lost = (np.nan, 0)
-    draw_joints(pose(97, 79, (lost, *places, lost), (0, 0, 500, 500)), tmp_path / "drawn.png")
+    found = pose(97, 79, (lost, *places, lost), (0, 0, 500, 500))
+    save(full_size(found.picture()), tmp_path / "drawn.png")
     ink = np.abs(pixels_of(tmp_path / "drawn.png")[:79, :97] - GREY).max(axis=2)
     for begin, place in zip((0, 45), places, strict=True):
         dot = ink[:, begin : begin + 45]
@@ -154,7 +159,7 @@ def test_the_grid_of_joints_shows_the_part_that_the_network_saw(pose, tmp_path):
     """In an image of 400 x 300, 1.25 times the longer side of the box is from -2.5 to 97.5 and from 99.5 to 199.5."""
     joints = np.full((4, 2), np.nan)
     joints[1] = 50, 150
-    draw_joints_grid([pose(400, 300, joints, (7.5, 120, 87.5, 179))], tmp_path / "grid.png")
+    save(predictions_grid([pose(400, 300, joints, (7.5, 120, 87.5, 179))]), tmp_path / "grid.png")
     drawn = pixels_of(tmp_path / "grid.png")
     seen = (drawn == GREY).all(axis=2)
     rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
