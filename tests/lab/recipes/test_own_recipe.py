@@ -82,9 +82,9 @@ def mine(**settings):
     return [Run.of("sgd", **own), Plan(Run.of("own_recipes:Thrice", **own), row="Ours")]
 
 
-@recipe("My task", scales={"small": {**SMALL, "widths": (2, 3)}})
+@recipe("My task", scales={"small": {**SMALL, "task": Segmentation, "widths": (2, 3)}})
 def shapes(widths, **settings):
-    runs = [Run.of("sam", task=Segmentation, width=width, **settings) for width in widths]
+    runs = [Run.of("sam", width=width, **settings) for width in widths]
     return [Plan(run, column=f"width {width}") for run, width in zip(runs, widths)]
 """
 EXAMPLES = Path(__file__).parents[3] / "examples"

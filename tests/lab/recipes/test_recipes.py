@@ -253,6 +253,30 @@ def test_directories_and_rows_are_unique_and_seeds_come_one_after_the_other(reci
         assert len({(plan.about["experiment"], plan.about["row"], plan.run.seed) for plan in plans}) == len(plans)
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "expected"),
+    [
+        ("classification", "smoke", (1, 1)),
+        ("classification", "paper", (None, 1)),
+        ("radius", "smoke", (1, 2)),
+        ("radius", "short", (None, 1)),
+        ("demo", None, (1, 2)),
+    ],
+)
+def test_small_networks_train_with_one_thread_and_those_of_real_studies_two_at_a_time(name, scale, expected):
+    study = RECIPES[name](scale)
+    assert (study.threads, study.workers) == expected
+
+
+def test_arguments_of_a_scale_may_be_changed():
+    study = RECIPES["label-noise"]("paper", networks=("resnet8", "resnet20"), data=("digits",), epochs=3)
+    assert {(plan.run.model, plan.run.data, plan.run.epochs) for plan in study.plans} == {
+        ("resnet8", "digits", 3),
+        ("resnet20", "digits", 3),
+    }
+    assert study.settings == {"epochs": 3, "precision": "bf16", "compile": True}  # what a folder holds: no lists
+
+
 def test_a_selection():
     plans = RECIPES["classification"]("paper", 2).plans
     assert select(plans) == plans

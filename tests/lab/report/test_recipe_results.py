@@ -209,6 +209,14 @@ def test_a_comparison_may_be_extended(tmp_path):
             check_folder(tmp_path, plan_comparison(["sgd", "sam"], {**shared, **change}, seeds=1))
 
 
+def test_a_list_of_a_scale_may_be_extended(tmp_path):
+    """By networks and data sets; other settings are other results."""
+    claim_folder(tmp_path, RECIPES["label-noise"]())
+    check_folder(tmp_path, RECIPES["label-noise"](networks=("resnet8", "digits_net")))
+    with pytest.raises(bsam.BsamError, match="epochs 2 there, 3 here"):
+        check_folder(tmp_path, RECIPES["label-noise"](epochs=3))
+
+
 def test_initial_weights_of_more_networks_may_be_added(tmp_path):
     first, second = {"timm:resnet50": "a.pt"}, {"timm:efficientnet_b0": "b.pt"}
     claim_folder(tmp_path, RECIPES["transfer"]("short", weight_files=first))

@@ -145,10 +145,7 @@ def rho_min_study(**scale: Any) -> list[Plan]:
 def label_noise(**scale: Any) -> list[Plan]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
     runs = grid(COMPARED, axis=[{"label_noise": rate} for rate in NOISE_RATES], noise_labels="all", **scale)
-    columns = [f"{run.settings()['label_noise']:.0%}" for run in runs]
-    return [
-        Plan(run, section=", ".join(titles_of(run)), column=column) for run, column in zip(runs, columns, strict=True)
-    ]
+    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.settings()['label_noise']:.0%}") for run in runs]
 
 
 @paper_recipe(

@@ -99,7 +99,7 @@ class Recipe:
         plans = self._plans(listed)
         settings = plans[0].run.settings()
         # a folder holds the results of one set of settings; lists, such as those of networks, may be extended
-        shared = {name: value for name, value in arguments.items() if name in settings and not _is_list(value)}
+        shared = {name: settings[name] for name, value in arguments.items() if name in settings and not _is_list(value)}
         if weight_files:
             plans = with_weights(plans, weight_files)
         if study.published:
