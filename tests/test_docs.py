@@ -26,6 +26,7 @@ from bsam.lab.data import digits
 from bsam.lab.recipes import recipe_of, start
 from bsam.lab.recipes.compare import compared_runs
 from bsam.lab.recipes.plan import select
+from bsam.lab.tasks import images
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -170,8 +171,9 @@ def check_command(line: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_parse(page, monkeypatch):
-    monkeypatch.setattr(start, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
-    monkeypatch.setattr(start, "model_of_file", lambda path: path.stem)
+    for module in (start, images):
+        monkeypatch.setattr(module, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
+        monkeypatch.setattr(module, "model_of_file", lambda path: path.stem)
     monkeypatch.setattr(start.RunDir, "finished_run", lambda self: Run("sgd"))
     for function in ("my_data:load", "my_data:people"):  # and the functions
         monkeypatch.setitem(names._OWN, function, lambda folder: digits())

@@ -34,7 +34,7 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
         assert run["flatness"] == RunDir(tmp_path / plan.name).flatness()
         assert bool(run["flatness"]) == plan.run.curvature
         assert run["about"] == RunDir(tmp_path / plan.name).about() == {**plan.about, "shared": True}
-        noise = plan.run.task.label_noise
+        noise = plan.run.settings().get("label_noise")
         wrong = noise * {"all": 0.9, "other": 1.0}[plan.run.task.noise_labels] if noise else None
         assert run["wrong_labels"] == (wrong and pytest.approx(wrong))
     measures = 8 if name == "pose" else 1
