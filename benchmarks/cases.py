@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bsam.common.method_info import MethodInfo
-from bsam.lab.training.train_step import TrainStep, build_train_step
+from bsam.lab.training.trainer import TrainStep, build_method
 from bsam.methods import METHODS
 
 DEFAULT = ("sam", "bsam", "bsam-2")
@@ -50,7 +50,8 @@ class Case:
         """Build the method with ``base``; methods that select samples select half of the batch."""
         half = dict.fromkeys(METHODS[self.method].counts_of_batch, max(1, batch // 2))
         known = {"total_steps": self.cycle, "samples": samples, "classes": classes, "start_epoch": 0, "epochs_back": 1}
-        return build_train_step(self.method, self.arguments, base, model, **half, **known)
+        optimizer, loss = build_method(self.method, self.arguments, base, model, **half, **known)
+        return TrainStep(model, optimizer, loss=loss)
 
 
 def cases() -> dict[str, Case]:

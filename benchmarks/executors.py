@@ -24,19 +24,20 @@ import machine
 from bsam.lab.config import Run
 from bsam.lab.running.executors import Executor, local_processes, ray_tasks
 from bsam.lab.running.runner import run_all
+from bsam.lab.training import Machine
 from bsam.lab.training.run_dir import LOG
 
 EXECUTORS = {
     "jobs 1": contextlib.nullcontext,
     "jobs 2": lambda: local_processes(2, "cpu", threads=1),
-    "ray, 2 CPUs": lambda: ray_tasks(device="cpu"),
+    "ray, 2 CPUs": lambda: ray_tasks(Machine("cpu", ray="")),
 }
 
 
 def measure(executor: Executor | None, runs: list[Run], out: Path) -> dict[str, float]:
     """Return the wall time of the runs and the executor's overhead per run, in seconds."""
     begin = time.perf_counter()
-    states = run_all(runs, out, executor=executor, device="cpu")
+    states = run_all(runs, out, Machine("cpu"), executor=executor)
     wall = time.perf_counter() - begin
     assert all(state.finished for state in states)
     logs = [(state.path / LOG).read_text() for state in states]
@@ -63,7 +64,7 @@ def main() -> None:
         for name, make in EXECUTORS.items():
             begin = time.perf_counter()
             executors[name] = stack.enter_context(make())
-            run_all(first, Path(folder, name, "first"), executor=executors[name], device="cpu")
+            run_all(first, Path(folder, name, "first"), Machine("cpu"), executor=executors[name])
             results[name] = {"start": time.perf_counter() - begin, "rounds": []}
         for number in range(args.rounds):
             for name, executor in executors.items():

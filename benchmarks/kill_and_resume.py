@@ -35,10 +35,11 @@ CHILD = """
 import json, sys, torch
 torch.set_num_threads(1)
 from bsam.lab.config import Run
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 settings, folder, data_dir, checkpoint_every = sys.argv[1:]
 run = Run.of(**json.loads(settings))
-fit(run, folder, data_dir=data_dir or None, device="cpu", checkpoint_every=float(checkpoint_every))
+machine = Machine("cpu", data_dir=data_dir or None, checkpoint_every=float(checkpoint_every))
+fit(run, folder, machine)
 """
 LIMIT = 300  # seconds allowed per process
 EVERY = (0.0, 2.5)  # the time between checkpoints, in epochs: one after every epoch, or after two or three

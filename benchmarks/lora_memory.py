@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import machine
 from bsam.common.timm_import import import_timm
-from bsam.lab.training.train_step import TrainStep
+from bsam.lab.training.trainer import TrainStep
 from cases import cases
 from memory import WARM_UP, counting
 

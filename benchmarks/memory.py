@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import machine
-from bsam.lab.training.train_step import TrainStep
+from bsam.lab.training.trainer import TrainStep
 from cases import Case, cases
 
 WIDTH, LAYERS = 2048, 4

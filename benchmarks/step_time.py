@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import machine
 from bsam.common.extras import install_line
-from bsam.lab.training.train_step import TrainStep
+from bsam.lab.training.trainer import TrainStep
 from cases import DEFAULT as DEFAULT_CASES
 from cases import Case, cases
 from workloads import CLASSES, DEFAULT, WORKLOADS, Workload

@@ -23,16 +23,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import machine
 from bsam.lab.config import Run
 from bsam.lab.models import MODELS
+from bsam.lab.tasks import TASKS
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.captured_steps import side_stream
-from bsam.lab.training.loop import fit
-from bsam.lab.training.run_writer import CHECKPOINT_EVERY, RunWriter
+from bsam.lab.training import Machine, RunCallbacks, fit
+from bsam.lab.training.graphs import side_stream
+from bsam.lab.training.machine import CHECKPOINT_EVERY
+from bsam.lab.training.run_dir import RunWriter
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
 from step_time import spread
@@ -91,9 +94,10 @@ def measure(run: Run, steps: int, folder: Path, device: torch.device, every: flo
         clock.ends.append(time.perf_counter())
         print(f"  epoch {done}: {metrics['seconds']:.2f} s", file=sys.stderr, flush=True)
 
-    with clock.timing():
+    callbacks = RunCallbacks(on_epoch=on_epoch)
+    with clock.timing(), patch.dict(TASKS, classification=Noise):
         begin = time.perf_counter()
-        result = fit(run, folder, device=device.type, task=Noise, checkpoint_every=every, on_epoch=on_epoch)
+        result = fit(run, folder, Machine(device.type, checkpoint_every=every), callbacks=callbacks)
         end = time.perf_counter()
     trainer = clock.trainer
     assert trainer is not None

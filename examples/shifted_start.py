@@ -11,7 +11,7 @@ Run: python examples/shifted_start.py        (the digits need pip install -c con
 import sys
 
 import bsam
-from bsam.lab import cli
+from bsam.lab import Machine, cli
 from bsam.lab.training import Run, fit
 
 
@@ -45,7 +45,7 @@ def main(flags=sys.argv[1:] if __name__ == "__main__" else (), epochs=20):
     accuracies = {}
     for row, (method, radii) in ROWS.items():
         run = Run.of(method, radii, label_noise=0.8, batch=64, epochs=epochs)  # one in ten of the drawn labels is right
-        accuracies[row] = fit(run, device="cpu").score
+        accuracies[row] = fit(run, machine=Machine("cpu")).score
         print(f"{row:18}  test accuracy {accuracies[row]:.3f}")
     return accuracies
 

@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from bsam.lab.config import Run
 from bsam.lab.models import build
-from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.train_step import build_run_step
+from bsam.lab.training.graphs import CapturedSteps, side_stream
+from bsam.lab.training.trainer import build_run_step
 
 STEPS, BATCH = 30, 6
 SETTINGS = {"base": "adamw", "lr": 3e-3, "weight_decay": 0.3, "decay": "weights", "clip_norm": 4.0, "warmup": 1}

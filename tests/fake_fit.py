@@ -5,7 +5,8 @@ import json
 import torch
 from safetensors.torch import save
 
-from bsam.lab.training.loop import Diverged
+from bsam.lab.running import job
+from bsam.lab.training import Diverged, RunCallbacks
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 
@@ -15,7 +16,7 @@ class FakeFit:
     def __init__(self, score=lambda run: 0.5):
         self.score, self.asked, self.trouble = score, [], {}
 
-    def __call__(self, run, folder, on_epoch=lambda *_: None, on_message=print, until=None, **options):
+    def __call__(self, run, folder, *_, until=None, callbacks=RunCallbacks(), **options):
         self.asked.append(run)
         trouble = self.trouble.pop(run_dir_name(run), None)
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +32,7 @@ class FakeFit:
             metrics = {"epoch": epoch, f"{run.eval_split}_accuracy": score, "seconds": 1.0}
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(metrics) + "\n")
-            on_epoch(epoch, metrics)
+            callbacks.on_epoch(epoch, metrics)
         if until == run.epochs:
             write_network(folder)
 
@@ -39,3 +40,9 @@ class FakeFit:
 def write_network(folder):
     """Write a small network as a finished run does."""
     (folder / "model.safetensors").write_bytes(save({"weight": torch.ones(2)}))
+
+
+def train_by(fit, monkeypatch):
+    """Let a function train the runs of studies and queues in place of ``fit``; returns it."""
+    monkeypatch.setattr(job, "fit", fit)
+    return fit

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -116,3 +118,13 @@ def interrupted(loss: Callable[[], Tensor], call: int | None) -> Callable[[], Te
         return loss()
 
     return closure
+
+
+@contextlib.contextmanager
+def trained_as(task: Any) -> Iterator[None]:
+    """Train the runs of a task with another class of the same name."""
+    from bsam.lab.tasks import TASKS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, task.settings_type.name, task)
+        yield

@@ -13,7 +13,7 @@ import pytest
 from bsam.lab.config import Run
 from bsam.lab.data.persons import LSP
 from bsam.lab.tasks.pose import PoseInputs
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
 
 SIDE = 32  # of the network's inputs; crops of 44 pixels, 1.375 times as many, are stored
 SETTINGS: dict[str, Any] = {
@@ -32,7 +32,12 @@ def train_pose(folder: Path, **settings: Any) -> Path:
     """Train for an epoch on 16 drawings; returns the run directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bsam.lab.data.NUM_FIGURES", 16)
-        fit(Run.of("sgd", **{**SETTINGS, **settings}), folder, device="cpu", on_message=lambda _: None)
+        fit(
+            Run.of("sgd", **{**SETTINGS, **settings}),
+            folder,
+            Machine("cpu"),
+            callbacks=RunCallbacks(on_message=lambda _: None),
+        )
     return folder
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from bsam.core import vector
 from bsam.core.tensors import Layout
-from bsam.lab.training.captured_steps import CapturedSteps
+from bsam.lab.training.graphs import CapturedSteps
 
 WAIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # operations with these wait for the device
 INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}  # with masks only

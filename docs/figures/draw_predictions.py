@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bsam.lab.inference import predict
 from bsam.lab.inference.pictures import predictions_grid, save
-from bsam.lab.training import Run, fit
+from bsam.lab.training import Machine, Run, fit
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples/fine_tune.py"
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         for path in sorted(photos.glob("*/000.png")):
             path.rename(new / f"{path.parent.name}.png")
         run = Run("bsam", data=f"folder:{photos}", model="timm:test_resnet", image_size=32, lr=0.02, batch=8, epochs=6)
-        fit(run, Path(folder, "run"), device="cpu")
+        fit(run, Path(folder, "run"), Machine("cpu"))
         path = HERE / "predictions.png"
         save(predictions_grid(predict(Path(folder, "run"), sorted(new.iterdir()), device="cpu")), path)
         print(path, path.stat().st_size)

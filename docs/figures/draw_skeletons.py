@@ -24,7 +24,7 @@ from bsam.lab.recipes.plan import titles_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.found import Picture
 from bsam.lab.tasks.pose import PoseInputs
-from bsam.lab.training import Run, fit
+from bsam.lab.training import Machine, Run, fit
 from bsam.lab.training.run_dir import RunDir
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         for method in ("base", "bsam"):
             run = Run.of(method, task="pose", data="stick_figures", model="simcc_resnet8", **SETTINGS)
-            fit(run, Path(folder, method), device="cpu")
+            fit(run, Path(folder, method), Machine("cpu"))
             directory = RunDir(Path(folder, method))
             skeleton, arrays = PoseInputs.from_json(directory.note("pose")).skeleton, directory.predictions()
             truth = np.where(arrays["truth"][..., 2:] > 0, arrays["truth"][..., :2], np.nan)  # only labelled joints

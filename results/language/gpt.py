@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training.machine import environment_info
 
 EXAMPLE = Path(__file__).parents[2] / "examples/gpt_from_scratch.py"
 PASSES = 2000

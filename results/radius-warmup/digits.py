@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from bsam.lab.models import MODELS, ModelEntry
-from bsam.lab.training import Run, fit
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training import Machine, Run, fit
+from bsam.lab.training.machine import environment_info
 
 SETTINGS: dict[str, Any] = {"batch": 64, "epochs": 40}
 SCHEDULES: dict[str, dict[str, float]] = {"constant": {}, "warmup": {"rho_warmup": 10.0}, "start": {"rho_start": 10.0}}
@@ -84,7 +84,7 @@ def train(row: tuple[Any, ...], seed: int) -> float:
     settings = {**SETTINGS, **SCHEDULES.get(schedule, {}), "seed": seed, "model": network}
     settings |= {"label_noise": wrong, "noise_labels": "other"} if wrong else {}
     run = Run.of(*arguments(method, radius), **settings)
-    return float(fit(run, device="cpu").last.metrics["test_accuracy"])
+    return float(fit(run, machine=Machine("cpu")).last.metrics["test_accuracy"])
 
 
 def main() -> None:

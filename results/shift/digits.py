@@ -19,8 +19,8 @@ from torch import nn
 
 import bsam
 from bsam.lab.models import MODELS, ModelEntry
-from bsam.lab.training import Run, fit
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training import Machine, Run, fit
+from bsam.lab.training.machine import environment_info
 
 ROOT = Path(__file__).parents[2]
 ShiftedSAM: Any = runpy.run_path(str(ROOT / "examples/shifted_start.py"))["ShiftedSAM"]
@@ -136,7 +136,7 @@ def train(row: str, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     register()
     Traced.steps = []
-    result = fit(Run(seed=seed, **SETTINGS, **rows()[row]), device="cpu")
+    result = fit(Run(seed=seed, **SETTINGS, **rows()[row]), machine=Machine("cpu"))
     last = result.last.metrics
     steps = torch.tensor(Traced.steps or [[0.0, 0.0, 0.0]])
     return {

@@ -19,8 +19,8 @@ from torch import nn
 from bsam.lab.models import MODELS, ModelEntry
 from bsam.lab.recipes.tuning import base_candidates
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training import Run, fit
-from bsam.lab.training.environment import environment_info
+from bsam.lab.training import Machine, Run, RunCallbacks, fit
+from bsam.lab.training.machine import environment_info
 
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # a wider grid than that of --tune, which is 0.5 to 4
 RADII = {"sam": ("rho",), "bsam": ("rho_max", "rho_min")}
@@ -65,8 +65,8 @@ def candidates(study: str, noise: float, seed: int) -> list[tuple[dict[str, Any]
 def train(run: Run, data_dir: Path | None) -> Mapping[str, Any]:
     """Train a run; return its scores after each epoch and its test accuracy after the last one, in %."""
     trainers: list[Any] = []
-    quiet: dict[str, Any] = {"device": "cpu", "on_message": lambda _: None}
-    result = fit(run, data_dir=data_dir, at_start=lambda trainer, _: trainers.append(trainer), **quiet)
+    callbacks = RunCallbacks(at_start=lambda trainer, _: trainers.append(trainer), on_message=lambda _: None)
+    result = fit(run, machine=Machine("cpu", data_dir=data_dir), callbacks=callbacks)
     task = Classification(run.changed(eval_split="test"), torch.device("cpu"), data_dir)
     test = task.evaluate(trainers[0].result_network.eval())["test_accuracy"]
     scores = [epoch.metrics[f"{run.eval_split}_accuracy"] for epoch in result.epochs]

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from bsam.lab.models import MODELS
-from bsam.lab.training.run_writer import RunWriter
+from bsam.lab.training.run_dir import RunWriter
 from bsam.lab.training.trainer import Trainer
 
 PARTS = {  # of a run of 11 epochs

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from adamw_reference import RUNS, apart, by_hand, by_the_laboratory
-from bsam.lab.training.captured_steps import CapturedSteps
+from bsam.lab.training.graphs import CapturedSteps
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,9 @@ from bsam.lab.common.termination import Terminated
 from bsam.lab.config import BASES, CAPTURABLE, Run
 from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.captured_steps import CapturedSteps, side_stream
-from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
+from bsam.lab.training.graphs import CapturedSteps, side_stream
+from bsam.lab.training.machine import DistributedContext
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
@@ -61,12 +61,11 @@ def train(run, device="cuda", epochs=(0, 1), state=None, task=Classification):
     """Return the trainer after these epochs, with their metrics and readings."""
     with side_stream(device_of(device)):
         trainer = start(run, device, state, task)
-        metrics, readings = [], []
+        before, metrics = len(trainer.readings), []
         for number in epochs:
             metrics.append({**trainer.train_epoch(number), **trainer.evaluate()})
-            readings += trainer.take_readings()
         trainer.network.train()
-    return trainer, metrics, readings
+    return trainer, metrics, trainer.readings[before:]
 
 
 def weights(trainer):
@@ -192,21 +191,26 @@ def test_epochs_after_the_last_checkpoint_are_repeated(precision, checkpoint, tm
     run = Run.of(**{**RUNS["bsam with a floor"].settings(), "epochs": 4, "precision": precision})
     started = []
 
-    def stopping(after, **options):
+    def stopping(after, machine):
         def on_epoch(done, metrics):
             if done == after:
                 raise InterruptedError
 
         with pytest.raises(InterruptedError):
-            fit(run, tmp_path / "stopped", device="cuda", on_epoch=on_epoch, **options)
+            fit(run, tmp_path / "stopped", machine, callbacks=RunCallbacks(on_epoch=on_epoch))
 
-    whole = fit(run, tmp_path / "whole", device="cuda")
+    whole = fit(run, tmp_path / "whole", Machine("cuda"))
     if checkpoint:
-        stopping(checkpoint, checkpoint_every=0)
-    stopping(3)
+        stopping(checkpoint, Machine("cuda", checkpoint_every=0))
+    stopping(3, Machine("cuda"))
     assert len(RunDir(tmp_path / "stopped").metrics()) == 3
     assert (tmp_path / "stopped" / CHECKPOINT).exists() == bool(checkpoint)
-    result = fit(run, tmp_path / "stopped", device="cuda", at_start=lambda trainer, done: started.append(done))
+    result = fit(
+        run,
+        tmp_path / "stopped",
+        Machine("cuda"),
+        callbacks=RunCallbacks(at_start=lambda trainer, done: started.append(done)),
+    )
     assert started == [checkpoint]
     for ours, theirs in zip(result.epochs, whole.epochs, strict=True):
         assert ours.metrics["train_loss"] == pytest.approx(theirs.metrics["train_loss"], rel=2e-2)
@@ -374,7 +378,10 @@ def test_fit_trains_on_the_device_and_restores_the_callers_state():
     )
     seen = []
     result = fit(
-        RUNS["bsam"], at_start=lambda trainer, done: seen.append((trainer.context.device.type, trainer.captured, done))
+        RUNS["bsam"],
+        callbacks=RunCallbacks(
+            at_start=lambda trainer, done: seen.append((trainer.context.device.type, trainer.captured, done))
+        ),
     )
     assert seen == [("cuda", True, 0)]
     assert torch.equal(torch.cuda.get_rng_state(), before[0])
@@ -387,13 +394,13 @@ def test_fit_trains_on_the_device_and_restores_the_callers_state():
 
 def test_consecutive_runs_do_not_affect_each_other():
     """Each has a separate graph, and the memory of earlier ones is freed."""
-    first = fit(RUNS["sam"], device="cuda").score
+    first = fit(RUNS["sam"], machine=Machine("cuda")).score
     gc.collect()  # a run is part of reference cycles
     torch.cuda.synchronize()
     used = torch.cuda.memory_allocated()
     for _ in range(3):
-        fit(RUNS["bsam"], device="cuda")
-    assert fit(RUNS["sam"], device="cuda").score == pytest.approx(first, abs=0.02)
+        fit(RUNS["bsam"], machine=Machine("cuda"))
+    assert fit(RUNS["sam"], machine=Machine("cuda")).score == pytest.approx(first, abs=0.02)
     gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() < used + 20e6

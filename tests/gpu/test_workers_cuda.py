@@ -9,7 +9,7 @@ import pytest
 
 from bsam.lab.cli import main
 from bsam.lab.running.executors import RUNS_PER_GPU
-from bsam.lab.training.mps import is_mps_installed
+from bsam.lab.training.machine import is_mps_installed
 
 pytestmark = pytest.mark.gpu
 

@@ -5,12 +5,28 @@ import os
 import pytest
 
 from bsam.lab.recipes import RECIPES
+from bsam.lab.running import runner
+from bsam.lab.training import trainer
 from finished_runs import finished_run, write_run
 
 
 @pytest.fixture(autouse=True)
 def quick(rough_eigenvalues):
     """Save most of the Hessian products."""
+
+
+@pytest.fixture
+def small_measurements(monkeypatch):
+    """Measure what training measures at its end on few samples, with rough eigenvalues."""
+    exact = trainer.top_eigenvalues
+    monkeypatch.setattr(trainer, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
+    monkeypatch.setattr(trainer, "CURVATURE_SAMPLES", 16)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let the queue look at its runs, and read directories again, without waiting."""
+    monkeypatch.setattr(runner, "LOOK", 0)
 
 
 @pytest.fixture(name="finished_run")

@@ -15,7 +15,7 @@ from torch import nn
 
 import bsam
 from bsam import BsamError
-from bsam.lab import Run, cli, compare, fit, write_report
+from bsam.lab import Machine, Run, cli, compare, fit, write_report
 from bsam.lab.common import names
 from bsam.lab.config import Method, method_title
 from bsam.lab.inference import predict
@@ -137,15 +137,15 @@ def test_a_network_of_the_user_trains_like_the_same_network_of_bsam(module: Call
 
 def test_a_function_gets_what_its_signature_names(module: Callable[[str], str]) -> None:
     name = module(NETWORK)
-    fit(Run("sgd", model=f"{name}:build", epochs=1, limit_train=128), device="cpu")
+    fit(Run("sgd", model=f"{name}:build", epochs=1, limit_train=128), machine=Machine("cpu"))
     assert set(sys.modules[name].SEEN) == {(10, 1, 8, (1, 8, 8))}
 
 
 def test_an_interrupted_run_continues(module: Callable[[str], str]) -> None:
     run = Run(f"{module(METHOD)}:PlainSAM", model=f"{module(NETWORK)}:build", epochs=2, limit_train=128, batch=64)
-    fit(run, "whole", device="cpu")
-    fit(run, "parts", device="cpu", until=1, checkpoint_every=0)
-    fit(run, "parts", device="cpu")
+    fit(run, "whole", Machine("cpu"))
+    fit(run, "parts", Machine("cpu", checkpoint_every=0), until=1)
+    fit(run, "parts", Machine("cpu"))
     assert torch.equal(weights("whole"), weights("parts"))
 
 
@@ -218,7 +218,9 @@ def test_two_processes_compare_and_tune_a_method_of_the_user(module: Callable[[s
     name, network = module(METHOD), f"{module(NETWORK)}:build"
     methods = ["base", f"{name}:Titled", f"{name}:Still"]
     settings = {"epochs": 1, "limit_train": 300, "batch": 50}
-    result = compare("digits", network, methods, seeds=1, tune=True, out="out", jobs=2, device="cpu", **settings)
+    result = compare(
+        "digits", network, methods, seeds=1, tune=True, out="out", machine=Machine("cpu", jobs=2), **settings
+    )
     assert result.table["row"].tolist() == ["SGD", "My SAM, tuned", "Still"]
     assert result.table["passes"].tolist() == [1, 3.5, 2]
     plans = plan_comparison(methods, {"model": network, **settings}, tune=True, seeds=1).plans
@@ -229,7 +231,16 @@ def test_two_processes_compare_and_tune_a_method_of_the_user(module: Callable[[s
 def test_a_page_is_written_without_the_modules(module: Callable[[str], str]) -> None:
     """A report imports nothing: in a process in which the modules cannot be found, the page is the same."""
     name, network = module(METHOD), f"{module(NETWORK)}:build"
-    compare("digits", network, ["base", f"{name}:Titled"], seeds=2, out="out", device="cpu", epochs=1, limit_train=128)
+    compare(
+        "digits",
+        network,
+        ["base", f"{name}:Titled"],
+        seeds=2,
+        out="out",
+        machine=Machine("cpu"),
+        epochs=1,
+        limit_train=128,
+    )
     write_report("out", "here.html")
     Path("elsewhere").mkdir()
     code = "from bsam.lab import write_report; write_report('../out', '../there.html')"
@@ -248,7 +259,7 @@ def test_classes_and_functions_are_passed_in_python(module: Callable[[str], str]
     run = Run.of(bsam.SAM, {"rho": 0.1}, model=DigitsNet)
     assert (run.method, run.model) == ("bsam.methods.sam:SAM", "bsam.lab.models.cifar:DigitsNet")
     assert run == Run(run.method, {"rho": 0.1}, model=run.model)
-    assert fit(run.changed(epochs=1, limit_train=128), device="cpu").score > 0
+    assert fit(run.changed(epochs=1, limit_train=128), machine=Machine("cpu")).score > 0
 
     def inner(classes: int) -> nn.Module:
         raise AssertionError
@@ -265,9 +276,9 @@ def test_objects_of_a_script_are_named_after_its_file(module: Callable[[str], st
         + NETWORK
         + """
 if __name__ == "__main__":
-    from bsam.lab import compare
-    settings = {"epochs": 1, "limit_train": 128, "device": "cpu"}
-    compare("digits", build, ["base", PlainSAM], seeds=1, out="out", jobs=2, **settings)
+    from bsam.lab import Machine, compare
+    settings = {"epochs": 1, "limit_train": 128}
+    compare("digits", build, ["base", PlainSAM], seeds=1, out="out", machine=Machine("cpu", jobs=2), **settings)
 """
     )
     subprocess.run([sys.executable, "-W", "error", f"{script}.py"], check=True)
@@ -297,7 +308,7 @@ def test_the_network_of_a_stored_run_must_be_named_again(
 
 def test_images_are_classified_by_a_network_of_the_user(module: Callable[[str], str]) -> None:
     own, photographs = f"{module(NETWORK)}:build", draw_images(Path("photographs"), {"train": 4, "test": 2})
-    fit(Run("sgd", data=f"folder:{photographs}", model=own, image_size=8, epochs=1, batch=4), "run", device="cpu")
+    fit(Run("sgd", data=f"folder:{photographs}", model=own, image_size=8, epochs=1, batch=4), "run", Machine("cpu"))
     with pytest.raises(BsamError, match=f"add --model {own}"):
         predict("run", photographs, device="cpu")
     assert len(predict("run", photographs, device="cpu", model=own)) > 0

@@ -20,7 +20,22 @@ from torch import nn
 
 import bsam
 from bsam import BsamError
-from bsam.lab import Preset, Run, Score, Splits, Task, TaskSettings, cli, compare, fit, read_runs, setting, write_report
+from bsam.lab import (
+    Machine,
+    Preset,
+    Run,
+    RunCallbacks,
+    Score,
+    Splits,
+    Task,
+    TaskSettings,
+    cli,
+    compare,
+    fit,
+    read_runs,
+    setting,
+    write_report,
+)
 from bsam.lab.analysis.outcome import failure
 from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.common.names import find_object
@@ -40,7 +55,7 @@ MODULE = """
 from dataclasses import dataclass
 import torch
 from torch import nn
-from bsam.lab import Preset, Score, Splits, Task, TaskSettings, setting
+from bsam.lab import Machine, Preset, Score, Splits, Task, TaskSettings, setting
 
 def points(count=90):
     x = torch.rand(count, 2, generator=torch.Generator().manual_seed(0)) * 4 - 2
@@ -294,15 +309,15 @@ def test_it_goes_on_bit_for_bit(form, own, tmp_path):
     task = find_object(f"{own}:Points", "task")
     run = Run.of("bsam", task=task if form == "class" else f"{own}:Points", width=4, seed=3)
     assert (run.base, run.epochs, run.lr, run.data, run.model) == ("adam", 3, 0.02, "points", "net")
-    whole = fit(run, tmp_path / "whole", device="cpu")
+    whole = fit(run, tmp_path / "whole", Machine("cpu"))
 
     def stop(done, metrics):
         raise InterruptedError
 
     for _ in range(2):
         with pytest.raises(InterruptedError):
-            fit(run, tmp_path / "parts", device="cpu", on_epoch=stop, checkpoint_every=0)
-    assert fit(run, tmp_path / "parts", device="cpu").score == whole.score
+            fit(run, tmp_path / "parts", Machine("cpu", checkpoint_every=0), callbacks=RunCallbacks(on_epoch=stop))
+    assert fit(run, tmp_path / "parts", Machine("cpu")).score == whole.score
     files = [tmp_path / name / "model.safetensors" for name in ("whole", "parts")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert ":" not in run_dir_name(run)
@@ -322,7 +337,12 @@ def test_augmentation_depends_on_seed_and_epoch_alone():
 def test_lower_scores_are_better(own, tmp_path):
     """In verdicts, tuning and the sentence about the best constant answer."""
     result = compare(
-        task=f"{own}:Points", methods=["base", "sam:rho=3.0"], seeds=3, out=tmp_path / "c", epochs=20, device="cpu"
+        task=f"{own}:Points",
+        methods=["base", "sam:rho=3.0"],
+        seeds=3,
+        out=tmp_path / "c",
+        epochs=20,
+        machine=Machine("cpu"),
     )
     runs = read_runs([tmp_path / "c"])
     means = runs.groupby("row")["score"].mean()
@@ -338,7 +358,15 @@ def test_lower_scores_are_better(own, tmp_path):
 
 
 def test_a_run_no_better_than_a_constant_says_so(own, tmp_path):
-    compare(task=f"{own}:Points", methods=["base", "sam"], seeds=1, out=tmp_path / "c", epochs=1, lr=0.0, device="cpu")
+    compare(
+        task=f"{own}:Points",
+        methods=["base", "sam"],
+        seeds=1,
+        out=tmp_path / "c",
+        epochs=1,
+        lr=0.0,
+        machine=Machine("cpu"),
+    )
     runs = read_runs([tmp_path / "c"])
     run = RunDir(runs["path"].iloc[0])
     chance = run.note("task")["chance"]

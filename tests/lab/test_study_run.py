@@ -6,50 +6,45 @@ from types import SimpleNamespace
 
 import pytest
 
-from bsam.common.errors import BsamValueError
 from bsam.lab import study_run as module
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.compare import plan_comparison
-from bsam.lab.running import job
-from bsam.lab.running.runner import Callbacks, RunsFailed
-from bsam.lab.study_run import StudyOptions, run_study
-from fake_fit import FakeFit
+from bsam.lab.running.runner import RunsFailed, StudyCallbacks
+from bsam.lab.study_run import run_study
+from bsam.lab.training import Machine
+from fake_fit import FakeFit, train_by
 
 
-def test_the_executor_follows_from_the_options(tmp_path, monkeypatch):
+def test_the_executor_follows_from_the_machine(monkeypatch):
     made = []
     monkeypatch.setattr(module, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
     monkeypatch.setattr(module, "local_processes", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
-    options = StudyOptions(tmp_path, device="cuda:1")
+    machine = Machine("cuda:1")
     study = replace(RECIPES["radius"]("smoke"), threads=7)
-    callbacks = Callbacks()
-    module._executor(replace(options, jobs=3), study, 4, callbacks)
-    module._executor(options, replace(study, workers=2), 4, callbacks)
-    module._executor(replace(options, ray="auto", gpus_per_run=0.5), study, 4, callbacks)
+    callbacks = StudyCallbacks()
+    module._executor(replace(machine, jobs=3), study, 4, callbacks)
+    module._executor(machine, replace(study, workers=2), 4, callbacks)
+    module._executor(Machine("cuda", ray="auto", gpus_per_run=0.5), study, 4, callbacks)
     assert made == [
         (3, "cuda:1", 7, callbacks.on_message, False),
         (42, "cuda:1", 7, callbacks.on_message, True),
-        ("auto", 0.5, "cuda:1"),
+        (Machine("cuda", ray="auto", gpus_per_run=0.5),),
     ]
-    with module._executor(replace(options, jobs=1, device="cpu"), study, 4, callbacks) as executor:
+    with module._executor(replace(machine, jobs=1, device="cpu"), study, 4, callbacks) as executor:
         assert executor is None  # in this process
     for unfinished, jobs in ((4, 2), (1, None)):  # timed runs do not share a device
         made.clear()
         monkeypatch.setattr(module, "devices_of", lambda device: ["cuda:0", "cuda:1"])
-        module._executor(replace(options, device="cpu"), replace(study, timed=True), unfinished, callbacks)
+        module._executor(replace(machine, device="cpu"), replace(study, timed=True), unfinished, callbacks)
         assert [arguments[0] for arguments in made] == ([] if jobs is None else [jobs])
-    for wrong in ({"jobs": 2, "ray": ""}, {"gpus_per_run": 0.5}):
-        with pytest.raises(BsamValueError, match="ray"):
-            module._executor(replace(options, **wrong), study, 4, callbacks)
 
 
 def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monkeypatch, capsys):
-    fit = FakeFit(lambda run: 0.9 if run.method == "sam" else 0.8)
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(lambda run: 0.9 if run.method == "sam" else 0.8), monkeypatch)
     runs = plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": 2}, seeds=2)
     fit.trouble = {runs.plans[3].name: "the loss is nan"}
-    result = run_study(runs, StudyOptions(tmp_path, device="cpu"))
+    result = run_study(runs, tmp_path, Machine("cpu"))
     assert capsys.readouterr().out == ""
     assert [str(state) for state in result.states] == ["done", "done", "done", "diverged"]
     assert result.files == [tmp_path / name for name in ("table.md", "results.json", "report.html")]
@@ -63,18 +58,18 @@ def test_a_silent_experiment_writes_its_results_and_returns_them(tmp_path, monke
     assert isinstance(result.failure, RunsFailed)
     assert "1 of 4 runs failed" in str(result.failure)
     asked = len(fit.asked)
-    again = run_study(runs, StudyOptions(tmp_path), train=False)
+    again = run_study(runs, tmp_path, train=False)
     assert len(fit.asked) == asked
     assert again.notes == result.notes
     assert again.failure is None  # nothing was trained, so nothing failed
 
 
 def test_callbacks_from_python(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "fit", FakeFit(lambda run: 0.8))
+    train_by(FakeFit(lambda run: 0.8), monkeypatch)
     runs = plan_comparison(["sgd", "sam"], {"data": "digits", "epochs": 2}, seeds=1)
     ended = []
-    callbacks = Callbacks(on_end=lambda state, progress, _: ended.append((str(state), progress.stage)))
-    run_study(runs, StudyOptions(tmp_path, device="cpu"), callbacks)
+    callbacks = StudyCallbacks(on_end=lambda state, progress, _: ended.append((str(state), progress.stage)))
+    run_study(runs, tmp_path, Machine("cpu"), callbacks)
     assert ended == [("done", "runs")] * 2
 
 
@@ -90,7 +85,7 @@ def test_callbacks_from_python(tmp_path, monkeypatch):
         (4, {"ray": "auto", "gpus_per_run": 1.0}, 1, False),
     ],
 )
-def test_runs_on_one_device_share_it(slots, options, devices, shared, tmp_path, monkeypatch):
+def test_runs_on_one_device_share_it(slots, options, devices, shared, monkeypatch):
     monkeypatch.setattr(module, "devices_of", lambda device: [f"cuda:{number}" for number in range(devices)])
     executor = None if slots is None else SimpleNamespace(slots=lambda: slots)
-    assert module._is_shared(StudyOptions(tmp_path, **options), executor) is shared
+    assert module._is_shared(Machine(**options), executor) is shared

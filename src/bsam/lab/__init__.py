@@ -23,14 +23,18 @@ if TYPE_CHECKING:
     from .tasks import Score as Score
     from .tasks import Splits as Splits
     from .tasks import Task as Task
+    from .training import Machine as Machine
+    from .training import RunCallbacks as RunCallbacks
     from .training import fit as fit
 
 # Imported on first use: `import bsam.lab.models` needs none of the rest.
 _MODULES = {
     "ClassificationSettings": "config",
     "PoseSettings": "config",
+    "Machine": "training.machine",
     "Preset": "config",
     "Run": "config",
+    "RunCallbacks": "training",
     "Score": "tasks",
     "Splits": "tasks",
     "Task": "tasks",

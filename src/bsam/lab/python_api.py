@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from .recipes.compare import (
     plan_comparison,
 )
 from .recipes.start import check_start, complete_settings
-from .study_run import NEEDS, StudyOptions, refuse_torchrun
+from .study_run import NEEDS, refuse_torchrun
 from .tasks import Task, named_task
-from .training.run_writer import CHECKPOINT_EVERY
+from .training.machine import Machine
 
 
 def compare(
@@ -41,11 +42,7 @@ def compare(
     tune_full: bool = False,
     out: str | Path | None = None,
     baseline: str | None = None,
-    jobs: int = 1,
-    device: str | None = None,
-    data_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None,
-    checkpoint_every: float = CHECKPOINT_EVERY,
+    machine: Machine = Machine(),
     **settings: Any,
 ) -> ComparisonResult:
     """Train a network with several methods and seeds, and compare them, as ``bsam compare`` does.
@@ -70,12 +67,8 @@ def compare(
         out: the folder for the results; None is ``runs/compare-MODEL-DATA``, followed by ``-tuned`` if ``tune`` and by
             ``-base`` if ``tune_base``.
         baseline: the method that the others are compared with; None takes the first one.
-        jobs: the number of runs to train at a time on this machine. If it is above 1, other processes
+        machine: where to train. Without ``jobs``, one run at a time is trained; if it is above 1, other processes
             train them, so a script needs ``if __name__ == "__main__":`` around its code, as for ``multiprocessing``.
-        device: the device; None uses a GPU if there is one.
-        data_dir: the folder with the files of the data set and of the weights.
-        cache_dir: the folder for decoded images; None is next to the image files.
-        checkpoint_every: the minimum time between two checkpoints of a run, in seconds.
         settings: further settings of :class:`bsam.lab.training.Run` for all runs.
 
     Raises:
@@ -108,28 +101,22 @@ def compare(
     given = {name: value for name, value in given.items() if value is not None or name not in ("data", "task")}
     if model is not None:
         given["model"] = model if isinstance(model, str) else name_of(model, "model")
-    data_folder = None if data_dir is None else Path(data_dir)
+    if machine.jobs is None and machine.ray is None:
+        machine = replace(machine, jobs=1)
+    data_dir = machine.folders.get("data_dir")
     study = plan_comparison(
         methods,
-        complete_settings(given, data_folder),
+        complete_settings(given, data_dir),
         seeds=seeds,
         baseline=baseline,
         tune=tune,
         tune_base=tune_base,
         tune_seeds=tune_seeds,
         tune_full=tune_full,
-        data_dir=data_folder,
+        data_dir=data_dir,
     )
-    check_start(study.plans[0].run, data_folder)
-    options = StudyOptions(
-        comparison_folder(study) if out is None else Path(out),
-        data_folder,
-        None if cache_dir is None else Path(cache_dir),
-        device=device,
-        jobs=jobs,
-        checkpoint_every=checkpoint_every,
-    )
-    result = show_study(study, options)
+    check_start(study.plans[0].run, data_dir)
+    result = show_study(study, comparison_folder(study) if out is None else Path(out), machine)
     if result.failure is not None and not all(state.ended for state in result.states):
         raise result.failure
     assert result.comparison is not None  # the runs have a baseline

@@ -7,7 +7,7 @@ import pytest
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import describe
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit
 from helpers import draw_images
@@ -140,7 +140,12 @@ def test_trained_runs_store_the_digests(tmp_path, monkeypatch):
     settings = {"model": "digits_net", "image_size": 8, "batch": 4, "label_smoothing": 0.0, "epochs": 1}
 
     def train(name, data="folder:a/photos", **more):
-        fit(Run.of("sgd", data=data, **{**settings, **more}), name, device="cpu", on_message=lambda sentence: None)
+        fit(
+            Run.of("sgd", data=data, **{**settings, **more}),
+            name,
+            Machine("cpu"),
+            callbacks=RunCallbacks(on_message=lambda sentence: None),
+        )
         return json.loads((tmp_path / name / "identity.json").read_text())
 
     first, second = train("float0"), train("float1", "folder:b/photos", seed=1)
@@ -156,10 +161,10 @@ def test_trained_runs_store_the_digests(tmp_path, monkeypatch):
     # a run that continues keeps what it started from, also if that is gone
     longer = {"init": "other", "seed": 3, "data": "folder:b/photos", "epochs": 2}
     run = Run.of("sgd", **{**settings, **longer})
-    fit(run, "long", device="cpu", until=1, on_message=lambda sentence: None)
+    fit(run, "long", Machine("cpu"), until=1, callbacks=RunCallbacks(on_message=lambda sentence: None))
     before = json.loads((tmp_path / "long" / "identity.json").read_text())
     (tmp_path / "other").rename("gone")
-    fit(run, "long", device="cpu", on_message=lambda sentence: None)
+    fit(run, "long", Machine("cpu"), callbacks=RunCallbacks(on_message=lambda sentence: None))
     assert json.loads((tmp_path / "long" / "identity.json").read_text()) == before
     assert before["init"] == inits[2]
 

@@ -15,10 +15,10 @@ import bsam
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.recipes.compare import compared_runs
-from bsam.lab.running import job, runner
 from bsam.lab.running.runner import RunsFailed
+from bsam.lab.training import Machine
 from bsam.lab.training.run_dir import run_dir_name
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 from processes import Command
 
 SETTINGS = {"epochs": 2, "batch": 32, "limit_train": 128, "limit_test": 80, "lr": 0.04}
@@ -51,7 +51,7 @@ def text_of(capsys):
 def compared(tmp_path_factory):
     """A comparison of two methods with two seeds: the folder and the result."""
     out = tmp_path_factory.mktemp("compared")
-    return out, bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=2, out=out, device="cpu", **SETTINGS)
+    return out, bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=2, out=out, machine=Machine("cpu"), **SETTINGS)
 
 
 def test_the_numbers_are_those_of_the_run_directories(compared):
@@ -89,9 +89,8 @@ def test_the_command_continues_and_gives_the_same_numbers(compared, capsys):
 
 
 def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monkeypatch):
-    fit = FakeFit(lambda run: 0.5 + run.seed / 100)
-    monkeypatch.setattr(job, "fit", fit)
-    options = {"out": tmp_path, "device": "cpu", **SETTINGS}
+    fit = train_by(FakeFit(lambda run: 0.5 + run.seed / 100), monkeypatch)
+    options = {"out": tmp_path, "machine": Machine("cpu"), **SETTINGS}
     bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, **options)
     assert [(run.method, run.seed) for run in fit.asked] == [("base", 0), ("sam", 0)]
     result = bsam.lab.compare("digits", methods=["sgd", "bsam-2", "sam"], seeds=2, **options)
@@ -102,8 +101,7 @@ def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monk
 
 def test_a_comparison_with_other_settings_needs_another_folder(tmp_path, monkeypatch, error_of):
     """Also if the first one was interrupted before it wrote its results."""
-    fit = FakeFit()
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(), monkeypatch)
     settings = {"data": "digits", **SETTINGS}
     fit.trouble = {run_dir_name(compared_runs(["sgd", "sam"], settings)["sam"]): KeyboardInterrupt()}
     flags = ("--methods", "sgd", "sam", "--seeds", 1)
@@ -171,7 +169,9 @@ def test_tuned_radii_and_a_kill(tmp_path, capsys):
             time.sleep(0.001)
         process.kill()
     assert not list(killed.glob("*seed0-*"))
-    again = bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, tune=True, out=killed, device="cpu", **settings)
+    again = bsam.lab.compare(
+        "digits", methods=["sgd", "sam"], seeds=1, tune=True, out=killed, machine=Machine("cpu"), **settings
+    )
     assert str(again) in text
     assert again.table["radius"].iloc[1] == best
     same, logged = tuning_curves(killed)
@@ -198,8 +198,7 @@ def tuned_score(run):
 
 
 def test_the_tuned_base_and_what_console_and_pages_say_about_it(tmp_path, monkeypatch, capsys):
-    fit = FakeTuning(tuned_score)
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeTuning(tuned_score), monkeypatch)
     out = tmp_path / "out"
     flags = ("--methods", "sgd", "sam", "--seeds", 3, "--tune", "--tune-base", "--tune-seeds", 2)
     assert cli.main(command(out, *flags)) == 0
@@ -234,26 +233,26 @@ def test_the_tuned_base_and_what_console_and_pages_say_about_it(tmp_path, monkey
 
 
 def test_a_base_that_could_not_be_tuned_stops_the_comparison(tmp_path, monkeypatch, error_of):
-    fit = FakeTuning(tuned_score)
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeTuning(tuned_score), monkeypatch)
     run = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})["sgd"]
     first = replace(run, lr=0.012, weight_decay=1e-4, seed=10_000, eval_split="validation", limit_test=None)
     fit.trouble = {run_dir_name(first): RuntimeError("out of memory")}
     tune = {"tune_base": True, "tune_seeds": 1}
     with pytest.raises(RunsFailed, match="out of memory"):
-        bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, out=tmp_path, device="cpu", **tune, **SETTINGS)
+        bsam.lab.compare(
+            "digits", methods=["sgd", "sam"], seeds=1, out=tmp_path, machine=Machine("cpu"), **tune, **SETTINGS
+        )
     assert len(fit.asked) == 12
     assert {run.eval_split for run in fit.asked} == {"validation"}
     other = error_of(*command(tmp_path, "--methods", "sgd", "sam", "--seeds", 1, "--tune"))
     assert "holds other results (compare, with --tune-base): choose another folder" in other
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("name", ["config.json", "identity.json"])
 def test_a_damaged_tuning_run_stops_only_the_method_that_it_tunes(name, tmp_path, monkeypatch, capsys):
     """The number of validation samples in identity.json is not needed to choose a radius."""
-    fit = FakeTuning(tuned_score)
-    monkeypatch.setattr(job, "fit", fit)
-    monkeypatch.setattr(runner, "LOOK", 0)
+    train_by(FakeTuning(tuned_score), monkeypatch)
     flags = ("--methods", "sgd", "sam", "--seeds", 1, "--tune", "--tune-full")
     assert cli.main(command(tmp_path, *flags)) == 0
     (tmp_path / "results.json").unlink()
@@ -278,11 +277,10 @@ def test_a_damaged_tuning_run_stops_only_the_method_that_it_tunes(name, tmp_path
 
 
 def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, capsys):
-    fit = FakeFit()
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(), monkeypatch)
     runs = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})
     fit.trouble = {run_dir_name(runs["sam"]): "the loss is nan"}
-    options = {"out": tmp_path, "device": "cpu", **SETTINGS}
+    options = {"out": tmp_path, "machine": Machine("cpu"), **SETTINGS}
     result = bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=2, **options)
     assert result.table[["n", "diverged"]].values.tolist() == [[2, 0], [1, 1]]
     assert cli.main(command(tmp_path, "--methods", "sgd", "sam", "--seeds", 2)) == 2
@@ -295,8 +293,7 @@ def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, 
 
 def test_defaults_follow_from_the_data_and_the_initial_run(digits_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    fit = FakeFit()
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(), monkeypatch)
     assert cli.main(["compare", "--epochs", "2", "--seeds", "1", "--device", "cpu"]) == 0
     assert "Written: runs/compare-digits_net-digits/table.md" in text_of(capsys)
     assert [run.method for run in fit.asked] == ["base", "sam", "bsam"]

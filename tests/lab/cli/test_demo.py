@@ -8,19 +8,15 @@ import torch
 from bsam.lab import cli
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
-from bsam.lab.running import job
-from bsam.lab.training import loop
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
+from fake_fit import train_by
 
 
 @pytest.fixture
-def small(monkeypatch, demo_in_one_process):
+def small(monkeypatch, small_measurements, demo_in_one_process):
     """Train in this process, with one thread as the workers do, and measure on less."""
     scales = {"demo": {**RECIPES["demo"].scales["demo"], "surface": 3}}
     monkeypatch.setitem(RECIPES, "demo", replace(RECIPES["demo"], scales=scales))
-    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
-    exact = loop.top_eigenvalues
-    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,7 +49,7 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
         return fit(*given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "fit", interrupt)
+        train_by(interrupt, patch)
         assert cli.main(arguments) == 130
     saved = f"Epochs up to the last checkpoint are saved in {folder}; run the same command again to continue."
     assert capsys.readouterr().err.endswith(f"bsam: interrupted. {saved}\n")
@@ -83,7 +79,7 @@ def test_interrupted_and_resumed_its_numbers_follow_from_its_settings(tmp_path, 
             assert len(trials) == 3
             assert all(best[name] == run["settings"][name] for name in ("weight_decay", "arguments"))
         assert (settings.epochs, settings.seed, settings.curvature, settings.surface) == (1, 4, True, 3)
-        result = fit(replace(settings, surface=None), device="cpu")
+        result = fit(replace(settings, surface=None), machine=Machine("cpu"))
         names = ("test_accuracy", "memorised")
         assert [run["last"][name] for name in names] == [result.last.metrics[name] for name in names]
         assert [entry["eigenvalues"]["maximum"] for entry in run["flatness"]] == [result.top_eigenvalue]

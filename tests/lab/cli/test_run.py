@@ -9,18 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bsam.lab import cli, study_run
+from bsam.lab import Machine, cli, study_run
 from bsam.lab.cli.run_console import run_title
 from bsam.lab.common.files import RunLocked
 from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variants
-from bsam.lab.running import job, runner
 from bsam.lab.running.runner import run_all
-from bsam.lab.study_run import StudyOptions
-from bsam.lab.training import loop
+from bsam.lab.training import fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 from processes import Command
 
 CHEAP = {
@@ -47,15 +45,12 @@ TESTED = [name for name in RECIPES if name not in ("demo", "pose", "radius")]  #
 
 
 @pytest.fixture
-def small(monkeypatch):
+def small(monkeypatch, small_measurements):
     """The scale smoke with one epoch on fewer images, and rough eigenvalues."""
     for name in TESTED:
         scale = RECIPES[name].scales["smoke"]
         fewer = {key: max(1, scale[key] // 8) for key in ("batch", "limit_train", "limit_test")}
         monkeypatch.setitem(RECIPES, name, replace(RECIPES[name], scales={"smoke": {**scale, **fewer, "epochs": 1}}))
-    exact = loop.top_eigenvalues
-    monkeypatch.setattr(loop, "top_eigenvalues", lambda *given, **named: exact(*given, **{**named, "tol": 0.5}))
-    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 16)
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -85,8 +80,10 @@ def test_smoke(name, tmp_path, capsys):
 
 def test_the_study_of_the_total_radius_compares_at_equal_radii(tmp_path, monkeypatch, capsys):
     """With known scores: BSAM is 3 points above SAM of the same total radius, whatever the radius is."""
-    fit = FakeFit(lambda run: 0.5 + 0.03 * (run.method == "bsam") + 0.001 * run.seed * (run.method == "bsam") / 3)
-    monkeypatch.setattr(job, "fit", fit)
+    train_by(
+        FakeFit(lambda run: 0.5 + 0.03 * (run.method == "bsam") + 0.001 * run.seed * (run.method == "bsam") / 3),
+        monkeypatch,
+    )
     flags = ["--only", "sgd", "sam", "bsam", "--seeds", "3", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     assert cli.main(["run", "radius", *flags]) == 0
     lines = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("Against ")]
@@ -104,7 +101,7 @@ def test_every_method_trains_at_the_scale_smoke(tmp_path):
     runs = [plan.run for plan in plans if plan.run.model == "resnet8"]
     assert len(runs) == len(variants())
     runs = [replace(run, model="digits_net", batch=16, limit_train=32, limit_test=20) for run in runs]
-    assert all(state.finished for state in run_all(runs, tmp_path, device="cpu"))
+    assert all(state.finished for state in run_all(runs, tmp_path, Machine("cpu")))
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys):
@@ -128,9 +125,9 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
     assert len(labels) == len(set(labels)) == 29
     plans = []
 
-    def note(study, options):
+    def note(study, out, machine):
         plans.extend(study.selected_plans)
-        assert options == StudyOptions(Path("runs/demo"), device="cpu")
+        assert (out, machine) == (Path("runs/demo"), Machine("cpu"))
         return SimpleNamespace(failure=None)
 
     monkeypatch.setattr("bsam.lab.cli.run.show_study", note)
@@ -206,7 +203,7 @@ def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch)
             raise RuntimeError("out of memory")
         raise RunLocked("another process is training there")
 
-    monkeypatch.setattr(job, "fit", fit)
+    train_by(fit, monkeypatch)
     command = ["demo", "--out", str(tmp_path), "--methods", "sgd", "--seeds", "2", "--epochs", "1"]
     assert cli.main(command) == 2
     out, error = capsys.readouterr()
@@ -242,7 +239,7 @@ def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, t
     states = [torch.load(path, weights_only=True) for path in (tmp_path / "stopped").glob("*/checkpoint.pt")]
     assert [state["begun"]["steps"] > 0 for state in states] == [True] * int(jobs)
     runs = [RunDir(log.parent).run() for log in logs]
-    pairs = [run_all(runs, tmp_path / name, device="cpu") for name in ("stopped", "whole")]
+    pairs = [run_all(runs, tmp_path / name, Machine("cpu")) for name in ("stopped", "whole")]
     for ours, theirs in zip(*pairs, strict=True):
         assert [{**row, "seconds": 0} for row in ours.epochs] == [{**row, "seconds": 0} for row in theirs.epochs]
         networks = [(state.path / "model.safetensors").read_bytes() for state in (ours, theirs)]
@@ -273,16 +270,16 @@ def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
 def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
     first, second, *_ = (plan.run for plan in RECIPES["training-curves"]("smoke").plans)
     arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
-    fit, seconds = job.fit, []
+    seconds = []
 
-    def interrupt(run, *given, **named):
-        seconds.append(named["checkpoint_every"])
+    def interrupt(run, folder, machine, **options):
+        seconds.append(machine.checkpoint_every)
         if run == second:
             raise KeyboardInterrupt
-        return fit(run, *given, **named)
+        return fit(run, folder, machine, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "fit", interrupt)
+        train_by(interrupt, patch)
         assert cli.main([*arguments, "--checkpoint-every", "7.5"]) == 130
     assert seconds == [7.5, 7.5]
     assert f"are saved in {tmp_path}; run the same command again to continue" in capsys.readouterr().err
@@ -297,7 +294,7 @@ def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
 def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
     numbers = []
     monkeypatch.setattr(study_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1)
-    monkeypatch.setattr(job, "fit", FakeFit())
+    train_by(FakeFit(), monkeypatch)
     command = ["run", "classification", "--models", "resnet8", "--out", str(tmp_path), "--device", "cpu"]
     assert cli.main([*command, "--only", "sgd", "sam"]) == 0
     assert cli.main(command) == 0
@@ -305,7 +302,7 @@ def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, m
 
 
 def test_another_scale_does_not_empty_the_table(tmp_path, monkeypatch, error_of):
-    monkeypatch.setattr(job, "fit", FakeFit())
+    train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     assert cli.main(command) == 0
     table = (tmp_path / "table.md").read_bytes()
@@ -314,11 +311,10 @@ def test_another_scale_does_not_empty_the_table(tmp_path, monkeypatch, error_of)
     assert (tmp_path / "table.md").read_bytes() == table
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path, monkeypatch, error_of, capsys):
     """In the plan, in the training, and in the results; once it is repaired, nothing is missing."""
-    fit = FakeFit()
-    monkeypatch.setattr(job, "fit", fit)
-    monkeypatch.setattr(runner, "LOOK", 0)
+    fit = train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     plans = RECIPES["label-noise"]().plans
     names = [plan.name for plan in plans if plan.about["variant"] in ("sgd", "sam")]
@@ -343,7 +339,7 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
 
 @pytest.mark.parametrize("name", ["environment.json", "labels.json", "data.json", "flatness.json"])
 def test_results_without_a_run_with_a_damaged_note(name, tmp_path, monkeypatch, error_of):
-    monkeypatch.setattr(job, "fit", FakeFit())
+    train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     assert cli.main(command) == 0
     folder = next(folder for folder in sorted(tmp_path.iterdir()) if folder.is_dir())

@@ -9,7 +9,7 @@ import pytest
 
 import bsam
 from bsam.lab.config import ClassificationSettings, PoseSettings, Run, arguments_of, method_title
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 from bsam.methods import METHODS
 
 WRONG = [  # settings, and values that they refuse
@@ -76,7 +76,7 @@ def test_an_unknown_task_is_refused():
     with pytest.raises(bsam.BsamError, match="task"):
         Run.of("sam", task=int)
     with pytest.raises(bsam.BsamError, match="task"):
-        fit(Run.of("sgd", task="juggling"), device="cpu")
+        fit(Run.of("sgd", task="juggling"), machine=Machine("cpu"))
 
 
 def test_the_base_optimizer_alone_is_one_run_with_two_names():
@@ -148,7 +148,7 @@ def test_a_run_is_hashable():
 
 def test_the_largest_seed_trains():
     run = Run.of("rst", epochs=1, limit_train=128, limit_test=50, label_noise=0.1, augment="crop-flip", seed=2**63 - 1)
-    assert fit(run, device="cpu").score >= 0
+    assert fit(run, machine=Machine("cpu")).score >= 0
 
 
 @pytest.mark.parametrize("steps", [1, 7])

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import bsam
-from bsam.lab import cli
+from bsam.lab import Machine, cli
 from bsam.lab.cli.train import ConsoleLogger
 from bsam.lab.common.names import name_of
 from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry
@@ -248,4 +248,4 @@ def test_a_classifier_does_not_learn_persons(package):
     Path("a.png").touch()
     name = named(lambda folder: persons())
     with pytest.raises(bsam.BsamError, match="--task pose"):
-        bsam.lab.training.fit(Run("sgd", data=name, model="resnet8"), "runs", device="cpu")
+        bsam.lab.training.fit(Run("sgd", data=name, model="resnet8"), "runs", Machine("cpu"))

@@ -15,7 +15,8 @@ from bsam.lab.config import Run
 from bsam.lab.data import Dataset
 from bsam.lab.data.augment import EXAMPLE, Augment, TimmAugment, normalise
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
+from helpers import trained_as
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 
@@ -142,9 +143,10 @@ def test_a_run_trains_on_mixed_images_and_resumes(tmp_path):
     target = (1 - smoothed) * shares + smoothed / 3
     expected = -(target * outputs.log_softmax(1)).sum(1)
     assert torch.allclose(task.losses(outputs, shares), expected, atol=1e-6)
-    whole = fit(run, device="cpu", task=Bytes)
-    fit(run, tmp_path / "run", device="cpu", task=Bytes, until=1)
-    resumed = fit(run, tmp_path / "run", device="cpu", task=Bytes)
+    with trained_as(Bytes):
+        whole = fit(run, machine=Machine("cpu"))
+        fit(run, tmp_path / "run", Machine("cpu"), until=1)
+        resumed = fit(run, tmp_path / "run", Machine("cpu"))
+        plain = fit(run.changed(augment="crop-flip"), machine=Machine("cpu"))
     assert [e.metrics["train_loss"] for e in whole.epochs] == [e.metrics["train_loss"] for e in resumed.epochs]
-    plain = fit(run.changed(augment="crop-flip"), device="cpu", task=Bytes)
     assert plain.last.metrics["train_loss"] != whole.last.metrics["train_loss"]

@@ -18,7 +18,7 @@ from bsam.lab.inference import predict
 from bsam.lab.inference.predictions import file_paths
 from bsam.lab.models import build
 from bsam.lab.tasks.found import read_batches
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
 from helpers import draw_images
 
 CLASSES = ("cat", "dog", "owl")
@@ -53,7 +53,12 @@ def trained(request, tmp_path_factory):
     run = Run.of(
         "sgd", model=model, data=f"folder:{images}", image_size=side, batch=6, epochs=2, lr=0.005, label_smoothing=0
     )
-    fit(replace(run, weights=str(folder / "weights.pt")), folder / "run", device="cpu", on_message=lambda _: None)
+    fit(
+        replace(run, weights=str(folder / "weights.pt")),
+        folder / "run",
+        Machine("cpu"),
+        callbacks=RunCallbacks(on_message=lambda _: None),
+    )
     shutil.copytree(images / "test", folder / "test")
     shutil.rmtree(images)
     (folder / "weights.pt").unlink()

@@ -8,7 +8,7 @@ from PIL import Image
 
 import bsam
 from bsam.lab.inference import predict
-from bsam.lab.training import Run, fit
+from bsam.lab.training import Machine, Run, RunCallbacks, fit
 from helpers import draw_images
 from pose_runs import train_pose
 
@@ -30,8 +30,8 @@ def folder(tmp_path_factory):
     train_pose(folder / "pose")
     draw_images(folder / "birds", {"train": 2, "test": 1})
     files = Run("sgd", model="resnet8", data=f"folder:{folder / 'birds'}", image_size=8, batch=6, epochs=1)
-    fit(files, folder / "classes", device="cpu", on_message=lambda _: None)
-    fit(Run("sgd", epochs=1, limit_train=128, limit_test=10), folder / "digits", device="cpu")
+    fit(files, folder / "classes", Machine("cpu"), callbacks=RunCallbacks(on_message=lambda _: None))
+    fit(Run("sgd", epochs=1, limit_train=128, limit_test=10), folder / "digits", Machine("cpu"))
     shutil.copytree(folder / "pose", folder / "half")
     (folder / "half/model.safetensors").unlink()
     Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(folder / "a.png")

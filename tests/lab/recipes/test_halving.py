@@ -13,10 +13,9 @@ from bsam.lab.recipes.plan import select
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.tuning import RUNGS, WINDOW, Choice, Tuning, rungs, start_of
 from bsam.lab.report.tuning_section import tuning_tables
-from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.run_dir import RunState, run_dir_name
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 
 EPOCHS = 40
 RUN = Run("sam", {"rho": 0.1}, epochs=EPOCHS, eval_split="holdout")
@@ -134,8 +133,7 @@ def test_a_candidate_that_stops_early_is_compared_at_that_epoch():
 
 
 def test_runs_go_on_in_their_folders_and_tables_say_where_they_stopped(monkeypatch, tmp_path):
-    fit = FakeFit(lambda run: 0.3 + run.arguments["rho"] if run.arguments else 0.5)
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(lambda run: 0.3 + run.arguments["rho"] if run.arguments else 0.5), monkeypatch)
     study = RECIPES["classification"]("smoke", 1, tune=True)
     plans = [replace(plan, run=replace(plan.run, epochs=EPOCHS)) for plan in select(study.plans, ["sam"])[:1]]
     study = replace(study, plans=plans)

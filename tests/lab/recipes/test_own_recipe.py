@@ -13,8 +13,7 @@ from bsam.lab import cli
 from bsam.lab.recipes import RECIPES, variants
 from bsam.lab.recipes.paper_recipes import method_run
 from bsam.lab.recipes.variants import MATCHED
-from bsam.lab.running import job
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "own-recipe.md"
 
@@ -24,8 +23,7 @@ def test_the_recipes_of_the_guide(monkeypatch, tmp_path, capsys):
     (tmp_path / "guide_recipes.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    fit = FakeFit(lambda run: 0.9 if run.method == "sam" else 0.8)
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(lambda run: 0.9 if run.method == "sam" else 0.8), monkeypatch)
     known = list(RECIPES)
     for name in re.findall(r"bsam run my_recipes:(\w+)$", GUIDE.read_text(), re.MULTILINE):
         assert cli.main(["run", f"guide_recipes:{name}", "--device", "cpu"]) == 0

@@ -105,14 +105,14 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+import pytest
 from bsam.lab.cli import main
-from bsam.lab.running import job
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 
 command = ["compare", "--data", "digits", "--epochs", "2", "--seeds", "2", "--tune"]
 command += ["--methods", "sgd", "sam", "bsam", "asam"]
 command += ["--device", "cpu", "--jobs", "1", "--out", "out"]
-job.fit = FakeFit(lambda run: 0.8)
+train_by(FakeFit(lambda run: 0.8), pytest.MonkeyPatch())
 assert main(command) == 0
 reads = Counter()
 

@@ -16,10 +16,9 @@ from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.tuning import Choice, Tuning, base_candidates, radius_candidates
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.tuning_section import tuning_tables
-from bsam.lab.running import job
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.run_dir import RunState, run_dir_name
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 
 RUN = Run("sam", {"rho": 0.1}, epochs=1)
 FACTORS = (0.5, 1, 2, 4)
@@ -162,8 +161,7 @@ def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_
 
 def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     scores = {0.025: 0.3, 0.05: 0.5, 0.1: 0.55, 0.2: 0.4}
-    fit = FakeFit(lambda run: scores.get(next(iter(radii(run).values()), None), 0.7))
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(lambda run: scores.get(next(iter(radii(run).values()), None), 0.7)), monkeypatch)
     study = RECIPES["classification"]("smoke", 2, tune=True)
     plans = select(study.plans, ["sgd", "sam", "bsam"], ["resnet8"])
     study = replace(study, plans=plans)
@@ -184,7 +182,7 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
 
 
 def test_the_tables_name_the_split_and_the_columns_that_tell_them_apart(monkeypatch, tmp_path):
-    monkeypatch.setattr(job, "fit", FakeFit())
+    train_by(FakeFit(), monkeypatch)
     study = RECIPES["label-noise"]("smoke", 1, tune=True)
     study = replace(study, plans=select(study.plans, ["sam"]))
     run_all([plan.run for plan in study.decide(Snapshot(tmp_path)).trials], tmp_path)
@@ -195,8 +193,7 @@ def test_the_tables_name_the_split_and_the_columns_that_tell_them_apart(monkeypa
 
 def test_the_command_line_tunes_runs_of_several_seeds(monkeypatch, tmp_path):
     """Quantized ones, which start from a network of their own seed: the choice of the first seed holds for all."""
-    fit = FakeFit(lambda run: 0.9 if radii(run) == {"rho": 0.2} else 0.5)
-    monkeypatch.setattr(job, "fit", fit)
+    fit = train_by(FakeFit(lambda run: 0.9 if radii(run) == {"rho": 0.2} else 0.5), monkeypatch)
     monkeypatch.chdir(tmp_path)
     command = ["run", "quantization", "--only", "sgd", "sam", "--models", "resnet8", "--seeds", "2", "--device", "cpu"]
     assert cli.main([*command, "--tune"]) == 0

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import bsam
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import state_of
-from bsam.lab.running import executors, job, runner
+from bsam.lab.running import executors, runner
 from bsam.lab.running.executors import default_slots, local_processes
-from bsam.lab.running.job import Outcome, train_in_worker, train_run
-from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
-from bsam.lab.training.environment import devices_of
+from bsam.lab.running.job import Job, Outcome, train_in_worker, train_run
+from bsam.lab.running.runner import RunsFailed, StudyCallbacks, run_all
+from bsam.lab.training import Machine
+from bsam.lab.training.machine import devices_of
 from bsam.lab.training.run_dir import run_dir_name
+from fake_fit import train_by
 from processes import Process
 
 RUN = Run.of("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
@@ -40,9 +41,9 @@ def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_pa
             killed.append(int((long.path / "log.txt").read_text().split("process ")[1].split()[0]))
             os.kill(killed[0], signal.SIGKILL)
 
-    callbacks = Callbacks(on_progress=kill, on_message=messages.append)
+    callbacks = StudyCallbacks(on_progress=kill, on_message=messages.append)
     with local_processes(2, "cpu", 1) as executor, pytest.raises(RunsFailed, match="rho") as failure:
-        run_all(runs, tmp_path / "there", callbacks, executor, checkpoint_every=0)
+        run_all(runs, tmp_path / "there", Machine(checkpoint_every=0), callbacks, executor)
     assert sum(run_dir_name(good[1]) in message and "killed" in message for message in messages) == 1
     assert list(failure.value.failed) == [run_dir_name(failing)]
     there = [state_of(run, tmp_path / "there") for run in runs]
@@ -53,15 +54,15 @@ def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_pa
     assert killed[0] != os.getpid()
     assert "epoch 12 of 12: train_loss" in log
     assert max(running) == 2
-    here = run_all([*good, next_run], tmp_path / "here", device="cpu")
+    here = run_all([*good, next_run], tmp_path / "here", Machine("cpu"))
     for one, other in zip([*there[3:], there[0]], here, strict=True):
         assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
         assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
 
 
-def call(function, arguments, options):
+def call(job):
     """Call a function instead of training a run."""
-    return os.getpid(), options["device"], function(*arguments)
+    return os.getpid(), job.machine.device, job.run()
 
 
 def settings():
@@ -74,15 +75,15 @@ def test_processes_have_devices_threads_and_mps_and_are_replaced(control, gpus, 
     monkeypatch.setattr(executors, "train_in_worker", call)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     with pytest.raises(KeyboardInterrupt), local_processes(3) as executor:  # noqa: PT012
-        futures = [executor.submit(settings, (), {"device": "auto"}) for _ in range(3)]
+        futures = [executor.submit(Job(settings, Path())) for _ in range(3)]
         pids, devices, values = zip(*(future.result() for future in futures), strict=True)
         os.kill(pids[0], signal.SIGINT)  # only the parent handles Ctrl-C
-        assert executor.submit(os.getpid, (), {}).result()[0] == pids[0]
+        assert executor.submit(Job(os.getpid, Path())).result()[0] == pids[0]
         os.kill(pids[0], signal.SIGKILL)  # while it is idle
         with contextlib.suppress(BrokenProcessPool):  # perhaps it is noticed only now
-            executor.submit(os.getpid, (), {}).result()
-        again, device, _ = executor.submit(os.getpid, (), {}).result()
-        pausing = executor.submit(signal.pause, (), {})
+            executor.submit(Job(os.getpid, Path())).result()
+        again, device, _ = executor.submit(Job(os.getpid, Path())).result()
+        pausing = executor.submit(Job(signal.pause, Path()))
         raise KeyboardInterrupt
     assert pausing.done()
     assert (len({*pids, again, os.getpid()}), device) == (5, "cuda:0")
@@ -103,7 +104,7 @@ def die_beside_a_worker(path):
     multiprocessing.get_context = lambda method: get_context("fork")  # another fork server would import torch
     executors.train_in_worker = call
     with local_processes(1, "cpu") as executor:
-        path.write_text(str(executor.submit(os.getpid, (), {}).result()[0]))
+        path.write_text(str(executor.submit(Job(os.getpid, Path())).result()[0]))
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -118,14 +119,14 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
 def test_the_output_of_a_worker_goes_to_the_log(tmp_path, monkeypatch, capfd):
     """Also that of C libraries, but not what is printed afterwards."""
 
-    def fit(*_, on_message, **options):
+    def fit(*_, callbacks, **options):
         print("of Python", flush=True)
         ctypes.CDLL(None).write(1, b"of C\n", 5)
         ctypes.CDLL(None).write(2, b"errors of C\n", 12)
-        on_message("for the user")
+        callbacks.on_message("for the user")
 
-    monkeypatch.setattr(job, "fit", fit)
-    assert train_in_worker(RUN, tmp_path, {}) == Outcome(messages=("for the user",))
+    train_by(fit, monkeypatch)
+    assert train_in_worker(Job(RUN, tmp_path / run_dir_name(RUN))) == Outcome(messages=("for the user",))
     os.write(1, b"later\n")
     log = (tmp_path / run_dir_name(RUN) / "log.txt").read_text().splitlines()
     assert {"of Python", "of C", "errors of C"} < set(log)
@@ -137,8 +138,8 @@ def test_a_run_that_does_not_fit_on_the_gpu_asks_for_fewer_jobs(message, tmp_pat
     def fit(*_, **options):
         raise torch.OutOfMemoryError(message)
 
-    monkeypatch.setattr(job, "fit", fit)
-    assert "fewer --jobs" in train_run(RUN, tmp_path, {}, print, print).failed
+    train_by(fit, monkeypatch)
+    assert "fewer --jobs" in train_run(Job(RUN, tmp_path / run_dir_name(RUN)), print, print).failed
     assert message.partition("\n")[0] in (tmp_path / run_dir_name(RUN) / "log.txt").read_text()
 
 
@@ -206,8 +207,3 @@ def test_the_number_of_runs_at_a_time_is_reported(
     assert len(messages) == bool(words)
     for word in ("MPS", "--jobs", *words):
         assert all((word in message) == (word in words) for message in messages)
-
-
-def test_the_number_of_jobs_is_positive():
-    with pytest.raises(bsam.BsamError, match="jobs"), local_processes(0):
-        pass

@@ -11,12 +11,13 @@ import psutil
 import pytest
 
 import bsam
-from bsam.lab import cli
+from bsam.lab import Machine, cli
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import state_of
 from bsam.lab.running import executors, runner
 from bsam.lab.running.executors import ray_tasks
-from bsam.lab.running.runner import Callbacks, run_all
+from bsam.lab.running.job import Job
+from bsam.lab.running.runner import StudyCallbacks, run_all
 from helpers import draw_images
 
 # Image files, since for the digits each worker would import scikit-learn, which takes more than a second.
@@ -41,7 +42,7 @@ def cluster(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     handler = signal.getsignal(signal.SIGTERM)
-    with ray_tasks():
+    with ray_tasks(Machine(ray="")):
         assert signal.getsignal(signal.SIGTERM) == handler
         yield
     assert os.environ["RAY_AUTH_TOKEN"] == "mine"
@@ -76,7 +77,7 @@ def last_start(state):
 
 def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(cluster, tmp_path, monkeypatch):
     draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
-    options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "checkpoint_every": 0}
+    machine = Machine("cpu", data_dir=tmp_path, cache_dir=tmp_path / "cache", checkpoint_every=0)
     runs, out = [LONG, *(replace(RUN, seed=seed) for seed in range(2))], tmp_path / "out"
     killed, seen = [], set()
     monkeypatch.setattr(runner, "LOOK", 0.05)
@@ -93,19 +94,19 @@ def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(clu
         if epochs and pid not in killed:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), ray_tasks(device="cpu") as executor:
-        run_all(runs, out, Callbacks(on_progress=kill_then_interrupt), executor, **options)
+    with pytest.raises(KeyboardInterrupt), ray_tasks(Machine("cpu", ray="")) as executor:
+        run_all(runs, out, machine, StudyCallbacks(on_progress=kill_then_interrupt), executor)
     assert 2 <= len(state_of(LONG, out).epochs) < LONG.epochs
     assert {"gcs_server", "raylet"} <= {name for name, _ in seen}
     assert {address for _, address in seen} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     token = os.environ["RAY_AUTH_TOKEN"]
     assert len(token) == 64
     assert not list(tmp_path.rglob("auth_token"))
-    with ray_tasks(device="cpu") as executor:
+    with ray_tasks(Machine("cpu", ray="")) as executor:
         assert executor.slots() == 1
-        states = run_all(runs, out, executor=executor, **options)
+        states = run_all(runs, out, machine, executor=executor)
     assert (states[0].path / "log.txt").read_text().count("process ") >= 3
-    for one, other in zip(states, run_all(runs, tmp_path / "here", device="cpu", **options), strict=True):
+    for one, other in zip(states, run_all(runs, tmp_path / "here", machine), strict=True):
         assert one.finished
         assert [{**a, "seconds": 0} for a in one.epochs] == [{**b, "seconds": 0} for b in other.epochs]
         assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
@@ -128,17 +129,18 @@ def test_the_resources_and_the_options_of_a_task(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 1.25})
     monkeypatch.setattr(ray, "remote", lambda function: calls.append(function) or SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "cancel", lambda *task, force: cancelled.append((*task, force)))
-    monkeypatch.setattr(executors, "train_in_worker", lambda run, out, options: os.getcwd())
-    paths = {"data_dir": Path("data"), "cache_dir": Path("/cache"), "device": "auto"}
+    monkeypatch.setattr(executors, "train_in_worker", lambda job: os.getcwd())
+    job = Job(RUN, Path("out"), Machine("auto", data_dir="data", cache_dir="/cache", ray=""))
     for gpus, slots in ((None, 1), (0.5, 2), (0.25, 3), (0, 4)):
         monkeypatch.chdir(tmp_path)
-        with ray_tasks(gpus_per_run=gpus) as executor:
+        with ray_tasks(Machine(ray="", gpus_per_run=gpus)) as executor:
             assert executor.slots() == slots
-            assert executor.submit(RUN, Path("out"), paths) is future
+            assert executor.submit(job) is future
         train, resources, arguments = calls[-3:]
         assert resources == {"num_cpus": 1, "num_gpus": 1 if gpus is None else gpus, "max_retries": 3}
         device = "cpu" if gpus == 0 else "cuda"
-        assert arguments[1:] == (RUN, tmp_path / "out", {**paths, "data_dir": tmp_path / "data", "device": device})
+        there = Machine(device, data_dir=tmp_path / "data", cache_dir="/cache")
+        assert arguments[1:] == (Job(RUN, tmp_path / "out", there),)
         monkeypatch.chdir("/")
         assert train(*arguments) == str(tmp_path)  # on a node
     assert cancelled == [(task, True)] * 4
@@ -154,18 +156,18 @@ def test_a_cluster_that_cannot_be_used(monkeypatch):
     monkeypatch.setattr(ray, "nodes", lambda: [NODE])
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     for options in ({"gpus_per_run": 0.5}, {"device": "cuda"}):
-        with pytest.raises(bsam.BsamError, match="GPU"), ray_tasks(**options):
+        with pytest.raises(bsam.BsamError, match="GPU"), ray_tasks(Machine(ray="", **options)):
             pass
     assert stopped == [True, True]
     assert len({*tokens}) == 2  # one for each cluster that we start
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    with ray_tasks(device="cpu"):
+    with ray_tasks(Machine("cpu", ray="")):
         assert tokens[2:] == [None]  # that of a cluster that somebody else started is the user's
     assert "RAY_AUTH_TOKEN" not in os.environ
     monkeypatch.setattr(ray, "init", fail_to_connect)
     for address, reason in (("auto", "no cluster"), ("nowhere", "invalid"), ("127.0.0.1:1", "refused")):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(bsam.BsamError, match=f"{address} .*{reason}"), ray_tasks():
+        with pytest.raises(bsam.BsamError, match=f"{address} .*{reason}"), ray_tasks(Machine(ray="")):
             pass
 
 

@@ -12,12 +12,13 @@ from bsam.lab.common.files import RunLocked
 from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import state_of
-from bsam.lab.running import job, runner
+from bsam.lab.running import job
 from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome
-from bsam.lab.running.runner import Callbacks, RunsFailed, run_all
+from bsam.lab.running.runner import RunsFailed, StudyCallbacks, run_all
+from bsam.lab.training import Machine
 from bsam.lab.training.run_dir import RunDir, run_dir_name
-from fake_fit import FakeFit
+from fake_fit import FakeFit, train_by
 from processes import Process
 
 TINY = Run("sgd", epochs=2, batch=64, limit_train=128, limit_test=64)
@@ -26,9 +27,7 @@ RUNS = [TINY, replace(TINY, method="sam"), replace(TINY, seed=1), replace(TINY, 
 
 @pytest.fixture
 def fake(monkeypatch):
-    fake = FakeFit()
-    monkeypatch.setattr(job, "fit", fake)
-    return fake
+    return train_by(FakeFit(), monkeypatch)
 
 
 def words(states):
@@ -57,9 +56,11 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(fake, tmp_path
     runs, ended = [*RUNS, replace(TINY, init=run_dir_name(RUNS[1]))], []
     fake.trouble[run_dir_name(RUNS[1])] = RuntimeError("out of\nmemory")
     fake.trouble[run_dir_name(RUNS[2])] = bsam.BsamError("the file is damaged")
-    callbacks = Callbacks(on_end=lambda state, progress, failed: failed and ended.append((state.path.name, failed)))
+    callbacks = StudyCallbacks(
+        on_end=lambda state, progress, failed: failed and ended.append((state.path.name, failed))
+    )
     with pytest.raises(RunsFailed, match=r"^3 of 5 runs failed: ") as failure:
-        run_all(runs, tmp_path, callbacks)
+        run_all(runs, tmp_path, callbacks=callbacks)
     first, second, third = map(run_dir_name, (*runs[1:3], runs[4]))
     assert ended == list(failure.value.failed.items())
     assert failure.value.failed == {
@@ -127,7 +128,7 @@ def test_a_locked_run_is_tried_again_at_the_end(fake, tmp_path):
     """A run that starts from it comes after it."""
     messages, runs = [], [*RUNS, replace(TINY, init=run_dir_name(RUNS[0]))]
     fake.trouble[run_dir_name(RUNS[0])] = RunLocked("another process is training there")
-    assert words(run_all(runs, tmp_path, Callbacks(on_message=messages.append))) == ["done"] * 5
+    assert words(run_all(runs, tmp_path, callbacks=StudyCallbacks(on_message=messages.append))) == ["done"] * 5
     assert fake.asked == [*RUNS, RUNS[0], runs[4]]
     assert len(messages) == 1
     assert run_dir_name(RUNS[0]) in messages[0]
@@ -138,25 +139,25 @@ def test_runs_finished_by_another_process_are_skipped(fake, tmp_path):
         if state.run == RUNS[0]:
             FakeFit()(RUNS[1], tmp_path / run_dir_name(RUNS[1]))
 
-    run_all(RUNS, tmp_path, Callbacks(on_end=others))
+    run_all(RUNS, tmp_path, callbacks=StudyCallbacks(on_end=others))
     assert fake.asked == [RUNS[0], *RUNS[2:]]
 
 
 def test_options_reach_the_training_and_callbacks_are_called(monkeypatch, tmp_path):
-    passed, calls = [], []
+    passed, calls, machine = [], [], Machine("cpu", data_dir="there")
     about = {run_dir_name(run): {"row": run.method} for run in RUNS}
 
-    def record(run, folder, **options):
-        passed.append([options[name] for name in ("data_dir", "device", "about")])
-        FakeFit()(run, folder, options["on_epoch"])
+    def record(run, folder, machine, *, about, **options):
+        passed.append((machine, about))
+        FakeFit()(run, folder, machine, **options)
 
-    monkeypatch.setattr(job, "fit", record)
-    callbacks = Callbacks(
+    train_by(record, monkeypatch)
+    callbacks = StudyCallbacks(
         on_end=lambda state, progress, failed: calls.append((str(state), failed)),
         on_progress=lambda progress: calls.append((progress.running, words(progress.states))),
     )
-    run_all(RUNS[:2], tmp_path, callbacks, about=about, data_dir="there", device="cpu")
-    assert passed == [["there", "cpu", {"row": run.method}] for run in RUNS[:2]]
+    run_all(RUNS[:2], tmp_path, machine, callbacks, about=about)
+    assert passed == [(machine, {"row": run.method}) for run in RUNS[:2]]
     half = "epoch 1 of 2"
     first = [(1, [half, "missing"]), (1, ["epoch 2 of 2", "missing"]), ("done", None), (0, ["done", "missing"])]
     second = [(1, ["done", half]), (1, ["done", "epoch 2 of 2"]), ("done", None), (0, ["done", "done"])]
@@ -168,7 +169,7 @@ def test_a_closed_output_ends_all_runs(fake, tmp_path):
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        run_all(RUNS, tmp_path, Callbacks(on_progress=close))
+        run_all(RUNS, tmp_path, callbacks=StudyCallbacks(on_progress=close))
     assert len(fake.asked) == 1
 
 
@@ -188,13 +189,14 @@ def test_compiled_graphs_of_other_runs_are_dropped(fake, tmp_path, monkeypatch):
     assert resets == [1, 2]  # before each of the two
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("end", [BrokenProcessPool(), Terminated(15)], ids=["killed", "terminated"])
-def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
+def test_the_progress_of_runs_in_other_processes(end, tmp_path):
     """One process is killed and its run continues, another command finishes a locked run, one fails, others finish."""
     runs, futures, messages, history = [replace(TINY, seed=seed) for seed in range(4)], {}, [], []
-    monkeypatch.setattr(runner, "LOOK", 0)
 
-    def submit(run, *_):
+    def submit(job):
+        run = job.run
         futures[run] = Future()
         return futures[run]
 
@@ -223,9 +225,9 @@ def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
             finish(runs[3])
             futures[runs[3]].set_result(Outcome())
 
-    callbacks = Callbacks(on_progress=look, on_message=messages.append)
+    callbacks = StudyCallbacks(on_progress=look, on_message=messages.append)
     with pytest.raises(RunsFailed, match=f"{run_dir_name(runs[2])}.*memory"):
-        run_all(runs, tmp_path, callbacks, Executor(lambda: 2, submit))
+        run_all(runs, tmp_path, callbacks=callbacks, executor=Executor(lambda: 2, submit))
     killed, *others = messages
     assert run_dir_name(runs[0]) in killed
     assert ("was terminated" in killed) == isinstance(end, Terminated)
@@ -237,7 +239,8 @@ def test_the_progress_of_runs_in_other_processes(end, tmp_path, monkeypatch):
 def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
     submitted = []
 
-    def submit(run, *_):
+    def submit(job):
+        run = job.run
         submitted.append(run)
         future = Future()
         future.set_exception(BrokenProcessPool() if run == TINY else OSError("the executor is broken"))
@@ -246,12 +249,6 @@ def test_a_run_whose_process_is_killed_every_time_fails(tmp_path):
     with pytest.raises(RunsFailed, match=r"4 times.*executor"):
         run_all(RUNS[:2], tmp_path, executor=Executor(lambda: 1, submit))
     assert submitted == [*[TINY] * 4, RUNS[1]]
-
-
-@pytest.fixture
-def at_once(monkeypatch):
-    """Directories that cannot be read are read again without waiting."""
-    monkeypatch.setattr(runner, "LOOK", 0)
 
 
 DAMAGE = {  # a file of the run directory, its content, and what is said of it
@@ -277,9 +274,9 @@ def test_a_damaged_directory_does_not_stop_the_others(name, fake, tmp_path):
     for file, content in files.items():
         (folder / file).write_text(content)
     runs, ended = [*RUNS, replace(TINY, init=run_dir_name(RUNS[1]))], []
-    callbacks = Callbacks(on_end=lambda state, progress, failed: ended.append((state.run, failed)))
+    callbacks = StudyCallbacks(on_end=lambda state, progress, failed: ended.append((state.run, failed)))
     with pytest.raises(RunsFailed, match=words) as failure:
-        run_all(runs, tmp_path, callbacks)
+        run_all(runs, tmp_path, callbacks=callbacks)
     assert fake.asked == [RUNS[0], *RUNS[2:]]
     assert list(failure.value.failed) == [run_dir_name(RUNS[1]), run_dir_name(runs[4])]
     assert failure.value.failed == {run_dir_name(run): failed for run, failed in ended if failed}
@@ -301,7 +298,8 @@ def test_a_transient_read_error_while_runs_train_elsewhere_is_harmless(error, tm
 
     monkeypatch.setattr(RunDir, "state", state)
 
-    def submit(run, *_):
+    def submit(job):
+        run = job.run
         futures[run] = Future()
         return futures[run]
 
@@ -313,7 +311,7 @@ def test_a_transient_read_error_while_runs_train_elsewhere_is_harmless(error, tm
                 future.set_result(Outcome())
         errors.update(dict.fromkeys(errors, 2))
 
-    states = run_all(RUNS, tmp_path, Callbacks(on_progress=look), Executor(lambda: 2, submit))
+    states = run_all(RUNS, tmp_path, callbacks=StudyCallbacks(on_progress=look), executor=Executor(lambda: 2, submit))
     assert list(futures) == RUNS
     assert len(seen) > 2
     assert words(states) == ["done"] * 4
@@ -321,7 +319,8 @@ def test_a_transient_read_error_while_runs_train_elsewhere_is_harmless(error, tm
 
 @pytest.mark.usefixtures("at_once")
 def test_a_directory_that_cannot_be_read_after_the_training_fails_at_the_end(tmp_path, monkeypatch):
-    def submit(run, *_):
+    def submit(job):
+        run = job.run
         FakeFit()(run, tmp_path / run_dir_name(run))
         if run == RUNS[0]:
             (tmp_path / run_dir_name(run) / "metrics.jsonl").write_text("damaged\n")

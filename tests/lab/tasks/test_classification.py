@@ -14,9 +14,9 @@ from bsam.lab.data.augment import Augment
 from bsam.lab.models import build
 from bsam.lab.tasks import classification
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 from bsam.lab.training.run_dir import RunDir
-from bsam.lab.training.train_step import build_run_step
+from bsam.lab.training.trainer import build_run_step
 
 CPU = torch.device("cpu")
 ON_DIGITS = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0}
@@ -55,7 +55,7 @@ def test_sgd_equals_a_plain_loop(small_cifar):
     run = Run.of(
         "sgd", model="resnet8", data="cifar10", momentum=0.8, epochs=2, batch=32, label_noise=0.2, seed=7, warmup=1 / 3
     )
-    result = fit(run, data_dir=small_cifar, device="cpu")
+    result = fit(run, machine=Machine("cpu", data_dir=small_cifar))
     data = DATASETS["cifar10"].load(small_cifar)
     noisy, _ = flip_labels(data.train.y, 0.2, 10, 7)
     model = build("resnet8", 10, 3, seed=7)
@@ -181,7 +181,7 @@ def test_memorised_is_the_share_of_the_flipped_labels_that_the_network_predicts(
     """By hand, image by image, not augmented; with many flipped labels, of every second, third ... one."""
     monkeypatch.setattr(classification, "MEMORISED_SAMPLES", 50)
     run = Run.of("sgd", epochs=4, label_noise=0.4, limit_train=256, seed=3, augment="crop-flip", **ON_DIGITS)
-    found = fit(run, tmp_path, device="cpu").last.metrics["memorised"]
+    found = fit(run, tmp_path, Machine("cpu")).last.metrics["memorised"]
     network = RunDir(tmp_path).load_into(build("digits_net")).eval()
     train = DATASETS["digits"].load().train.some(256)
     noisy, _ = flip_labels(train.y, 0.4, 10, 3)

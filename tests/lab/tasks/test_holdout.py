@@ -14,7 +14,7 @@ from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.splits import holdout_mask
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 
 CPU = torch.device("cpu")
 SHARED = {"lr": 0.1, "batch": 64, "label_smoothing": 0.0, "eval_split": "holdout"}
@@ -84,7 +84,7 @@ def test_which_images_are_held_out_depends_on_the_seed_and_not_on_which_labels_a
 
 
 def test_without_flipped_labels_there_is_one_score():
-    found = fit(Run.of("sgd", epochs=1, **SHARED), device="cpu")
+    found = fit(Run.of("sgd", epochs=1, **SHARED), machine=Machine("cpu"))
     assert set(found.last.metrics) == {"epoch", "train_loss", "lr", "seconds", "holdout_loss", "holdout_accuracy"}
     assert found.score == found.last.metrics["holdout_accuracy"]
 

@@ -11,7 +11,7 @@ from bsam.lab.data.augment import RESIZED_CROP, ResizedCrop, normalise
 from bsam.lab.data.images import Resize, decode
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.exported import Preprocessing, example
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 from helpers import draw_images
 
 CPU = torch.device("cpu")
@@ -96,14 +96,14 @@ def test_a_run_resumes_bit_for_bit(folder, cache, tmp_path):
     run = Run.of(
         "sgd", model="resnet8", data=f"folder:{folder}", image_size=28, augment=RESIZED_CROP, batch=6, epochs=3
     )
-    whole = fit(run, tmp_path / "whole", device="cpu", cache_dir=cache)
-    fit(run, tmp_path / "run", device="cpu", cache_dir=cache, until=1)
-    resumed = fit(run, tmp_path / "run", device="cpu", cache_dir=cache)
+    whole = fit(run, tmp_path / "whole", Machine("cpu", cache_dir=cache))
+    fit(run, tmp_path / "run", Machine("cpu", cache_dir=cache), until=1)
+    resumed = fit(run, tmp_path / "run", Machine("cpu", cache_dir=cache))
     losses = [[epoch.metrics["train_loss"] for epoch in result.epochs] for result in (whole, resumed)]
     assert losses[0] == losses[1]
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "run")]
     assert files[0] == files[1]
-    plain = fit(run.changed(augment="none"), device="cpu", cache_dir=cache)
+    plain = fit(run.changed(augment="none"), machine=Machine("cpu", cache_dir=cache))
     assert plain.last.metrics["train_loss"] != whole.last.metrics["train_loss"]
 
 

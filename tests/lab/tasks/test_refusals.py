@@ -11,7 +11,7 @@ from bsam.lab.data.persons import LSP, MPII
 from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 
 CPU = torch.device("cpu")
 CLASSES = Run("sgd")
@@ -108,7 +108,7 @@ RUNS = [
 def test_runs(run, word, monkeypatch):
     monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 8)
     with pytest.raises(BsamError, match=word):
-        fit(replace(run, epochs=1), device="cpu")
+        fit(replace(run, epochs=1), machine=Machine("cpu"))
 
 
 def test_a_set_that_the_data_does_not_have(small_cifar):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import bsam
-from bsam.lab import Preset, Run, Score, Splits, Task, TaskSettings, fit, setting
+from bsam.lab import Machine, Preset, Run, RunCallbacks, Score, Splits, Task, TaskSettings, fit, setting
 from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
 from bsam.lab.tasks.task import Failure, check_members
 from bsam.lab.training.run_dir import RunDir, run_dir_name
@@ -73,7 +73,7 @@ def train(folder, run=RUN, stop=None):
         if epoch == stop:
             raise InterruptedError
 
-    return fit(run, folder, device="cpu", on_epoch=each, checkpoint_every=0)
+    return fit(run, folder, Machine("cpu", checkpoint_every=0), callbacks=RunCallbacks(on_epoch=each))
 
 
 def test_another_task_learns_is_kept_and_goes_on_bit_for_bit(tmp_path):
@@ -102,7 +102,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
     its own passes.
     """
     run = replace(RUN, method=method, arguments={} if method == "base" else RUN.arguments, epochs=2)
-    result = fit(run, device="cpu")
+    result = fit(run, machine=Machine("cpu"))
     task = Regression(run, CPU)
     network = task.network().train()
     base = torch.optim.Adam(network.parameters(), lr=0.02, betas=(0.9, 0.999))
@@ -131,7 +131,7 @@ def test_its_steps_are_those_of_a_plain_loop(method):
 
 def test_sharpness_and_the_probe_know_its_loss():
     run = replace(RUN, epochs=1, sharpness_rho=0.05, probe=1, curvature=True)
-    result = fit(run, device="cpu")
+    result = fit(run, machine=Machine("cpu"))
     assert 0 < result.last.sharpness.loss < 3
     assert result.top_eigenvalue > 0
 
@@ -181,7 +181,7 @@ METRICS = [{"explained": 0.5}, {"test_r2": 0.5}, {"test_explained": torch.tensor
 def test_metrics_without_the_measure_raise_in_the_first_epoch(metrics, monkeypatch):
     monkeypatch.setattr(Regression, "evaluate", lambda self, network: metrics)
     with pytest.raises(bsam.BsamError, match="test_explained"):
-        fit(replace(RUN, epochs=1), device="cpu")
+        fit(replace(RUN, epochs=1), machine=Machine("cpu"))
 
 
 @dataclass(frozen=True, kw_only=True)

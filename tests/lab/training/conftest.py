@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,27 +11,39 @@ import pytest
 import torch
 
 from bsam.lab.config import Run
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
+from helpers import trained_as
 
 
 class Stop(Exception):
     """Ends a run after an epoch."""
 
 
-def train(run: Run, folder: Path | None, stop: int | None = None, **options: Any) -> Any:
+def train(
+    run: Run,
+    folder: Path | None,
+    stop: int | None = None,
+    *,
+    task: Any = None,
+    checkpoint_every: float = 0,
+    data_dir: Path | None = None,
+    until: int | None = None,
+    **callbacks: Any,
+) -> Any:
     """Train on the CPU to the end, or stop after an epoch; by default with a checkpoint after every epoch."""
-    options = {"checkpoint_every": 0, **options}
 
     def on_epoch(epoch: int, metrics: object) -> None:
         if epoch == stop:
             torch.manual_seed(epoch)  # another process would also start with other random numbers
             raise Stop
 
-    if stop is None:
-        return fit(run, folder, device="cpu", **options)
-    with pytest.raises(Stop):
-        fit(run, folder, device="cpu", on_epoch=on_epoch, **options)
+    machine = Machine("cpu", checkpoint_every=checkpoint_every, data_dir=data_dir)
+    with contextlib.nullcontext() if task is None else trained_as(task):
+        if stop is None:
+            return fit(run, folder, machine, until=until, callbacks=RunCallbacks(**callbacks))
+        with pytest.raises(Stop):
+            fit(run, folder, machine, callbacks=RunCallbacks(on_epoch=on_epoch, **callbacks))
     return None
 
 

@@ -12,7 +12,7 @@ from bsam.lab.config import Run
 from bsam.lab.models import build
 from bsam.lab.models.parts import undecayed
 from bsam.lab.quantization import quantize
-from bsam.lab.training.base_optimizer import trained_groups
+from bsam.lab.training.trainer import trained_groups
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)

@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 from bsam.lab.common.termination import Terminated, terminable
 from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
-from bsam.lab.training.distributed import distributed_context
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
+from bsam.lab.training.machine import distributed_context
 from bsam.lab.training.run_dir import RunDir
+from helpers import trained_as
 from processes import Process, Script
 
 SCRIPT = Path(__file__).with_name("torchrun_fit.py")
@@ -51,7 +52,8 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", cases.RUNS)
 def test_two_processes_give_the_result_of_one(name, ranks, tmp_path, runs):
     folder, notes = ranks
-    fit(cases.RUNS[name], tmp_path / "one", device="cpu", task=cases.WithoutBatchNorm)
+    with trained_as(cases.WithoutBatchNorm):
+        fit(cases.RUNS[name], tmp_path / "one", Machine("cpu"))
     one, two = (runs.load(path) for path in (tmp_path / "one", folder / name))
     start = cases.WithoutBatchNorm(cases.RUNS[name], torch.device("cpu")).network().state_dict()
     for key, value in one["network"].items():

@@ -14,9 +14,8 @@ from bsam.lab.config import Run
 from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.models import build
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.base_optimizer import build_base
-from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.trainer import Trainer
+from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.trainer import Trainer, build_base
 from helpers import draw_images
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bsam.lab.training.mps import is_mps_installed, nvidia_mps
+from bsam.lab.training.machine import is_mps_installed, nvidia_mps
 
 
 def test_mps_is_installed_if_its_program_is_on_the_path(control, monkeypatch):

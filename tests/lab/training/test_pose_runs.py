@@ -18,8 +18,8 @@ from bsam.lab.config import Run
 from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.inference.run_flatness import FlatnessSettings, find_models, load_run, measure
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
+from bsam.lab.training.machine import DistributedContext
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import Trainer
 from helpers import draw_persons
@@ -66,7 +66,7 @@ def test_a_run_on_image_files_continues_bit_for_bit_unless_the_joints_changed(tm
 
 
 def test_a_diverged_network_is_evaluated():
-    result = fit(replace(RUN, lr=1e30, epochs=1), device="cpu")
+    result = fit(replace(RUN, lr=1e30, epochs=1), machine=Machine("cpu"))
     assert not math.isfinite(result.last.metrics["test_loss"])
     assert 0 <= result.score <= 1
 

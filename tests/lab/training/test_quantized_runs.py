@@ -13,8 +13,7 @@ from bsam.lab.config import Run
 from bsam.lab.inference.run_flatness import load_run
 from bsam.lab.quantization import QuantConv2d, QuantLinear, calibrate, parameter_groups, quantize
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training import loop
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit, trainer
 from bsam.lab.training.run_dir import NETWORK, RunDir, initial_network
 from helpers import draw_images
 
@@ -35,8 +34,13 @@ def quiet(sentence):
 def runs(tmp_path_factory):
     """A folder with a finished run of a float network, ``float``, and a quantized one that starts from it, ``w4``."""
     out = tmp_path_factory.mktemp("runs")
-    fit(Run.of("sgd", **SMALL), out / "float", on_message=quiet)
-    fit(Run.of("bsam", init="float", **{**W4, "epochs": 2}), out / "w4", init=out / "float", on_message=quiet)
+    fit(Run.of("sgd", **SMALL), out / "float", callbacks=RunCallbacks(on_message=quiet))
+    fit(
+        Run.of("bsam", init="float", **{**W4, "epochs": 2}),
+        out / "w4",
+        init=out / "float",
+        callbacks=RunCallbacks(on_message=quiet),
+    )
     return out
 
 
@@ -49,7 +53,7 @@ def start_of(run, folder):
         raise Interrupted(trainer)
 
     with pytest.raises(Interrupted) as caught:
-        fit(run, folder, at_start=at_start, on_message=messages.append)
+        fit(run, folder, callbacks=RunCallbacks(at_start=at_start, on_message=messages.append))
     return weights, caught.value.args[0], messages
 
 
@@ -158,9 +162,15 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_initial_
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        fit(run, tmp_path / "w4", init=tmp_path / "float", checkpoint_every=0, on_epoch=stop, on_message=quiet)
+        fit(
+            run,
+            tmp_path / "w4",
+            Machine(checkpoint_every=0),
+            init=tmp_path / "float",
+            callbacks=RunCallbacks(on_epoch=stop, on_message=quiet),
+        )
     shutil.rmtree(tmp_path / "float")
-    fit(run, tmp_path / "w4", on_message=quiet)
+    fit(run, tmp_path / "w4", callbacks=RunCallbacks(on_message=quiet))
     ours, expected = RunDir(tmp_path / "w4").weights(), RunDir(runs / "w4").weights()
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
@@ -168,9 +178,11 @@ def test_an_interrupted_quantized_run_continues_bit_for_bit_without_the_initial_
 
 def test_flatness_in_training_is_measured_with_fixed_scales(runs, tmp_path, monkeypatch):
     """The measurement does not change the training of the scales."""
-    monkeypatch.setattr(loop, "CURVATURE_SAMPLES", 20)
+    monkeypatch.setattr(trainer, "CURVATURE_SAMPLES", 20)
     settings = {**W4, "epochs": 2, "sharpness_rho": 0.05, "curvature": True, "surface": 3}
-    result = fit(Run.of("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", on_message=quiet)
+    result = fit(
+        Run.of("sgd", init=str(runs / "float"), **settings), tmp_path / "w4", callbacks=RunCallbacks(on_message=quiet)
+    )
     network, loss_fn, _ = load_run(tmp_path / "w4", 20, CPU)
     data = Classification(RunDir(tmp_path / "w4").run(), CPU)
     top = top_eigenvalues(HessianOperator(network, loss_fn, data.examples(20)), k=1, tol=1e-3)
@@ -179,7 +191,11 @@ def test_flatness_in_training_is_measured_with_fixed_scales(runs, tmp_path, monk
     assert result.last.sharpness.max_sharpness == pytest.approx(expected.max_sharpness, rel=1e-4)
     surface = landscape(network, loss_fn, data.examples(20), points=3)
     assert result.surface.loss[0] == pytest.approx(surface.loss[0].tolist(), rel=1e-4)
-    plain = fit(Run.of("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}), tmp_path / "plain", on_message=quiet)
+    plain = fit(
+        Run.of("sgd", init=str(runs / "float"), **{**W4, "epochs": 2}),
+        tmp_path / "plain",
+        callbacks=RunCallbacks(on_message=quiet),
+    )
     measured, unmeasured = RunDir(tmp_path / "w4").weights(), RunDir(tmp_path / "plain").weights()
     assert all(torch.equal(measured[name], t) for name, t in unmeasured.items())
     assert plain.top_eigenvalue is None
@@ -192,10 +208,10 @@ def test_image_files_must_have_the_classes_of_the_initial_run(tmp_path):
         (tmp_path / "two" / split / "cat").rename(tmp_path / "two" / split / "another")
     small = {"model": "resnet8", "image_size": 16, "batch": 6, "epochs": 1, "label_smoothing": 0.0}
     run = Run.of("sgd", data=f"folder:{tmp_path / 'one'}", **small)
-    fit(run, tmp_path / "float", on_message=quiet)
+    fit(run, tmp_path / "float", callbacks=RunCallbacks(on_message=quiet))
     run, messages = replace(run, init=str(tmp_path / "float")), []
-    fit(run, on_message=messages.append)
+    fit(run, callbacks=RunCallbacks(on_message=messages.append))
     assert len(messages) == 1  # and no message about random weights
     assert str(tmp_path / "float") in messages[0]
     with pytest.raises(BsamError, match="another"):
-        fit(replace(run, data=f"folder:{tmp_path / 'two'}"), on_message=quiet)
+        fit(replace(run, data=f"folder:{tmp_path / 'two'}"), callbacks=RunCallbacks(on_message=quiet))

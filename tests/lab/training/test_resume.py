@@ -19,8 +19,9 @@ import bsam
 from bsam.lab.common.termination import SIGNALS, Terminated, terminable
 from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
+from helpers import trained_as
 from processes import Process, Script
 
 SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.1, "epochs": 2, "seed": 4, "limit_train": 48, "limit_test": 20}
@@ -195,7 +196,8 @@ def test_dropout_differs_in_each_step_epoch_and_seed():
             return nn.Sequential(Recording(), super().network())
 
     for seed in (4, 5):
-        fit(Run.of("sgd", **{**SAME, "seed": seed}), device="cpu", task=Recorded)
+        with trained_as(Recorded):
+            fit(Run.of("sgd", **{**SAME, "seed": seed}), machine=Machine("cpu"))
     assert len(set(masks)) == len(masks) == 2 * 2 * 3
 
 

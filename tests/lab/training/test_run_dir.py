@@ -12,7 +12,7 @@ import pytest
 import bsam
 from bsam.lab.config import Run
 from bsam.lab.models.cifar import DigitsNet
-from bsam.lab.training import loop, trainer
+from bsam.lab.training import trainer
 from bsam.lab.training.flatness_numbers import largest_eigenvalue
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
@@ -27,7 +27,7 @@ def quick():
 @pytest.fixture(scope="module", autouse=True)
 def _few_samples():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "CURVATURE_SAMPLES", 16)
+        patch.setattr(trainer, "CURVATURE_SAMPLES", 16)
         yield
 
 

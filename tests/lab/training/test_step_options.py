@@ -14,9 +14,10 @@ from torch import nn
 
 from bsam.lab.config import BASES, Run
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import WeightAverage
+from helpers import trained_as
 
 SAME = {"lr": 0.1, "batch": 16, "label_smoothing": 0.0, "epochs": 1, "limit_train": 64, "limit_test": 20, "seed": 4}
 SAME |= {"schedule": "constant"}
@@ -61,7 +62,9 @@ class Linear(Recorded):
 def trained(run, folder=None, task=Recorded):
     """Return the trainer of a finished run, and its result."""
     trainers = []
-    result = fit(run, folder, device="cpu", task=task, at_start=lambda trainer, done: trainers.append(trainer))
+    callbacks = RunCallbacks(at_start=lambda trainer, done: trainers.append(trainer))
+    with trained_as(task):
+        result = fit(run, folder, Machine("cpu"), callbacks=callbacks)
     return trainers[0], result
 
 
@@ -168,7 +171,9 @@ def test_selected_samples_are_split_into_micro_batches_of_the_same_size():
             sizes.append(len(outputs))
             return super().losses(outputs, y)
 
-    fit(Run.of("ksam", {"k": 10}, **{**SAME, "epochs": 1, "limit_train": 16}, accumulate=2), device="cpu", task=Sized)
+    run = Run.of("ksam", {"k": 10}, **{**SAME, "epochs": 1, "limit_train": 16}, accumulate=2)
+    with trained_as(Sized):
+        fit(run, machine=Machine("cpu"))
     assert sizes == [8, 8, 8, 2, 8, 2]
 
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bsam.lab.training.train_step import build_train_step
+from bsam.lab.training.trainer import TrainStep, build_method
 
 KNOWN = {"seed": 7, "total_steps": 40, "samples": 24, "classes": 3}
 
@@ -31,9 +31,9 @@ def batch(start=8, size=8):
 
 def build(method, **arguments):
     model = Recording()
-    return build_train_step(
-        method, arguments, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, **KNOWN
-    )
+    base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer, loss = build_method(method, arguments, base, model, **KNOWN)
+    return TrainStep(model, optimizer, loss=loss)
 
 
 def test_a_method_gets_the_values_it_accepts_and_arguments_take_precedence():

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from bsam import BsamError
 from bsam.lab.config import Run
+from bsam.lab.tasks import TASKS
 from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
 from bsam.lab.tasks.task import TaskBatch
-from bsam.lab.training import loop, trainer
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit, trainer
 from bsam.lab.training.run_dir import RunDir
 
 SAME = {"lr": 0.1, "batch": 64, "label_smoothing": 0.1, "epochs": 2, "limit_train": 192, "limit_test": 50, "seed": 4}
@@ -93,10 +93,11 @@ def measured(folder: pathlib.Path) -> dict[str, object]:
         function = getattr(module, name)
         setattr(module, name, lambda *given, **named: calls.append(name) or function(*given, **named))
 
-    for module, name in ((loop, "top_eigenvalues"), (loop, "landscape"), (trainer, "sharpness")):
+    for module, name in ((trainer, "top_eigenvalues"), (trainer, "landscape"), (trainer, "sharpness")):
         counted(module, name)
     EVALUATION_BATCH["cpu"] = SMALL_BATCH
-    result = fit(MEASURED, folder / "measured", device="cpu", task=Evaluated)
+    TASKS["classification"] = Evaluated
+    result = fit(MEASURED, folder / "measured", Machine("cpu"))
     surface = None if result.surface is None else result.surface.loss.tolist()
     metrics = {**result.last.metrics, "seconds": 0}
     return {"calls": calls, "sizes": Evaluated.sizes[:2], "result": [result.top_eigenvalue, surface, metrics]}
@@ -119,19 +120,20 @@ def main(folder: pathlib.Path, stop: bool) -> None:
             raise InterruptedError("stopped by the test")
 
     pathlib.Path.open = guarded  # type: ignore[method-assign, assignment]
+    TASKS["classification"] = WithoutBatchNorm
     for name, run in RUNS.items():
-        options = {"task": WithoutBatchNorm, "on_epoch": on_epoch, "checkpoint_every": 0}
-        result = fit(run, folder / name, device="cpu", **options)
+        callbacks = RunCallbacks(on_epoch=on_epoch)
+        result = fit(run, folder / name, Machine("cpu", checkpoint_every=0), callbacks=callbacks)
         notes[name] = [epoch.metrics["train_loss"] for epoch in result.epochs]
         assert (folder / name / "model.safetensors").exists()  # fit returns in both processes when it is written
     notes |= {"on_epoch": epochs, "batches": list(WithoutBatchNorm.indices)}
     for name, run in SIZED.items():
         WithoutBatchNorm.sizes.clear()
-        fit(run, device="cpu", task=WithoutBatchNorm)
+        fit(run, machine=Machine("cpu"))
         notes[name] = list(WithoutBatchNorm.sizes)
     for name, run in REFUSED.items():
         try:
-            fit(run, folder / "refused" / name, device="cpu", task=WithoutBatchNorm)
+            fit(run, folder / "refused" / name, Machine("cpu"))
         except BsamError as error:
             notes[name] = str(error)
     notes["measured"] = measured(folder)

@@ -24,7 +24,7 @@ from ..recipes.variants import variant_of
 from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
 from ..report.table import Column, Table
-from ..training.environment import environment_info, pick_device
+from ..training.machine import environment_info, pick_device
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP, TASK_HELP
 
 DESCRIPTION = """\

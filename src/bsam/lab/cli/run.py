@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,11 @@ from ..recipes.start import check_weights_given, weights_by_network
 from ..recipes.study import Study
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
-from ..study_run import NEEDS, StudyOptions, plan_study, refuse_torchrun, run_study
+from ..study_run import NEEDS, plan_study, refuse_torchrun, run_study
+from ..training.machine import Machine
 from ..training.run_dir import CHECKPOINT, RunState
 from .run_console import plan_table, show_runs, totals
-from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups
+from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups, machine_of
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     from ..report.recipe_results import StudyResult
@@ -129,25 +130,24 @@ def run_command(arguments: argparse.Namespace, study: Study) -> None:
         if failed := {state.path.name: state.unreadable for state in states if state.unreadable is not None}:
             raise RunsFailed(failed, len(states))
         return
-    names = [field.name for field in fields(StudyOptions) if field.name in arguments]
-    options = StudyOptions(**{name: getattr(arguments, name) for name in names})
     if arguments.report:
-        result = show_study(study, options, train=False)
+        result = show_study(study, arguments.out, train=False)
     else:
-        with resumable(options.out, CHECKPOINT, SAVED):
-            result = show_study(study, options)
+        machine = machine_of(arguments)
+        with resumable(arguments.out, CHECKPOINT, SAVED):
+            result = show_study(study, arguments.out, machine)
     if result.failure is not None:
         raise result.failure
 
 
-def show_study(study: Study, options: StudyOptions, train: bool = True) -> StudyResult:
+def show_study(study: Study, out: Path, machine: Machine = Machine(), train: bool = True) -> StudyResult:
     """Run a study, and print its progress and its results; the arguments are those of :func:`run_study`."""
 
     def on_begin(states: Sequence[RunState]) -> None:
         say(wrapped(f"{study.title}. {totals(states)}"))
 
     with show_runs() as callbacks:
-        result = run_study(study, options, replace(callbacks, on_begin=on_begin), train)
+        result = run_study(study, out, machine, replace(callbacks, on_begin=on_begin), train)
     for table in result.tables:
         say(f"{table.to_text(terminal_width())}\n")
     say("\n".join(map(wrapped, result.notes)))

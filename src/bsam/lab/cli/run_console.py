@@ -15,7 +15,7 @@ from ..recipes.plan import row_title, titles_of
 from ..recipes.study import Study
 from ..recipes.variants import passes_of
 from ..report.table import Column, Table
-from ..running.runner import Callbacks, Progress
+from ..running.runner import Progress, StudyCallbacks
 from ..tasks import task_of
 from ..training.run_dir import LOG, RunState
 
@@ -133,7 +133,7 @@ def counts(progress: Progress) -> tuple[int, int, str]:
 
 
 @contextlib.contextmanager
-def show_runs() -> Iterator[Callbacks]:
+def show_runs() -> Iterator[StudyCallbacks]:
     """Show how many runs have ended and the time left, on a line per stage, and print a line for each run that ends.
 
     Messages that several runs have in common, such as that their initial weights are random, are printed once.
@@ -162,4 +162,4 @@ def show_runs() -> Iterator[Callbacks]:
             done, failed, rest = counts(progress)
             line.reach(stage, done + failed, len(progress.states), rest)
 
-        yield Callbacks(on_end=on_end, on_progress=on_progress, on_message=on_message)
+        yield StudyCallbacks(on_end=on_end, on_progress=on_progress, on_message=on_message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -18,7 +18,7 @@ from ..recipes.start import complete_settings
 from ..recipes.variants import variants
 from ..tasks import named_task
 from ..tasks.images import LARGE_IMAGE
-from ..training.run_writer import CHECKPOINT_EVERY
+from ..training.machine import CHECKPOINT_EVERY, Machine
 
 _METAVARS = {str: "NAME", int: "N", float: "X"}
 CACHE_HELP = "folder for decoded images (default: .bsam-cache next to the image files)"
@@ -126,6 +126,12 @@ def add_checkpoint_flag(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def machine_of(arguments: argparse.Namespace) -> Machine:
+    """Return the machine of parsed flags; those that a command does not have keep their defaults."""
+    names = [field.name for field in fields(Machine) if field.name in arguments]
+    return Machine(**{name: getattr(arguments, name) for name in names})
+
+
 def run_of(arguments: argparse.Namespace) -> Run:
     """Return the run of parsed flags, with the settings of :func:`settings_of`."""
     method, method_settings = _method(arguments.method)
@@ -135,8 +141,8 @@ def run_of(arguments: argparse.Namespace) -> Run:
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings except the method and its arguments: parsed flags, and defaults that depend on them."""
     own = arguments.task if is_own(getattr(arguments, "task", None)) else None
-    fields = [field for listed in settings_by_heading(own).values() for field in listed]
-    names = [field.name for field in fields if field.name not in ("method", "arguments")]
+    known = [field for listed in settings_by_heading(own).values() for field in listed]
+    names = [field.name for field in known if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
     if "task" in given and own is None:
         given["task"] = find_name("task", given["task"], TASK_SETTINGS)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,21 +16,20 @@ import torch
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.files import LOCK
+from ..common.names import is_own
 from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
 from ..config import BASE, BASES, Run, method_title
-from ..data import download
 from ..recipes.plan import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_of
-from ..training.distributed import DistributedContext, distributed_context
 from ..training.flatness_numbers import largest_eigenvalue
-from ..training.loop import fit
+from ..training.machine import DistributedContext, is_first_process
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
-from ..training.trainer import Trainer
-from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, run_of
+from ..training.trainer import RunCallbacks, Trainer, fit
+from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, machine_of, run_of
 
 DESCRIPTION = """\
 Train one network. Writes config.json (the settings), metrics.jsonl (one line per epoch), environment.json,
@@ -61,8 +58,9 @@ def add(command: argparse.ArgumentParser) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
     folder = arguments.out or Path("runs") / run_dir_name(run)
-    with resumable(folder, CHECKPOINT, SAVED), distributed_context(arguments.device) as context:
-        say = _say if context.is_main else lambda line: None  # only the first process of torchrun prints
+    machine = machine_of(arguments)
+    say = _say if is_first_process() else lambda line: None
+    with resumable(folder, CHECKPOINT, SAVED):
         _check_epochs(run, RunDir(folder))
         state = RunDir(folder).state(run)
         if state.finished:
@@ -70,25 +68,12 @@ def _train(arguments: argparse.Namespace) -> None:
         else:
             if not RunDir(folder).has_checkpoint():
                 check_start(run, arguments.data_dir)
-            if arguments.download:
-                if os.environ.get("LOCAL_RANK", "0") == "0":
-                    download(run.data, arguments.data_dir, sys.stderr.isatty())
-                context.barrier()
             logger = ConsoleLogger(run, folder, say)
-            fit(
-                run,
-                folder,
-                about=describe(run),
-                data_dir=arguments.data_dir,
-                cache_dir=arguments.cache_dir,
-                device=arguments.device,
-                checkpoint_every=arguments.checkpoint_every,
-                at_start=logger.start,
-                on_epoch=logger.epoch,
-                report=class_report,
-                on_message=say,
-            )
-        if context.is_main:
+            callbacks = RunCallbacks(at_start=logger.start, on_epoch=logger.epoch, report=class_report, on_message=say)
+            # the class of a method of the user is not imported when the run is read
+            about = describe(run) if is_own(run.method) else None
+            fit(run, folder, machine, about=about, callbacks=callbacks)
+        if is_first_process():
             _summarize(run, RunDir(folder))
 
 
@@ -143,9 +128,7 @@ class ConsoleLogger:
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
         self.say(plan_text(trainer))
-        place = f"step {trainer.steps_done} of epoch {done + 1}" if trainer.steps_done else f"epoch {done}"
-        continues = done or trainer.steps_done
-        self.say(f"Writing to {self.folder}." + (f" Continuing after {place}." if continues else ""))
+        self.say(f"Writing to {self.folder}." + (f" Continuing after {trainer.progress}." if trainer.progress else ""))
         self.times = [time.perf_counter()]
 
     def epoch(self, done: int, metrics: Mapping[str, Any]) -> None:

@@ -13,9 +13,9 @@ from ..common.printing import say
 from ..data.folders import WINDOWS_FILES
 from ..tasks import Task, named_task, task_class
 from ..tasks.found import Prediction
-from ..training.environment import pick_device
+from ..training.machine import pick_device
 from ..training.run_dir import RunDir, check_named
-from ..training.train_step import as_trained
+from ..training.trainer import as_trained
 
 
 def predict(

@@ -18,9 +18,9 @@ from ..config import Run
 from ..quantization.int_files import check_place
 from ..tasks import Score, Task, named_task, task_class
 from ..tasks.exported import Comparison
-from ..training.environment import pick_device
+from ..training.machine import pick_device
 from ..training.run_dir import NETWORK, RunDir, check_named
-from ..training.train_step import as_trained
+from ..training.trainer import as_trained
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
 

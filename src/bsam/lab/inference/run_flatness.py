@@ -32,8 +32,8 @@ from ..common.names import find_function, is_own
 from ..common.progress import ProgressLine
 from ..config import MAX_SEED, NOT_NEGATIVE, Run, check_values, method_title, setting
 from ..tasks import TASKS, imported_task, named_task
-from ..training.environment import environment_info
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
+from ..training.machine import environment_info
 from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, check_settings, run_dir_name
 
 T = TypeVar("T")

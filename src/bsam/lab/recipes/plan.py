@@ -15,8 +15,8 @@ from ..common.printing import count_text
 from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, known_method, preset_values
 from ..models.weights import PRETRAINED
 from ..tasks import task_class, task_of
-from ..training.loop import CURVATURE_SAMPLES
 from ..training.run_dir import RunDir, RunState, run_dir_name
+from ..training.trainer import CURVATURE_SAMPLES
 from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
@@ -263,7 +263,7 @@ def measured_on(settings: Mapping[str, Any], samples: int | None = None) -> str:
     """
     try:
         title = task_class(settings.get("task", Run.task.name)).loss_title
-    except BsamValueError:  # a task that was passed to fit alone
+    except BsamValueError:  # a task of the user of which only this entry is known
         title = "loss"
     count = f"at most {CURVATURE_SAMPLES}" if samples is None else f"{samples:,}"
     return f"{title}, {count} training samples"

@@ -12,21 +12,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ...common.checks import check_count, check_number
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
 from ..common.printing import count_text
 from ..common.termination import SIGNALS, Terminated, deferred_signals, terminable
-from ..config import Run
-from ..training.environment import devices_of
-from ..training.mps import is_mps_installed, nvidia_mps
-from .job import Outcome, train_in_worker
+from ..training.machine import Machine, devices_of, is_mps_installed, nvidia_mps
+from .job import Job, Outcome, train_in_worker
 
 RUNS_PER_GPU = 3  # through MPS; five or eight have no higher throughput on an H200
 RETRIES = 3  # restarts of a run whose process was killed, for example when memory ran out
@@ -41,7 +38,7 @@ class Executor(NamedTuple):
     """Trains runs in other processes. If a future raises ``BrokenProcessPool``, its process was killed."""
 
     slots: Callable[[], int]  # returns the number of runs trained at the same time; callers do not submit more
-    submit: Callable[[Run, Path, Mapping[str, Any]], Future[Outcome]]  # schedules a run
+    submit: Callable[[Job], Future[Outcome]]  # schedules a run
 
 
 @contextlib.contextmanager
@@ -58,11 +55,10 @@ def local_processes(
 
     Args:
         jobs: the number of processes. They are spread over the GPUs and share them through MPS, if it can be started.
-        device: as for :func:`bsam.lab.training.environment.devices_of`.
+        device: as for :func:`bsam.lab.training.machine.devices_of`.
         threads: torch's threads in each process; None divides those of this process.
         is_default: whether :func:`default_slots` chose ``jobs``. Then each GPU gets one process if MPS is off.
     """
-    check_count("jobs", jobs)
     devices = devices_of(device)
     gpus = 0 if devices == ["cpu"] else len(devices)
     with nvidia_mps(on_message) if 0 < gpus < jobs else contextlib.nullcontext() as mps:
@@ -75,10 +71,10 @@ def local_processes(
         pools: dict[int, ProcessPoolExecutor] = {}
         futures: dict[int, Future[Outcome]] = {}
 
-        def submit(run: Run, out: Path, options: Mapping[str, Any]) -> Future[Outcome]:
+        def submit(job: Job) -> Future[Outcome]:
             i = next(i for i in range(jobs) if i not in futures or futures[i].done())
-            options = {**options, "device": devices[i % len(devices)]}
-            call = partial(_call_terminable, train_in_worker, run, out, options)
+            machine = replace(job.machine, device=devices[i % len(devices)])
+            call = partial(_call_terminable, train_in_worker, replace(job, machine=machine))
             try:
                 futures[i] = pools[i].submit(call)
             except (KeyError, BrokenProcessPool):  # not started, or killed
@@ -147,34 +143,30 @@ def default_slots(device: str | None, unfinished: int, on_cpu: int = 1) -> int:
 
 
 @contextlib.contextmanager
-def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str | None = None) -> Iterator[Executor]:
+def ray_tasks(machine: Machine) -> Iterator[Executor]:
     """Provide an executor that trains runs as Ray tasks. Unfinished tasks are killed at the end of the block.
 
     Ray restarts the run of a lost worker or node, which continues from its checkpoint.
 
     Args:
-        address: ``HOST:PORT`` of the head node, or ``"auto"`` for the cluster running on this machine. An empty string
-            uses ``RAY_ADDRESS``; if that is not set either, it starts a cluster on this machine for this block, which
-            listens only on the loopback address and has a token that only this process and its children know.
-        gpus_per_run: the number of GPUs per run, possibly a fraction; None means one if the cluster has any.
-        device: None, ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        machine: gives the cluster, the kind of device, and the number of GPUs per run. A cluster that is started on
+            this machine ends with the block.
     """
     require_package("ray", "ray")
-    if device not in (None, "auto", "cpu", "cuda"):
-        raise BsamValueError(f"with Ray, device must be auto, cpu or cuda, got {device!r}: Ray chooses the GPU")
-    if gpus_per_run is not None and check_number("gpus_per_run", gpus_per_run, 0) > 1 and gpus_per_run % 1:
-        raise BsamValueError(f"gpus_per_run must be between 0 and 1, or a whole number; got {gpus_per_run!r}")
     import ray  # not at the top: it takes seconds
 
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
-            address = address or os.environ.get("RAY_ADDRESS", "")
+            address = machine.ray or os.environ.get("RAY_ADDRESS", "")
             if not address:
                 stack.enter_context(_private_cluster(ray))
             _connect(ray, address)
             stack.callback(ray.shutdown)
-        if gpus_per_run is None:
-            gpus_per_run = float(device == "cuda" or (device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0))
+        gpus_per_run = machine.gpus_per_run
+        if gpus_per_run is None and machine.device in ("cpu", "cuda"):
+            gpus_per_run = float(machine.device == "cuda")
+        elif gpus_per_run is None:
+            gpus_per_run = float(ray.cluster_resources().get("GPU", 0) > 0)
         train = ray.remote(_train_in_task).options(num_cpus=1, num_gpus=gpus_per_run, max_retries=RETRIES)
         tasks = []
 
@@ -185,10 +177,14 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
                 total += int(min(resources.get("CPU", 0.0), runs))
             return total
 
-        def submit(run: Run, out: Path, options: Mapping[str, Any]) -> Future[Outcome]:
-            paths = {name: value.absolute() for name, value in options.items() if isinstance(value, Path)}
-            options = {**options, **paths, "device": "cuda" if gpus_per_run else "cpu"}
-            tasks.append(train.remote(os.getcwd(), run, out.absolute(), options))
+        def submit(job: Job) -> Future[Outcome]:
+            folders: dict[str, Any] = {name: folder.absolute() for name, folder in job.machine.folders.items()}
+            device = "cuda" if gpus_per_run else "cpu"
+            there = replace(job.machine, **folders, device=device, ray=None, gpus_per_run=None)
+            init = None if job.init is None else job.init.absolute()
+            tasks.append(
+                train.remote(os.getcwd(), replace(job, folder=job.folder.absolute(), init=init, machine=there))
+            )
             return tasks[-1].future()
 
         if not slots():
@@ -203,11 +199,11 @@ def ray_tasks(address: str = "", gpus_per_run: float | None = None, device: str 
                 ray.cancel(task, force=True)  # does nothing if it has ended
 
 
-def _train_in_task(folder: str, *arguments: Any) -> Outcome:
+def _train_in_task(folder: str, job: Job) -> Outcome:
     with contextlib.suppress(OSError):  # relative paths in the settings work if the node has this folder
         os.chdir(folder)
     torch.set_num_threads(1)
-    return train_in_worker(*arguments)
+    return train_in_worker(job)
 
 
 @contextlib.contextmanager

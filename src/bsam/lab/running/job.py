@@ -1,4 +1,4 @@
-"""Train one run of an experiment, with a log."""
+"""Train one of many runs, with a log."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -19,11 +20,23 @@ from ...common.errors import BsamError
 from ..common.files import RunLocked, usable
 from ..common.termination import Terminated
 from ..config import Run
-from ..training.loop import Diverged, fit
-from ..training.run_dir import LOG, RunDir, run_dir_name
+from ..training.machine import Machine
+from ..training.run_dir import LOG, RunDir
+from ..training.trainer import Diverged, RunCallbacks, fit
 
-Options: TypeAlias = Mapping[str, Any]  # arguments of fit
 OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train in a directory; the other fields are arguments of :func:`bsam.lab.fit`."""
+
+    run: Run
+    folder: Path
+    machine: Machine = Machine()
+    init: Path | None = None
+    about: Mapping[str, Any] | None = None
+    until: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -34,11 +47,9 @@ class Outcome(NamedTuple):
     messages: tuple[str, ...] = ()
 
 
-def train_run(
-    run: Run, out: Path, options: Options, on_message: Callable[[str], None], on_epoch: Callable[[], None]
-) -> Outcome:
-    """Train the remaining epochs of a run below ``out``. Errors are returned, except a BrokenPipeError."""
-    run_dir = RunDir(out / run_dir_name(run))
+def train_run(job: Job, on_message: Callable[[str], None], on_epoch: Callable[[], None]) -> Outcome:
+    """Train the remaining epochs of a run. Errors are returned, except a BrokenPipeError."""
+    run, run_dir = job.run, RunDir(job.folder)
     begin = time.perf_counter()
     with _open_log(run_dir.path) as log:
 
@@ -54,13 +65,13 @@ def train_run(
             note(f"epoch {done} of {run.epochs}: {', '.join(shown)}")
             on_epoch()
 
-        device = options.get("device") or "auto"
+        device = job.machine.device or "auto"
         note(f"process {os.getpid()} on {platform.node()}, device {device}: {run_dir.state(run)}")
         if run.compile:  # graphs of earlier runs count towards torch's limit of 8 per function and slow this one down
             torch.compiler.reset()
-        init = None if run.init is None else out / run.init
+        callbacks = RunCallbacks(on_epoch=log_epoch, on_message=say)
         try:
-            fit(run, run_dir.path, init=init, on_epoch=log_epoch, on_message=say, **options)
+            fit(run, job.folder, job.machine, init=job.init, about=job.about, until=job.until, callbacks=callbacks)
         except Diverged:
             pass  # recorded in the run directory
         except RunLocked:
@@ -85,10 +96,10 @@ def message_of(error: BaseException) -> str:
     return str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
 
 
-def train_in_worker(run: Run, out: Path, options: Options) -> Outcome:
+def train_in_worker(job: Job) -> Outcome:
     """Train a run in a process that does nothing else meanwhile: everything it prints goes to the log."""
     messages: list[str] = []
-    with _open_log(out / run_dir_name(run)) as log, contextlib.ExitStack() as stack:
+    with _open_log(job.folder) as log, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(log))
         stack.enter_context(contextlib.redirect_stderr(log))
         for number in (1, 2):  # stdout and stderr of C libraries
@@ -96,7 +107,7 @@ def train_in_worker(run: Run, out: Path, options: Options) -> Outcome:
             stack.callback(os.close, before)
             stack.callback(os.dup2, before, number)  # Ray uses its workers again
             os.dup2(log.fileno(), number)
-        outcome = train_run(run, out, options, messages.append, lambda: None)
+        outcome = train_run(job, messages.append, lambda: None)
     return outcome._replace(messages=tuple(messages))
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...common.errors import BsamRuntimeError
@@ -17,9 +18,10 @@ from ..common.printing import group_by
 from ..common.termination import Terminated
 from ..config import Run
 from ..recipes.plan import state_of
+from ..training.machine import Machine
 from ..training.run_dir import RunDir, RunState
 from .executors import RETRIES, Executor
-from .job import Outcome, message_of, train_run
+from .job import Job, Outcome, message_of, train_run
 
 LOOK = 1.0  # seconds between checks of the runs in other processes
 READS = 3  # of a directory that cannot be read, before its run fails: errors of network file systems pass
@@ -36,8 +38,8 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Callbacks:
-    """Functions called during an experiment; by default they do nothing.
+class StudyCallbacks:
+    """Functions called while many runs are trained; by default they do nothing.
 
     Args:
         on_begin: called with the states of all runs, before any is trained.
@@ -65,11 +67,11 @@ class RunsFailed(BsamRuntimeError):
 def run_all(
     runs: Sequence[Run | RunState],
     out: str | Path,
-    callbacks: Callbacks | None = None,
+    machine: Machine = Machine(),
+    callbacks: StudyCallbacks = StudyCallbacks(),
     executor: Executor | None = None,
     stage: str = "runs",
-    about: Mapping[str, Any] | None = None,
-    **options: Any,
+    about: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> list[RunState]:
     """Train all runs that are not finished, in order, and return their states; interrupted runs continue.
 
@@ -81,10 +83,11 @@ def run_all(
     Args:
         runs: the runs, or their states, which also say up to which epoch they are trained.
         out: the folder for the run directories, created if it does not exist.
-        executor: where to train; None trains in this process, one run after another.
+        machine: the device and the folders.
+        callbacks: called with what happens.
+        executor: the processes that train; None trains in this process, one run after another.
         stage: what the runs are, for :class:`Progress`.
         about: what each run is, for its ``run.json``, by the name of the run directory.
-        options: arguments of :func:`bsam.lab.training.loop.fit` for all runs, such as ``data_dir`` and ``device``.
 
     Example:
         >>> import tempfile
@@ -98,7 +101,7 @@ def run_all(
     states = {state.path.name: state for state in known}
     if not all(state.ended for state in known):
         check_writable(out, "runs")  # one error, instead of one for each run
-    queue = _Queue(states, out, callbacks or Callbacks(), executor, stage, about or {}, options)
+    queue = _Queue(states, out, machine, callbacks, executor, stage, about)
     queue.train(list(states))
     queue.train(queue.locked)
     if queue.failed:
@@ -112,11 +115,11 @@ class _Queue:
 
     states: dict[str, RunState]
     out: Path
-    callbacks: Callbacks
+    machine: Machine
+    callbacks: StudyCallbacks
     executor: Executor | None
     stage: str
-    about: Mapping[str, Any]
-    options: Mapping[str, Any]
+    about: Mapping[str, Mapping[str, Any]]
     running: dict[str, Future[Outcome]] = field(default_factory=dict)
     locked: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -139,21 +142,23 @@ class _Queue:
             self._look()
 
     def _start(self, name: str) -> None:
-        run, until = self.states[name].run, self.states[name].until
-        options = {**self.options, "about": self.about.get(name), "until": until}
-        initial = None if RunDir(self.out / name).has_checkpoint() else self.states.get(run.init or "")
+        state = self.states[name]
+        run = state.run
+        init = None if run.init is None else self.out / run.init
+        job = Job(run, state.path, self.machine, init, self.about.get(name), state.until)
+        initial = None if RunDir(state.path).has_checkpoint() else self.states.get(run.init or "")
         future = self.running[name] = Future()
-        if self.states[name].unreadable is not None:
-            future.set_result(Outcome(self.states[name].unreadable))
+        if state.unreadable is not None:
+            future.set_result(Outcome(state.unreadable))
         elif run.init in self.locked:
             future.set_result(Outcome(locked=True))
         elif initial is not None and not initial.finished:
             reason = "diverged" if initial.diverged else "failed"
             future.set_result(Outcome(f"it starts from {run.init}, which {reason}"))
         elif self.executor is not None:
-            self.running[name] = self.executor.submit(run, self.out, options)
+            self.running[name] = self.executor.submit(job)
         else:
-            future.set_result(train_run(run, self.out, options, self.callbacks.on_message, self._look))
+            future.set_result(train_run(job, self.callbacks.on_message, self._look))
 
     def _end(self, name: str, future: Future[Outcome], waiting: list[str]) -> None:
         try:

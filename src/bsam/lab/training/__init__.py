@@ -1,4 +1,7 @@
 """Train one network: the settings, the training loop and the run directory."""
 
 from ..config import Run as Run
-from .loop import fit as fit
+from .machine import Machine as Machine
+from .trainer import Diverged as Diverged
+from .trainer import RunCallbacks as RunCallbacks
+from .trainer import fit as fit

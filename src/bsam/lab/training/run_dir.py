@@ -1,30 +1,45 @@
-"""Run directories: their names, their files, and the state of a run."""
+"""Run directories: their names, their files, who reads and who writes them, and the state of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
+from ...common.extras import require_package
 from ..common.files import (
     MAX_ARRAYS,
     WrongContent,
     load_arrays,
     load_tensors,
+    load_torch,
+    locked,
     read_bytes,
     read_json,
     read_json_lines,
     reading,
+    refuse_other_files,
+    remove_drafts,
+    save_tensors,
+    usable,
+    write,
+    write_json,
+    write_json_lines,
 )
 from ..config import (
     BASE,
@@ -37,7 +52,11 @@ from ..config import (
     settings_of_task,
 )
 from ..data import FOLDER, dataset_entry
-from ..tasks import data_of, describe_task, task_of
+from ..tasks import data_of, describe_task, task_class, task_of
+from .machine import DistributedContext, environment_info
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -46,6 +65,7 @@ PROBE = "probe.jsonl"
 MACHINES = "environment.json"
 CHECKPOINT = "checkpoint.pt"
 NETWORK = "model.safetensors"
+IDENTITY = "identity.json"
 FLATNESS = "flatness.json"
 DIVERGED = "diverged.json"
 PREDICTIONS = "predictions.npz"
@@ -287,6 +307,236 @@ class RunDir:
                 f"remove it, then {RERUN}"
             ) from error
         return network
+
+
+class RunWriter(RunDir):
+    """Write a run directory, which stays locked until the end of the block.
+
+    Args:
+        path: created if it does not exist, and removed again if the run ends before anything is written. A directory
+            with another run or with other files raises a BsamError and is not changed. None writes nothing.
+        run: the settings.
+        context: the processes of the run; only the first one writes.
+        checkpoint_every: the minimum time between two checkpoints, in seconds.
+        about: what the run is, for ``run.json``; None writes none.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None,
+        run: Run,
+        context: DistributedContext,
+        checkpoint_every: float,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path or "")
+        self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
+        self.is_new = True  #: whether no earlier call wrote a checkpoint
+        self._run = run
+        self._context = context
+        self._every = checkpoint_every
+        self._about = about
+        self._reads = path is not None
+        self._writes = path is not None and context.is_main
+        self._events: Events | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> RunWriter:
+        if self._writes:
+            require_package("safetensors", "train")  # before the first epoch, not after the last
+            with usable(self.path, "a run"):
+                if (self.path / CONFIG).exists():
+                    check_settings(self.path, self.run(type(self._run.task)).settings(), self._run.settings())
+                elif self.path.exists():
+                    refuse_other_files(self.path, (LOG,))
+            self._stack.enter_context(locked(self.path, "training"))
+            remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
+        self._context.barrier()
+        self.is_new = not (self._reads and self.has_checkpoint())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def resume(self, trainer: Trainer, initial: Path | None = None) -> None:
+        """Load the checkpoint, if there is one, and write what is known before the first epoch of this call.
+
+        Args:
+            trainer: gets the state of the checkpoint.
+            initial: the file with the trained network of another run that a new run starts from.
+        """
+        if not self.is_new:
+            hint = "remove it to train from the start, or choose another folder"
+            with reading(self.path / CHECKPOINT, hint):  # also fails for a checkpoint of another network
+                trainer.load_state_dict(load_torch(read_bytes(self.path / CHECKPOINT), self._context.device))
+        elif self._reads and (self.path / NETWORK).exists():
+            raise BsamRuntimeError(
+                f"{self.path} has {NETWORK} but no {CHECKPOINT} to continue from: remove {NETWORK} to train from the "
+                "start, or choose another folder"
+            )
+        if self._writes:
+            self._begin(trainer, initial)
+        self._note_checkpoint(trainer)
+
+    def _begin(self, trainer: Trainer, initial: Path | None) -> None:
+        """Write the settings, the digests of data and initial network, the machine, and the metrics so far.
+
+        The metrics are written again because a killed process may have written those of later epochs. Raise if the data
+        has changed.
+        """
+        task, file = trainer.task, self.path / IDENTITY
+        events = self.path / "tensorboard"
+        if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
+            raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
+        identity: dict[str, Any] = {"task": task.identity(self._run), "data": task.fingerprint()}
+        before = identity
+        if not self.is_new and file.exists():
+            before = read_json(file, dict, "remove it to continue", identity)
+        if before["data"] != identity["data"]:
+            raise BsamRuntimeError(
+                f"the data has changed since the run in {self.path} began: restore it, or choose another folder"
+            )
+        of_initial = before.get("init") if initial is None else network_identity(initial)
+        if of_initial is not None:
+            identity["init"] = of_initial
+        execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
+        machine = {**environment_info(self._context.device), **execution}
+        write_json(self.path / CONFIG, self._run.settings())
+        if self._about is not None:
+            write_json(self.path / ABOUT, dict(self._about))
+        write_json(file, {**identity, "eval_samples": task.eval_samples})
+        write_json(self.path / MACHINES, [*self.machines(), machine])
+        for name, value in task.notes().items():
+            write_json(self.path / f"{name}.json", value)
+        (self.path / DIVERGED).unlink(missing_ok=True)
+        if find_spec("tensorboard") is not None:
+            self._events = Events(events, self._run)
+            self._stack.callback(self._events.writer.close)
+            for metrics in trainer.epochs:  # again, because the events of a killed process may be truncated
+                self._events.add(metrics)
+        self._write_metrics(trainer)
+
+    def save(self, trainer: Trainer, is_last: bool) -> None:
+        """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
+        if self._writes:
+            if is_last or time.monotonic() - self._checkpoint_time >= self._every:
+                self._write_checkpoint(trainer)
+            if self._events is not None:
+                self._events.add(trainer.epochs[-1])
+            self._write_metrics(trainer)
+        self._context.barrier()
+
+    def save_checkpoint(self, trainer: Trainer) -> None:
+        """Write a checkpoint in the middle of an epoch."""
+        if self._writes:
+            self._write_checkpoint(trainer)
+        self._context.barrier()
+
+    def _write_checkpoint(self, trainer: Trainer) -> None:
+        buffer = io.BytesIO()
+        torch.save(trainer.state_dict(), buffer)
+        write(self.path / CHECKPOINT, buffer.getbuffer())
+        self._note_checkpoint(trainer)
+
+    def _note_checkpoint(self, trainer: Trainer) -> None:
+        self._checkpoint_time = time.monotonic()
+        self.checkpoint = trainer.progress
+
+    def _write_metrics(self, trainer: Trainer) -> None:
+        write_json_lines(self.path / METRICS, trainer.epochs)
+        if trainer.readings:
+            write_json_lines(self.path / PROBE, trainer.readings)
+        else:
+            # a process that was killed before its first checkpoint may have left it
+            (self.path / PROBE).unlink(missing_ok=True)
+
+    def record_divergence(self, reason: str) -> None:
+        """Record that the run ended with a non-finite loss."""
+        if self._writes:
+            write_json(self.path / DIVERGED, {"reason": reason})
+
+    def finish(
+        self,
+        network: nn.Module,
+        flatness: Mapping[str, Any],
+        predictions: Mapping[str, NDArray[Any]],
+        files: Mapping[str, bytes],
+    ) -> None:
+        """Write the results after the last epoch, and finally the network, which marks the run as finished.
+
+        Args:
+            network: the trained network.
+            flatness: what was measured of it, without the digest of its weights; empty if nothing was.
+            predictions: arrays of the task, by name.
+            files: further files, by name; TensorBoard shows the PNG files.
+        """
+        if not self._writes:
+            return
+        tensors = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
+        content = save_tensors(tensors, {"run": json.dumps(self._run.settings())})
+        if flatness:
+            key = {"run_dir": run_dir_name(self._run), "sha256": hashlib.sha256(content).hexdigest()}
+            stored = {"settings": {"images": flatness["samples"]}, "models": [{**key, **flatness}]}
+            write_json(self.path / FLATNESS, stored)
+        if predictions:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **predictions)  # type: ignore[arg-type] # any name is allowed
+            write(self.path / PREDICTIONS, buffer.getvalue())
+        for name, data in files.items():
+            write(self.path / name, data)
+        if self._events is not None:
+            self._events.finish(files)
+        write(self.path / NETWORK, content)
+
+
+class Events:
+    """Write the TensorBoard events of a run, after removing older ones from the folder.
+
+    Args:
+        folder: the folder for the events.
+        run: the run, whose settings are shown as hyperparameters with the task's score as their metric.
+    """
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self.writer = SummaryWriter(folder)
+        self._epoch = 0
+        settings = run.settings()
+        flat = {**settings, **settings["base_arguments"], **settings["arguments"]}
+        metric = task_class(run.task.name).score.metric(run.eval_split)
+        shown = {
+            # protobuf rejects surrogates, which stand for undecodable bytes of a path
+            name: value if isinstance(value, (bool, int, float)) else str(value).encode("utf-8", "replace").decode()
+            for name, value in flat.items()
+            if value is not None and name not in ("arguments", "base_arguments")
+        }
+        # add_hparams would write them to a second folder, which TensorBoard shows as another run
+        *start, self._end = hparams(shown, {metric: 0.0})
+        for summary in start:
+            self.writer._get_file_writer().add_summary(summary)
+        self.writer.flush()
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of an epoch, with the epoch as the step."""
+        self._epoch = metrics["epoch"]
+        for name, value in metrics.items():
+            if name != "epoch" and isinstance(value, (int, float)):
+                self.writer.add_scalar(name, value, self._epoch)
+        self.writer.flush()
+
+    def finish(self, files: Mapping[str, bytes]) -> None:
+        """Add the PNG files, and mark the run as finished."""
+        for name in (name for name in files if name.endswith(".png")):
+            from PIL import Image
+
+            pixels = np.asarray(Image.open(io.BytesIO(files[name])).convert("RGB"))
+            self.writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
+        self.writer._get_file_writer().add_summary(self._end)
+        self.writer.flush()
 
 
 def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:

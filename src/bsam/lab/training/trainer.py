@@ -1,39 +1,256 @@
-"""Train and evaluate a network, one epoch at a time."""
+"""Train one run from start to end: the run, an epoch, a step, and what is measured of the trained network."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import math
+import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from ...common.errors import BsamTypeError, BsamValueError
+from ...common.checks import check_count
+from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
+from ...common.method_info import Need
 from ...core.optimizer import SharpnessAware
+from ...flatness.dataset_loss import num_samples
+from ...flatness.hessian import HessianOperator
+from ...flatness.landscape import Landscape, landscape
 from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
-from ..common.termination import Terminated
-from ..config import BASE, CAPTURABLE, Run, method_class
+from ...flatness.spectrum import top_eigenvalues
+from ...methods.distillation import Distillation
+from ..common.printing import say
+from ..common.termination import Terminated, deferred_signals
+from ..config import (
+    BASE,
+    BASES,
+    CAPTURABLE,
+    Run,
+    as_tuples,
+    imported,
+    method_class,
+    parameters_of,
+)
+from ..data import download
+from ..models.parts import head_name, layer_ids, undecayed
+from ..tasks import imported_task, task_of
 from ..tasks.splits import Shares
-from ..tasks.task import Task
-from .captured_steps import CapturedSteps
-from .distributed import DistributedContext, Vote
-from .environment import emulated_bf16, is_bf16_emulated, why_compile_fails
-from .train_step import autocast, build_run_step, check_method
+from ..tasks.task import Task, TaskBatch
+from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
+from .graphs import CapturedSteps, side_stream
+from .machine import (
+    DistributedContext,
+    Machine,
+    Vote,
+    distributed_context,
+    emulated_bf16,
+    is_bf16_emulated,
+    why_compile_fails,
+)
+from .run_dir import RunDir, RunWriter, initial_network
 
 T = TypeVar("T")
+Criterion: TypeAlias = Callable[[Any, TaskBatch], Tensor]
+
+CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are expensive
 # Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are
 # captured; the schedule sets its value.
 _MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
 _SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # independent random numbers from the same (seed, epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCallbacks:
+    """Functions called while a run is trained, in the first process of ``torchrun``.
+
+    Args:
+        at_start: called before the first epoch of this call, with the trainer and the number of epochs already done.
+        on_epoch: called with the number of epochs done and the metrics of the last one; an exception ends the run.
+        report: called after the last epoch, if there is a folder, with the run and the result of
+            :meth:`Task.predictions <bsam.lab.Task.predictions>`. Returns files to write, by name; TensorBoard
+            shows the PNG files.
+        on_message: called with messages for the user; by default they are printed.
+    """
+
+    at_start: Callable[[Trainer, int], None] = field(default=lambda trainer, done: None)
+    on_epoch: Callable[[int, Mapping[str, float]], None] = field(default=lambda done, metrics: None)
+    report: Callable[[Run, Mapping[str, NDArray[Any]]], Mapping[str, bytes]] = field(
+        default=lambda run, predictions: {}
+    )
+    on_message: Callable[[str], None] = say
+
+
+class Diverged(BsamRuntimeError):
+    """A loss became non-finite."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The metrics after an epoch. ``sharpness`` is measured on the training data, with the labels used in training."""
+
+    metrics: Mapping[str, float]
+    sharpness: Sharpness | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. The eigenvalue and the loss surface are computed after the last epoch, on a part of the training
+    data, with the labels used in training.
+    """
+
+    run: Run
+    epochs: tuple[Epoch, ...]
+    seconds_per_step: float  #: the mean within an epoch, since steps may differ; the median over epochs
+    top_eigenvalue: float | None = None  #: the largest eigenvalue of the Hessian; NaN if the computation failed
+    surface: Landscape | None = None
+    measure: str = "accuracy"  #: the name of the task's measure
+
+    def __repr__(self) -> str:
+        """Return a one-line summary."""
+        run, score = self.run, f"{self.measure} {self.score:.4g}"
+        return f"Result({run.method}, {run.data}, seed {run.seed}: {score} after {run.epochs} epoch(s))"
+
+    @property
+    def last(self) -> Epoch:
+        """The reported epoch, which is the last one, not the best one."""
+        return self.epochs[-1]
+
+    @property
+    def score(self) -> float:
+        """The task's measure after the last epoch, on the evaluation split; accuracy is between 0 and 1."""
+        return self.last.metrics[f"{self.run.eval_split}_{self.measure}"]
+
+
+def fit(
+    run: Run,
+    folder: str | Path | None = None,
+    machine: Machine = Machine(),
+    *,
+    init: str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
+    until: int | None = None,
+    callbacks: RunCallbacks = RunCallbacks(),
+) -> Result:
+    """Train one network.
+
+    With a folder, the metrics are saved after every epoch, and from time to time the state. If the run is interrupted,
+    the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
+    for bit on a CPU). A non-finite loss raises :class:`bsam.lab.training.trainer.Diverged`, but only with a folder;
+    without one, training continues with NaN metrics.
+
+    With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
+    and methods that select samples (esam, ksam) select within it. For networks without batch norm and all other
+    methods, the result is the same as with a single process. The processes also share the evaluation; the first one
+    takes all other measurements.
+
+    Args:
+        run: the settings.
+        folder: the run directory, for settings, metrics, checkpoints and the trained network; None writes nothing.
+        machine: the device and the folders. Its ``jobs``, ``ray`` and ``gpus_per_run`` are for many runs.
+        init: the directory of the run to start from, if it is not at the path in ``run.init``. Ignored when
+            continuing a run.
+        about: what the run is (experiment, row, ...), for ``run.json``: see :func:`bsam.lab.recipes.describe`.
+        until: the epoch to stop after, with a checkpoint; a later call continues. None trains all epochs.
+        callbacks: called with what happens.
+
+    Example:
+        >>> radii = {"rho_max": 0.02, "rho_min": 0.02}
+        >>> result = fit(
+        ...     Run("bsam", radii, lr=0.1, batch=64, epochs=1, eval_split="validation")
+        ... )
+        >>> result.score > 0.5
+        True
+    """
+    run = imported(run)
+    task_cls: Any = imported_task(run)
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(distributed_context(machine.device))
+        if machine.download:
+            if context.is_main_of_machine:
+                download(run.data, machine.data_dir, sys.stderr.isatty())
+            context.barrier()
+        stack.enter_context(side_stream(context.device))
+        out = stack.enter_context(RunWriter(folder, run, context, machine.checkpoint_every, about))
+        initial = initial_network(run, None if init is None else Path(init)) if out.is_new else None
+        task = task_cls(run, context.device, **machine.folders)
+        trainer = Trainer(run, task, context, callbacks.on_message, out.is_new, initial)
+        if not out.is_new and context.is_main and (warning := _other_processes(out, context.size)):
+            callbacks.on_message(warning)
+        out.resume(trainer, initial)
+        if context.is_main:
+            callbacks.at_start(trainer, len(trainer.epochs))
+        end = run.epochs if until is None else min(check_count("until", until), run.epochs)
+        with deferred_signals() as received:
+            for number in range(len(trainer.epochs), end):
+                metrics: dict[str, Any] = {"epoch": number + 1}
+                try:
+                    metrics |= trainer.train_epoch(number, received)
+                except Terminated:
+                    if trainer.steps_done:
+                        out.save_checkpoint(trainer)
+                    raise
+                metrics |= trainer.evaluate()
+                if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
+                    reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint, folder))
+                    out.record_divergence(reason)
+                    raise Diverged(reason)
+                if run.sharpness_rho is not None and context.is_main:
+                    metrics["sharpness"] = asdict(trainer.sharpness(run.sharpness_rho))
+                trainer.epochs.append(metrics)
+                out.save(trainer, is_last=number + 1 == end)
+                if context.is_main:
+                    callbacks.on_epoch(number + 1, metrics)
+        if number := received():  # it arrived after the last step
+            raise Terminated(number)
+        flatness: dict[str, Any] = {}
+        surface = None
+        if len(trainer.epochs) == run.epochs:
+            if run.curvature or run.surface is not None:
+                flatness, surface = context.broadcast(_flatness(trainer) if context.is_main else ({}, None))
+            predictions = {} if folder is None else trainer.predictions()
+            files = callbacks.report(run, predictions) if predictions else {}
+            out.finish(trainer.result_network, flatness, predictions, files)
+        seconds_per_step = statistics.median(metrics["seconds"] for metrics in trainer.epochs) / trainer.steps
+        top = largest_eigenvalue(flatness)
+        return Result(run, tuple(map(_epoch, trainer.epochs)), seconds_per_step, top, surface, task.score.name)
+
+
+def _other_processes(run_dir: RunDir, processes: int) -> str | None:
+    """Return a warning if a run continues with another number of processes, otherwise None."""
+    before = run_dir.machines()[-1:]
+    number = before[0].get("processes", processes) if before else processes
+    if number == processes:
+        return None
+    return (
+        f"The number of processes was {number} and is now {processes}. The result may differ from that of an "
+        "uninterrupted run, because batch norm and random numbers depend on this number."
+    )
+
+
+def _epoch(metrics: Mapping[str, Any]) -> Epoch:
+    sharpness = metrics.get("sharpness")
+    numbers = {name: value for name, value in metrics.items() if name != "sharpness"}
+    return Epoch(numbers, None if sharpness is None else Sharpness(**sharpness))
+
+
+def _divergence(run: Run, epoch: int, name: str, value: float, saved: str, folder: str | Path) -> str:
+    """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
+    checkpoint = f"The checkpoint of {saved} is kept in {folder}" if saved else "No checkpoint was written"
+    loss = name.replace("train_", "training_").replace("_", " ")
+    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
 
 
 class Trainer:
@@ -68,10 +285,19 @@ class Trainer:
             raise BsamValueError(
                 f"batch must be at most {task.samples}, the number of training samples; got {run.batch}"
             )
-        check_method(run, task, context.size)
+        if run.method != BASE:
+            method = method_class(run.method)
+            if method.is_loss and not task.logits:
+                raise BsamValueError(
+                    f"{run.method} compares logits, but {run.task.name} has none: choose another method"
+                )
+            if context.size > 1 and method.single_process:
+                raise BsamValueError(f"{run.method} {method.single_process}")
         self.run = run
         self.task = task
         self.context = context
+        self.epochs: list[dict[str, Any]] = []  #: the metrics of each finished epoch
+        self.readings: list[dict[str, Any]] = []  #: those of the probe so far
         task.shares = Shares(context.rank, context.size, context.gather)
         self.network = task.network()
         say = on_message if context.is_main else lambda sentence: None
@@ -139,6 +365,7 @@ class Trainer:
                 done = i + 1
                 if stop := vote(received()):
                     break
+            self._take_readings()
             if stop := max(stop, vote.result()):
                 shares = self.context.gather(self._share(total))
                 if all(math.isfinite(share["total"]) for share in shares):
@@ -172,6 +399,13 @@ class Trainer:
     def steps_done(self) -> int:
         """The number of steps taken in an interrupted epoch that can be continued; 0 between two epochs."""
         return 0 if self._begun is None else int(self._begun["steps"])
+
+    @property
+    def progress(self) -> str:
+        """The epoch, or the step of an epoch, that has been reached; empty before the first one."""
+        if self.steps_done:
+            return f"step {self.steps_done} of epoch {len(self.epochs) + 1}"
+        return f"epoch {len(self.epochs)}" if self.epochs else ""
 
     @contextlib.contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
@@ -240,13 +474,11 @@ class Trainer:
         """Return the sharpness on the whole training set at a radius, uphill and downhill."""
         return sharpness(self.measured_network(), self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
 
-    def take_readings(self) -> list[dict[str, Any]]:
-        """Return the probe's readings since the last call, and clear them."""
-        if self.probe is None:
-            return []
-        readings = [asdict(reading) for reading in self.probe.readings]
-        self.probe.readings.clear()
-        return readings
+    def _take_readings(self) -> None:
+        """Move the readings from the probe."""
+        if self.probe is not None:
+            self.readings += [asdict(reading) for reading in self.probe.readings]
+            self.probe.readings.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on, or the rest of an interrupted one."""
@@ -256,6 +488,8 @@ class Trainer:
             "loss": None,
             **{name: part.state_dict() for name, part in self._optional_parts().items()},
             **({} if self._begun is None else {"begun": self._begun}),
+            "epochs": self.epochs,
+            "readings": self.readings,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -269,10 +503,293 @@ class Trainer:
         for name, part in self._optional_parts().items():
             part.load_state_dict(state[name])
         self._begun = state.get("begun")
+        self.epochs = state["epochs"]
+        self.readings = state["readings"]
 
     def _optional_parts(self) -> dict[str, Any]:
         parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
         return {name: part for name, part in parts.items() if part is not None}
+
+
+# ---- a step
+
+
+def cross_entropy(logits: Tensor, batch: TaskBatch) -> Tensor:
+    """Return the loss of each sample; the classes are the batch's second tensor."""
+    return F.cross_entropy(logits, batch[1], reduction="none")
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """A network with its optimizer and loss.
+
+    Args:
+        model: the network, or a function that calls it.
+        optimizer: a sharpness-aware or any other optimizer.
+        criterion: maps outputs and a batch to one loss per sample.
+        loss: SAF or MESA, used instead of the criterion.
+        accumulate: the number of micro-batches that a batch is split into.
+        clip_norm: the largest norm of the direction; None does not clip it.
+        scaler: scales the loss, for float16.
+        no_sync: returns the context of micro-batches whose gradients are not averaged over processes yet; a
+            sharpness-aware optimizer does not need it.
+    """
+
+    model: Callable[[Tensor], Any]
+    optimizer: Optimizer
+    criterion: Criterion = cross_entropy
+    loss: Distillation | None = None
+    accumulate: int = 1
+    clip_norm: float | None = None
+    scaler: torch.amp.GradScaler | None = None
+    no_sync: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from 0."""
+        if self.loss is not None:
+            self.loss.set_epoch(epoch)
+
+    def kind(self) -> Hashable:
+        """Return the kind of the next step. Steps of one kind launch the same kernels and can share a CUDA graph."""
+        if self.loss is not None:
+            return self.loss.step_kind()
+        method = self.optimizer
+        return (method.steps_since_start < 0, method.step_kind()) if isinstance(method, SharpnessAware) else None
+
+    def losses(self, *batch: Tensor) -> Tensor:
+        """Return the loss of each sample in a batch: inputs, targets, indices in the training set."""
+        return self.losses_and_outputs(*batch)[0]
+
+    def losses_and_outputs(self, *batch: Tensor) -> tuple[Tensor, Any]:
+        """Return the loss of each sample in a batch, and the network's outputs."""
+        outputs = self.model(batch[0])
+        if self.loss is None:
+            return self.criterion(outputs, batch), outputs
+        return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1]), outputs
+
+    def backward(self, *batch: Tensor) -> Tensor:
+        """Add the optimizer's direction for this batch to ``p.grad``, and return the mean loss.
+
+        With a scaler, the direction is scaled.
+        """
+        size = len(batch[0]) // self.accumulate
+        evaluate: Callable[..., Any] = self.losses
+        if isinstance(self.optimizer, SharpnessAware) and Need.OUTPUTS in self.optimizer.needs:
+            evaluate = self.losses_and_outputs
+
+        def closure(chosen: Tensor | slice = slice(None)) -> Any:
+            samples = [t[chosen] for t in batch]
+            if self.accumulate == 1:
+                return evaluate(*samples)
+            return (evaluate(*part) for part in zip(*(t.split(size) for t in samples), strict=True))
+
+        if isinstance(self.optimizer, SharpnessAware):
+            return self.optimizer.backward(closure, self.scaler)
+        means = []
+        for i, part in enumerate(zip(*(t.split(size) for t in batch), strict=True), start=1):
+            with contextlib.nullcontext() if i == self.accumulate else self.no_sync():
+                mean = self.losses(*part).mean() / self.accumulate
+                (mean if self.scaler is None else self.scaler.scale(mean)).backward()
+            means.append(mean.detach())
+        return means[0] if self.accumulate == 1 else torch.stack(means).sum()
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Take one step on a batch, and return the mean loss before it."""
+        self.optimizer.zero_grad()
+        loss = self.backward(*batch)
+        if self.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            params = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(params, self.clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)  # skips the step if the direction is not finite
+            self.scaler.update()
+        return loss
+
+
+def build_run_step(
+    run: Run,
+    task: Task,
+    model: nn.Module,
+    steps: int,
+    capturable: bool = False,
+    processes: int = 1,
+    network: nn.Module | None = None,
+) -> TrainStep:
+    """Return the training step of a run.
+
+    Args:
+        run: the settings.
+        task: the task.
+        model: the network, or its DDP or compiled wrapper.
+        steps: the number of steps in the whole run.
+        capturable: whether steps will be captured in a CUDA graph.
+        processes: the number of processes that share each batch.
+        network: the network itself if ``model`` is a wrapper, which changes the parameter names.
+    """
+    device = next(model.parameters()).device
+
+    def forward(x: Tensor) -> Any:
+        with autocast(run, device):
+            return model(x)
+
+    in_epochs = {"warmup": run.rho_warmup, "start": run.rho_start}
+    in_steps = {name: max(round(epochs * steps / run.epochs), int(epochs > 0)) for name, epochs in in_epochs.items()}
+    optimizer, loss = build_method(
+        run.method,
+        run.arguments if processes == 1 else _arguments_of_process(run, processes),
+        build_base(run, network or model, capturable),
+        model,
+        seed=run.seed,
+        total_steps=steps,
+        samples=task.samples,
+        classes=task.classes,
+        label_smoothing=task.smoothing,
+        side_by_side=capturable,
+        **in_steps,
+    )
+    if processes > 1 and isinstance(optimizer, SharpnessAware) and optimizer.m_sharpness:
+        state = (*optimizer.vectors, *optimizer.numbers)
+        if state:
+            raise BsamRuntimeError(
+                f"with m_sharpness, the state of {run.method} ({', '.join(state)}) differs between processes, and a "
+                "checkpoint holds only that of the first. Leave m_sharpness out, or choose a method without state"
+            )
+    return TrainStep(
+        forward,
+        optimizer,
+        task.batch_losses,
+        loss,
+        accumulate=run.accumulate,
+        clip_norm=run.clip_norm,
+        scaler=torch.amp.GradScaler(device.type) if run.precision == "fp16" else None,
+        no_sync=getattr(model, "no_sync", contextlib.nullcontext),
+    )
+
+
+def build_method(
+    method: str, arguments: Mapping[str, Any], base: Optimizer, model: nn.Module, **known: Any
+) -> tuple[Optimizer, Distillation | None]:
+    """Return the optimizer of a method, and its loss if it is SAF or MESA.
+
+    Args:
+        method: a name in ``bsam.METHODS``, ``MODULE:CLASS``, or :data:`~bsam.lab.config.BASE` for the base optimizer
+            alone.
+        arguments: the method's arguments, by name.
+        base: the base optimizer.
+        model: the network, or its DDP or compiled wrapper.
+        known: values for the methods that take them as arguments: ``seed``, ``total_steps``, ``samples``,
+            ``classes``, ``label_smoothing``. ``arguments`` take precedence.
+    """
+    if method == BASE:
+        return base, None
+    cls: Any = method_class(method)
+    known = {"base": base, "optimizer": base, "model": model, "reduction": "none", **known}
+    accepted = {name: known[name] for name in inspect.signature(cls).parameters if name in known}
+    optimizer_or_loss = cls(**{**accepted, **arguments})
+    if cls.is_loss:
+        return base, optimizer_or_loss.to(next(model.parameters()).device)
+    return optimizer_or_loss, None
+
+
+def _arguments_of_process(run: Run, processes: int) -> Mapping[str, Any]:
+    """Return the method's arguments for one process: sample counts are divided by the number of processes."""
+    if run.method == BASE:
+        return run.arguments
+    cls = method_class(run.method)
+    shares = dict(run.arguments)
+    for name in cls.counts_of_batch:
+        count = check_count(name, shares.get(name, inspect.signature(cls).parameters[name].default))
+        if count % processes:
+            raise BsamValueError(f"{name} must be a multiple of the number of processes ({processes}), got {count}")
+        shares[name] = count // processes
+    return shares
+
+
+def autocast(run: Run, device: torch.device) -> torch.autocast:
+    """Return the autocast context for the network.
+
+    The cache of casts is off, since its entries would outlive the CUDA graph that captured them.
+    """
+    dtype = torch.float16 if run.precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=run.precision != "fp32", cache_enabled=False)
+
+
+@contextlib.contextmanager
+def as_trained(run: Run, device: torch.device) -> Iterator[None]:
+    """Evaluate networks in the precision of the run's training, without gradients."""
+    emulated = run.precision == "bf16" and is_bf16_emulated(device)
+    with torch.no_grad(), autocast(run, device), emulated_bf16(emulated):
+        yield
+
+
+# ---- the base optimizer
+
+
+def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:
+    """Return the base optimizer; if ``capturable``, its learning rates are tensors on the device.
+
+    The momentum is the first of the ``betas`` for optimizers that have these; ``run.base_arguments`` take precedence.
+    """
+    groups = trained_groups(run, network)
+    for group in groups:
+        lr = run.lr
+        if "lr_scale" in group:
+            group["initial_lr"] = lr  # radii follow the learning rate without lr_scale
+            lr *= group["lr_scale"]
+        group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
+    accepted = parameters_of(run.base)
+    arguments: dict[str, Any] = {"weight_decay": run.weight_decay}
+    if "momentum" in accepted:
+        arguments["momentum"] = run.momentum
+    if "betas" in accepted:
+        arguments["betas"] = (run.momentum, accepted["betas"].default[1])
+    if run.nesterov:
+        arguments["nesterov"] = True
+    if capturable:
+        arguments["fused" if run.base == "sgd" else "capturable"] = True
+    return BASES[run.base](groups, **{**arguments, **as_tuples(run.base_arguments)})
+
+
+def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
+    """Return the groups of trained parameters: one group, one per learning rate, or those of the task.
+
+    With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm. With
+    ``decay="weights"``, parameters without weight decay are in groups of their own.
+    """
+    groups = _groups_by_rate(run, network)
+    if run.decay == "all":
+        return groups
+    bare = undecayed(network)
+    parts = [
+        {**group, "params": [p for p in group["params"] if (p in bare) == is_bare], **settings}
+        for group in groups
+        for is_bare, settings in ((False, {}), (True, {"weight_decay": 0.0}))
+    ]
+    return [part for part in parts if part["params"]]
+
+
+def _groups_by_rate(run: Run, network: nn.Module) -> list[dict[str, Any]]:
+    groups_of_task = task_of(run).parameter_groups(run, network)
+    if groups_of_task is not None:
+        return groups_of_task
+    trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+    if run.head_lr is None and run.layer_decay == 1:
+        return [{"params": [p for _, p in trained]}]
+    depths = dict.fromkeys(dict(network.named_parameters()), 0) if run.layer_decay == 1 else layer_ids(network)
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, p in trained:
+        scale = run.layer_decay ** (max(depths.values()) - depths[name])
+        if run.head_lr is not None and name.startswith(f"{head_name(network)}."):
+            scale = run.head_lr / run.lr
+        groups.setdefault(scale, []).append(p)
+    return [{"params": params, "lr_scale": scale} for scale, params in groups.items()]
+
+
+# ---- the average of the weights
 
 
 class WeightAverage:
@@ -328,3 +845,25 @@ class WeightAverage:
 
 def _tensors(network: nn.Module) -> list[Tensor]:
     return [*network.parameters(), *network.buffers()]
+
+
+# ---- what is measured at the end
+
+
+def _flatness(trainer: Trainer) -> tuple[dict[str, Any], Landscape | None]:
+    """Measure the largest eigenvalue and the loss surface, as the run asks; return the entry of ``flatness.json``, and
+    the surface.
+    """
+    run, surface = trainer.run, None
+    network, loss = trainer.measured_network(), trainer.task.loss
+    examples = trainer.task.examples(CURVATURE_SAMPLES)
+    entry: dict[str, Any] = {"samples": sum(num_samples(x, y) for x, y in examples)}
+    if run.curvature:
+        try:
+            entry["eigenvalues"] = spectrum_info(top_eigenvalues(HessianOperator(network, loss, examples), 1, tol=1e-3))
+        except BsamError:  # a non-finite product: a run that diverged still has a result
+            entry["eigenvalues"] = {"maximum": math.nan, "converged": False}
+    if run.surface is not None:
+        surface = landscape(network, loss, examples, points=run.surface)
+        entry["landscape"] = landscape_info(surface)
+    return entry, surface

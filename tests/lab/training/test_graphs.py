@@ -15,10 +15,9 @@ from bsam.flatness import Probe
 from bsam.lab.config import Run
 from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.captured_steps import CapturedSteps
-from bsam.lab.training.distributed import DistributedContext
-from bsam.lab.training.train_step import build_run_step
-from bsam.lab.training.trainer import Trainer
+from bsam.lab.training.graphs import CapturedSteps
+from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.trainer import Trainer, build_run_step
 from captured_runs import FLOOR, RUNS, SAME, kinds_of_steps, patterns
 from recorded_steps import RecordedGraph, like_a_gpu, recording
 
@@ -128,7 +127,7 @@ def test_probed_steps_are_not_captured_and_change_nothing(name):
     run = RUNS[name].changed(probe=4)
     captured, plain = train(run, True), train(run, False)
     assert captured.take_step._graphs
-    steps = [[reading["step"] for reading in trainer.take_readings()] for trainer in (captured, plain)]
+    steps = [[reading["step"] for reading in trainer.readings] for trainer in (captured, plain)]
     assert steps[0] == steps[1]
     assert len(steps[0]) > 2
     assert distance(captured, plain) < TOLERANCE

@@ -6,12 +6,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...core.optimizer import SharpnessAware
-from .train_step import TrainStep
+
+if TYPE_CHECKING:
+    from .trainer import TrainStep
 
 FILL = 0.9  # the largest share of the free memory that two passes side by side may take
 WARM_UP = 3  # eager steps before the capture, which allocate, choose kernels and compile

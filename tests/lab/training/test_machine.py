@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from torch import nn
 import bsam
 from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.environment import is_bf16_emulated, pick_device, why_compile_fails
-from bsam.lab.training.loop import fit
+from bsam.lab.training import Machine, RunCallbacks, fit
+from bsam.lab.training.machine import is_bf16_emulated, pick_device, why_compile_fails
 
 CPU = torch.device("cpu")
 RUN = Run("bsam", epochs=1, batch=64, limit_train=64, limit_test=50, compile=True)
@@ -49,7 +50,7 @@ def backend(monkeypatch):
 def trained(folder, run=RUN):
     """Return the metrics, the messages, and how the steps were executed."""
     messages = []
-    result = fit(run, folder, device="cpu", on_message=messages.append)
+    result = fit(run, folder, Machine("cpu"), callbacks=RunCallbacks(on_message=messages.append))
     (machine,) = json.loads((folder / "environment.json").read_text())
     metrics = {**result.last.metrics, "seconds": 0}
     return metrics, messages, (machine["compiled"], machine["captured"], machine["processes"])
@@ -114,10 +115,37 @@ def test_emulated_bf16_is_one_message_and_onednn_stays_on(monkeypatch):
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = True
     try:
-        fit(run, device="cpu", on_message=messages.append)  # warnings are errors
+        fit(run, machine=Machine("cpu"), callbacks=RunCallbacks(on_message=messages.append))  # warnings are errors
         assert torch.backends.mkldnn.enabled
     finally:
         torch.backends.mkldnn.enabled = before
     assert len(messages) == 1
     assert "bf16" in messages[0]
     assert warned == [True, False] * 2  # oneDNN was on again in each epoch and each evaluation
+
+
+def test_strings_are_folders():
+    assert Machine(data_dir="data", cache_dir=Path("cache")) == Machine(data_dir=Path("data"), cache_dir="cache")
+    assert Machine("cpu", cache_dir="cache").folders == {"cache_dir": Path("cache")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, got 'tpu'"),
+        ({"checkpoint_every": -1.0}, "checkpoint_every"),
+        ({"checkpoint_every": float("nan")}, "checkpoint_every"),
+        ({"checkpoint_every": float("inf")}, "checkpoint_every"),
+        ({"checkpoint_every": "60"}, "checkpoint_every"),
+        ({"checkpoint_every": None}, "checkpoint_every"),
+        ({"jobs": 0}, "jobs"),
+        ({"jobs": 2, "ray": ""}, "--jobs.*--ray"),
+        ({"gpus_per_run": 0.5}, "--gpus-per-run.*needs ray"),
+        ({"ray": "", "gpus_per_run": 1.5}, "gpus_per_run must be between 0 and 1, or a whole number; got 1.5"),
+        ({"ray": "", "gpus_per_run": -1}, "gpus_per_run"),
+        ({"ray": "", "device": "cuda:1"}, "with Ray, device must be"),
+    ],
+)
+def test_wrong_options_of_the_machine(fields, words):
+    with pytest.raises(bsam.BsamError, match=words):
+        Machine(**fields)
