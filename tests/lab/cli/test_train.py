@@ -15,7 +15,7 @@ import torch
 
 from bsam.lab import cli, read_runs
 from bsam.lab.config import Run
-from bsam.lab.data.entries import ArrayData
+from bsam.lab.data import ArrayData
 from bsam.lab.recipes import describe
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from processes import Command

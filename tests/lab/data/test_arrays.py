@@ -5,10 +5,9 @@ import torch
 from scipy.stats import chisquare
 
 import bsam
-from bsam.lab.data import DATASETS, dataset_entry
+from bsam.lab.data import DATASETS, ArrayData, DrawnPersonData, ImageData, PersonData, dataset_entry
 from bsam.lab.data.arrays import Examples, flip_labels
 from bsam.lab.data.augment import AUGMENTATIONS
-from bsam.lab.data.entries import ArrayData, DrawnPersonData, ImageData, PersonData
 from bsam.lab.data.persons import LSP, MPII
 from bsam.lab.data.pose_augment import POSE_AUGMENTATIONS
 from bsam.lab.data.stick_figures import stick_figures

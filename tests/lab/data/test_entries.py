@@ -14,8 +14,7 @@ import bsam
 from bsam.lab import Machine, cli
 from bsam.lab.cli.train import ConsoleLogger
 from bsam.lab.common.names import name_of
-from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry
-from bsam.lab.data.entries import entry_of_function
+from bsam.lab.data import Dataset, ImageFiles, LabelledFiles, PersonFiles, dataset_entry, entry_of_function
 from bsam.lab.data.persons import LSP
 from bsam.lab.inference.run_flatness import load_run
 from bsam.lab.training import Run

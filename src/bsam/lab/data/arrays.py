@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -158,6 +159,19 @@ class Dataset:
         names = tuple(map(str, class_names or range(classes)))
         return cls("arrays", classes, sets["train"], sets.get("validation"), sets["test"], mean, std, names)
 
+    def checked(self) -> Dataset:
+        """Return a copy in plain types, after checking what a function of the user may have got wrong."""
+        parts = {"train": self.train, "test": self.test, "validation": self.validation}
+        pairs = {name: (part.x, part.y) for name, part in parts.items() if part is not None}
+        checked = Dataset.from_arrays(**pairs, class_names=self.class_names or tuple(map(str, range(self.classes))))
+        if checked.classes != self.classes:
+            raise BsamValueError(f"classes is {self.classes}, but there are {checked.classes} class_names")
+        channels = checked.train.x.shape[1]
+        if {len(self.mean), len(self.std)} - {1, channels}:
+            raise BsamValueError(f"mean and std must be one number, or one for each of the {channels} channels")
+        sets = {name: getattr(checked, name) for name in parts}
+        return replace(self, class_names=checked.class_names, **sets)
+
 
 def _as_examples(name: str, pair: tuple[Array, Array]) -> Examples:
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
@@ -210,6 +224,16 @@ def as_labels(name: str, labels: Array, n: int) -> Tensor:
     if y.min() < 0:
         raise BsamValueError(f"{name} labels must count from 0, got {int(y.min())}")
     return y
+
+
+def as_indices(name: str, values: Any, count: int) -> tuple[int, ...]:
+    """Return whole numbers from 0 to ``count - 1`` as Python integers."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise BsamTypeError(f"{name} must be a 1-D array of whole numbers, got {array.dtype} of shape {array.shape}")
+    if len(array) and not (array.min() >= 0 and array.max() < count):
+        raise BsamValueError(f"{name} must be between 0 and {count - 1}, got {array.min()} to {array.max()}")
+    return tuple(array.tolist())
 
 
 def count_classes(y: Tensor) -> int:
@@ -295,3 +319,55 @@ def flip_labels(
     noisy = labels.clone()
     noisy[wrong] = (labels[wrong] + shift.to(labels)) % classes
     return noisy, wrong
+
+
+IN_TWO_CLASSES = "classes"
+
+
+def find_duplicates(sets: Mapping[str, Sequence[tuple[str, int]]]) -> dict[str, int]:
+    """Count the images of a set whose content is also in another set, and the images whose content has two classes.
+
+    Returns:
+        The numbers that are not 0: of the images of the second set by both sets, such as ``train and test``, and of the
+        images in two classes as ``classes``.
+
+    Example:
+        >>> find_duplicates(
+        ...     {"train": [("a", 0), ("b", 1), ("b", 1)], "test": [("a", 0), ("a", 1)]}
+        ... )
+        {'train and test': 2, 'classes': 3}
+    """
+    found = {}
+    for first, second in combinations(sets, 2):
+        contents = {digest for digest, _ in sets[first]}
+        found[f"{first} and {second}"] = sum(digest in contents for digest, _ in sets[second])
+    pairs = [pair for part in sets.values() for pair in part]
+    classes: dict[str, set[int]] = {}
+    for digest, label in pairs:
+        classes.setdefault(digest, set()).add(label)
+    found[IN_TWO_CLASSES] = sum(len(classes[digest]) > 1 for digest, _ in pairs)
+    return {name: number for name, number in found.items() if number}
+
+
+def duplicate_warnings(duplicates: Mapping[str, int]) -> list[str]:
+    """Return a sentence for each number of :func:`find_duplicates`.
+
+    Example:
+        >>> duplicate_warnings({"classes": 3})
+        ['3 images are in more than one class, as files with the same content: correct their classes.']
+    """
+    sentences = []
+    for name, number in duplicates.items():
+        images, verb = ("image", "is") if number == 1 else ("images", "are")
+        if name == IN_TWO_CLASSES:
+            sentences.append(
+                f"{number:,} {images} {verb} in more than one class, as files with the same content: correct their "
+                "classes."
+            )
+        else:
+            first, _, second = name.partition(" and ")
+            sentences.append(
+                f"{number:,} {images} of the {second} set {verb} also in the {first} set, as files with the same "
+                "content, which raises the score: remove them from one of the sets."
+            )
+    return sentences

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ...common.extras import require_package
+from .arrays import as_indices
 
 VALIDATION_NAMES = ("val", "valid", "validation")
 WINDOWS_FILES = ("Thumbs.db", "desktop.ini")  # hidden files that Windows creates
@@ -55,6 +56,24 @@ class ImageFiles:
         """Training, validation (if there is one) and test set, by field name and in this order."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: files for name, files in parts.items() if files is not None}
+
+    def checked(self) -> ImageFiles:
+        """Return a copy in plain types, after checking what a function of the user may have got wrong."""
+        sets = {}
+        for name, part in self.sets.items():
+            labels = as_indices(f"{name} labels", part.labels, len(self.class_names))
+            if len(labels) != len(part.names) or not labels:
+                raise BsamValueError(
+                    f"{name} must have at least one file, and one label per file; got {len(part.names)} files and "
+                    f"{len(labels)} labels"
+                )
+            sets[name] = LabelledFiles(tuple(map(str, part.names)), labels)
+        if len(self.class_names) < 2:
+            raise BsamValueError(f"class_names must have at least 2 entries, got {self.class_names!r}")
+        folder = Path(self.folder)
+        check_files(folder, [name for part in sets.values() for name in part.names])
+        names = tuple(map(str, self.class_names))
+        return replace(self, folder=folder, class_names=names, **sets)  # type: ignore[arg-type]
 
 
 def read_folder(folder: str | Path, seed: int = 0, test_fraction: float = 0.2) -> ImageFiles:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
+from .arrays import as_indices
 from .downloads import sha256
 from .folders import check_files, read_mat, required
 from .images import Box, BoxError, Crop, Progress, decode_bytes, decode_files, read_image, rounded
@@ -122,6 +123,26 @@ class PersonFiles:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def checked(self) -> PersonFiles:
+        """Return a copy in plain types, after checking what a function of the user may have got wrong."""
+        n = len(self.images)
+        joints = len(self.skeleton.joints)
+        shapes: dict[str, tuple[int, ...]] = {"boxes": (n, 4), "joints": (n, joints, 3), "head_sizes": (n,)}
+        arrays: dict[str, Any] = {}
+        for name, shape in shapes.items():
+            if (values := getattr(self, name)) is not None:
+                arrays[name] = np.asarray(values, np.float64)
+                if arrays[name].shape != shape:
+                    raise BsamValueError(f"{name} must have the shape {shape}, got {arrays[name].shape}")
+        labelled = arrays["joints"][..., 2] > 0
+        if not (np.isfinite(arrays["boxes"]).all() and np.isfinite(arrays["joints"][labelled]).all()):
+            raise BsamValueError("boxes and labelled joints must be finite numbers")
+        for name in ("train", "test"):
+            arrays[name] = np.array(as_indices(name, getattr(self, name), n), np.int64)
+        folder = Path(self.folder)
+        check_files(folder, self.images)
+        return replace(self, folder=folder, images=tuple(self.images), **arrays)
 
 
 def read_lspet(folder: str | Path) -> PersonFiles:

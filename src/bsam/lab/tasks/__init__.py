@@ -8,7 +8,7 @@ from typing import Any
 from ...common.errors import BsamValueError
 from ..common.names import find_object, is_own, known_object, name_of
 from ..config import Run, settings_of_task, store_settings
-from ..data.entries import DatasetEntry
+from ..data import DatasetEntry
 from .classification import Classification
 from .pose import Pose
 from .splits import Splits as Splits

@@ -23,9 +23,9 @@ from .. import quantization
 from ..common.files import MAX_TEXT, read_bytes, reading
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
-from ..data.arrays import Dataset, Examples, flip_labels, wrong_share
+from ..data.arrays import Dataset, Examples, duplicate_warnings, flip_labels, wrong_share
 from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
-from ..data.images import decode, duplicate_warnings
+from ..data.images import decode
 from ..models import build, model_entry
 from ..quantization import calibrate, freeze_scales, quantize
 from .exported import Comparison, Network, Progress, compare_classifier, export_classifier

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from ...common.errors import BsamRuntimeError, BsamValueError
 from ..common.progress import ProgressLine
 from ..config import Run
-from ..data import FOLDER, dataset_entry
+from ..data import FOLDER, ArrayData, DatasetEntry, FunctionData, ImageData, dataset_entry
 from ..data.arrays import Dataset, Examples
 from ..data.augment import RESIZED_CROP, normalise
-from ..data.entries import ArrayData, DatasetEntry, FunctionData, ImageData
 from ..data.images import Resize, load_images
 from ..data.persons import Persons
 from ..models import input_config, model_entry

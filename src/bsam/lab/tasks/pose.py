@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ...common.errors import BsamValueError
 from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
-from ..data import DATASETS, dataset_entry
-from ..data.entries import DrawnPersonData, KnownData, PersonData
+from ..data import DATASETS, DrawnPersonData, KnownData, PersonData, dataset_entry
 from ..data.images import check_box
 from ..data.persons import Persons, PoseData, Skeleton, cut_out, load_persons
 from ..data.pose_augment import POSE_AUGMENTATIONS, PoseAugment, apply, inverse

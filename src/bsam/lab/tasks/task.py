@@ -24,8 +24,7 @@ from ...flatness.dataset_loss import Batches
 from ..common.files import load_tensors, read_bytes, reading
 from ..common.names import call_with, describe_error, find_function, name_of
 from ..config import TASK_SETTINGS, Preset, Run, TaskSettings, to_json_value
-from ..data import Examples, TaskData
-from ..data.entries import DatasetEntry
+from ..data import DatasetEntry, Examples, TaskData
 from .exported import Comparison, Network, Progress, compare_task, export_task
 from .found import FoundValues, NoteReader, Prediction, Shown, drawn_pictures, read_batches
 from .splits import WHOLE, Arrays, Shares, Splits, holdout_mask, load_splits

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from ....common.errors import BsamError
-from ...data.images import duplicate_warnings
+from ...data.arrays import duplicate_warnings
 from ...training.run_dir import RunDir
 
 
