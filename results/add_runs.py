@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from bsam.lab.common.files import write_json
-from bsam.lab.recipes.planning import describe
+from bsam.lab.recipes.plan import describe
 from bsam.lab.training.run_dir import METRICS, RunDir
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from bsam.flatness.probe import Reading
-from bsam.lab.recipes.planning import state_of
+from bsam.lab.recipes.plan import state_of
 from bsam.lab.recipes.variants import variant_of, variants
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from pose_runs import write_predictions

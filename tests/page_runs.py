@@ -11,8 +11,8 @@ import pandas as pd
 from bsam.lab.analysis.runs_table import COLUMNS
 from bsam.lab.config import Run
 from bsam.lab.paper import join
-from bsam.lab.recipes.planning import describe
-from bsam.lab.recipes.variants import arguments, variants
+from bsam.lab.recipes.plan import describe
+from bsam.lab.recipes.variants import arguments_on, variants
 
 UNIT = "test accuracy in %"
 EVIL = "</script><script>document.title = 'broken'</script>"  # a name that is text on the page
@@ -127,7 +127,8 @@ def claim_runs():
         for place, (name, score) in enumerate(scores.items()):
             variant = variants()[name]
             for seed in range(seeds):
-                run = Run(variant.method, arguments(variant, data), model="resnet18", data=data, epochs=200, seed=seed)
+                given = arguments_on(variant, data)
+                run = Run(variant.method, given, model="resnet18", data=data, epochs=200, seed=seed)
                 known = {key: value for key, value in describe(run).items() if key in COLUMNS and value is not None}
                 noise = 0.1 * ((seed + place) % 4)
                 top = {"top_eigenvalue": 100 - score + 2 * noise, "eigenvalue_samples": 256}

@@ -140,7 +140,7 @@ def test_a_file_of_another_type_is_no_traceback(name, content, home, capsys, mon
 
 def test_a_report_with_a_damaged_run(tmp_path, capsys):
     out = tmp_path / "out"
-    planned = RECIPES["sharpness-curves"].study("smoke").plans
+    planned = RECIPES["sharpness-curves"]("smoke").plans
     run = next(plan.run for plan in planned if plan.run.method == "sam")
     assert cli.main(["run", "sharpness-curves", "--only", "sam", "--device", "cpu", "--out", str(out)]) == 0
     command = ["run", "sharpness-curves", "--out", str(out), "--report"]

@@ -24,9 +24,9 @@ from bsam.lab.common import names
 from bsam.lab.config import Run
 from bsam.lab.data import digits
 from bsam.lab.recipes import recipe_of, start
-from bsam.lab.recipes.comparison import compared_runs
-from bsam.lab.recipes.planning import select
-from bsam.lab.tasks import images as task_images
+from bsam.lab.recipes.compare import compared_runs
+from bsam.lab.recipes.plan import select
+from bsam.lab.tasks import images
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -156,7 +156,7 @@ def check_command(line: str) -> None:
         if arguments.command == "compare":
             compared_runs(arguments.methods, settings_of(arguments))
         if arguments.command == "run" and ":" not in arguments.recipe:  # tests/recipes runs those of a module
-            planned = recipe_of(arguments.recipe).study(arguments.scale, arguments.seeds or 1).plans
+            planned = recipe_of(arguments.recipe)(arguments.scale, arguments.seeds or 1).plans
             assert select(planned, arguments.only, arguments.models, arguments.data)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -171,8 +171,9 @@ def check_command(line: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_the_commands_of_a_page_parse(page, monkeypatch):
-    monkeypatch.setattr(task_images, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
-    monkeypatch.setattr(task_images, "model_of_file", lambda path: path.stem)
+    for module in (start, images):
+        monkeypatch.setattr(module, "find_weights", lambda weights, data_dir: weights)  # the reader has the file
+        monkeypatch.setattr(module, "model_of_file", lambda path: path.stem)
     monkeypatch.setattr(start.RunDir, "finished_run", lambda self: Run("sgd"))
     for function in ("my_data:load", "my_data:people"):  # and the functions
         monkeypatch.setitem(names._OWN, function, lambda folder: digits())

@@ -20,7 +20,7 @@ from bsam.lab.inference.pictures import (
     stack,
     text_picture,
 )
-from bsam.lab.recipes.planning import titles_of
+from bsam.lab.recipes.plan import titles_of
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.tasks.found import Picture
 from bsam.lab.tasks.pose import PoseInputs

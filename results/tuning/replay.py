@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from bsam.lab.recipes import Plan
-from bsam.lab.recipes.choice import Choice, Tuning
+from bsam.lab.recipes.tuning import Choice, Tuning
 from bsam.lab.training import Run
 from bsam.lab.training.run_dir import RunState
 

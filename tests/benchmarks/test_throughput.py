@@ -47,6 +47,6 @@ def test_transformers_with_adamw(throughput, tmp_path, capsys):
     assert list(result["cases"]) == list(result["over_base"]) == ["AdamW", "SAM"]
     assert (result["base"], result["batch"]) == ("adamw", 20)
     assert "over adamw" in capsys.readouterr().out
-    assert RECIPES["transformers"].study("paper").plans[0].run.base == "adamw"
+    assert RECIPES["transformers"]("paper").plans[0].run.base == "adamw"
     timed = throughput.BASES["adamw"]
-    assert timed.items() - {("warmup", 1)} <= RECIPES["transformers"].study("paper").plans[0].run.settings().items()
+    assert timed.items() - {("warmup", 1)} <= RECIPES["transformers"]("paper").plans[0].run.settings().items()

@@ -39,7 +39,7 @@ def out(tmp_path):
     """Write the directories of a recipe's finished runs; returns the experiment and the states."""
 
     def fill(name, seeds=2):
-        experiment = RECIPES[name].study(seeds=seeds)
+        experiment = RECIPES[name](seeds=seeds)
         return experiment, [write_run(plan.run, tmp_path) for plan in experiment.plans]
 
     return fill

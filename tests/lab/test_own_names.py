@@ -21,7 +21,7 @@ from bsam.lab.config import Method, method_title
 from bsam.lab.inference import predict
 from bsam.lab.models import build
 from bsam.lab.models.cifar import DigitsNet
-from bsam.lab.recipes.comparison import compared_runs, plan_comparison
+from bsam.lab.recipes.compare import compared_runs, plan_comparison
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from helpers import draw_images
 

@@ -41,7 +41,7 @@ from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.common.names import find_object
 from bsam.lab.inference.pictures import GAP, SIDE
 from bsam.lab.quantization import run_onnx
-from bsam.lab.recipes.comparison import tuning_split
+from bsam.lab.recipes.compare import tuning_split
 from bsam.lab.tasks import task_class
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 

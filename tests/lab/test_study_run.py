@@ -8,7 +8,7 @@ import pytest
 
 from bsam.lab import study_run as module
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.recipes.compare import plan_comparison
 from bsam.lab.running.runner import RunsFailed, StudyCallbacks
 from bsam.lab.study_run import run_study
 from bsam.lab.training import Machine
@@ -21,7 +21,7 @@ def test_the_executor_follows_from_the_machine(monkeypatch):
     monkeypatch.setattr(module, "local_processes", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     machine = Machine("cuda:1")
-    study = replace(RECIPES["radius"].study("smoke"), threads=7)
+    study = replace(RECIPES["radius"]("smoke"), threads=7)
     callbacks = StudyCallbacks()
     module._executor(replace(machine, jobs=3), study, 4, callbacks)
     module._executor(machine, replace(study, workers=2), 4, callbacks)

@@ -19,8 +19,8 @@ import pandas as pd
 from ..common.errors import BsamValueError
 from .analysis.significance import BETTER, WORSE, compare_family
 from .config import BASE, RADIUS_SCHEDULE, ClassificationSettings, Run
-from .recipes.planning import measured_on
-from .recipes.scales import STANDS_FOR
+from .recipes.plan import measured_on
+from .recipes.start import STANDS_FOR
 from .recipes.variants import (
     BSAMS,
     MATCHED,

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from ..common.errors import BsamValueError
 from ..common.extras import require_packages
 from .analysis.sentences import ComparisonResult
+from .cli import report
 from .cli.run import show_study
 from .common.names import find_name, name_of
 from .config import Method, settings_by_heading
-from .recipes.comparison import (
+from .recipes.compare import (
     COMPARE,
     DEFAULT_METHODS,
     LEFT_OUT,
@@ -138,13 +138,10 @@ def write_report(
         baseline: the method that the others are compared with; None takes the base optimizer.
         title: the title of the page.
     """
-    require_packages(dict.fromkeys(("pandas", "scipy", "jinja2", "plotly"), "plot"))
+    require_packages(report.NEEDS)
     from .report.page import page
 
-    page.check_page_file(Path(out))
     paths = [Path(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]
-    for path in paths:
-        if not path.exists():
-            raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
+    report.check_paths(paths, Path(out))
     page.write_report(paths, Path(out), baseline, title)
     return Path(out)

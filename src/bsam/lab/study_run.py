@@ -65,7 +65,7 @@ def run_study(
 
     Example:
         >>> import tempfile
-        >>> from bsam.lab.recipes.comparison import plan_comparison
+        >>> from bsam.lab.recipes.compare import plan_comparison
         >>> with tempfile.TemporaryDirectory() as out:
         ...     runs = plan_comparison(
         ...         ["sgd", "sam"], {"epochs": 1, "limit_train": 128}, seeds=1

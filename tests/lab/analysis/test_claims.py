@@ -11,8 +11,8 @@ from bsam.lab.analysis.sentences import comparison, evidence, seeds_sentence, se
 from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.config import Run
 from bsam.lab.paper import MATCHED_RADII, PAPER_RADII, TUNED_RADII, join, paper_claims
-from bsam.lab.recipes.planning import describe
-from bsam.lab.recipes.variants import arguments, variants
+from bsam.lab.recipes.plan import describe
+from bsam.lab.recipes.variants import arguments_on, variants
 
 NOISE = np.array([0.0, 0.1, -0.1, 0.05])
 
@@ -23,7 +23,7 @@ def runs_of(**scores):
     for number, (name, score) in enumerate(scores.items()):
         variant = variants()[name.removesuffix("_tuned").replace("_", "-")]
         for seed, noise in enumerate(np.roll(NOISE, number)):
-            run = Run(variant.method, arguments(variant, "cifar10"), model="resnet18", data="cifar10", seed=seed)
+            run = Run(variant.method, arguments_on(variant, "cifar10"), model="resnet18", data="cifar10", seed=seed)
             about = describe(run, tuned=True, row=f"{variant.title}, tuned") if "_tuned" in name else describe(run)
             known = {key: value for key, value in about.items() if key in COLUMNS and value is not None}
             numbers = {"score": score + noise, "top_eigenvalue": 100 - score + 2 * noise, "eigenvalue_samples": 256}

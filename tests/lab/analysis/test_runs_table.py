@@ -11,7 +11,7 @@ from bsam.lab.analysis.runs_table import COLUMNS, read_epochs, read_runs
 from bsam.lab.analysis.significance import compare_family, compare_rows
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.planning import TUNING_SEED, describe
+from bsam.lab.recipes.plan import TUNING_SEED, describe
 from bsam.lab.recipes.variants import passes_of
 from bsam.lab.training.run_dir import run_dir_name
 from fake_fit import FakeFit

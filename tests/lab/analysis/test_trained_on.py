@@ -6,7 +6,7 @@ import pytest
 
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import describe
+from bsam.lab.recipes.plan import describe
 from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from fake_fit import FakeFit

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bsam.lab import cli
+from bsam.lab.recipes import RECIPES
 from helpers import draw_images
 from pose_runs import train_pose
 
@@ -63,6 +65,17 @@ def images_run(trained: Callable[..., Path], images: Path) -> Path:
 @pytest.fixture(scope="session")
 def pose_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_pose(tmp_path_factory.mktemp("pose") / "run")
+
+
+@pytest.fixture
+def demo_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``bsam demo`` train in the process of the test, where other fixtures have an effect."""
+    made = RECIPES["demo"]
+
+    def without_workers(*given: object) -> object:
+        return replace(made.study_without_runs(*given), workers=1)
+
+    monkeypatch.setitem(RECIPES, "demo", replace(made, study_without_runs=without_workers))
 
 
 @pytest.fixture

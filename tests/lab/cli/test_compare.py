@@ -14,7 +14,7 @@ from scipy import stats
 import bsam
 from bsam.common.errors import BsamValueError
 from bsam.lab import cli
-from bsam.lab.recipes.comparison import compared_runs
+from bsam.lab.recipes.compare import compared_runs
 from bsam.lab.running.runner import RunsFailed
 from bsam.lab.training import Machine
 from bsam.lab.training.run_dir import run_dir_name

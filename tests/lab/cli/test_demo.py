@@ -7,16 +7,16 @@ import torch
 
 from bsam.lab import cli
 from bsam.lab.config import Run
-from bsam.lab.recipes import demo_recipe, experiments
+from bsam.lab.recipes import RECIPES
 from bsam.lab.training import Machine, fit
 from fake_fit import train_by
 
 
 @pytest.fixture
-def small(monkeypatch, small_measurements):
+def small(monkeypatch, small_measurements, demo_in_one_process):
     """Train in this process, with one thread as the workers do, and measure on less."""
-    monkeypatch.setitem(experiments.SCALES, "demo", replace(experiments.SCALES["demo"], workers=1))
-    monkeypatch.setattr(demo_recipe, "LANDSCAPE_POINTS", 3)
+    scales = {"demo": {**RECIPES["demo"].scales["demo"], "surface": 3}}
+    monkeypatch.setitem(RECIPES, "demo", replace(RECIPES["demo"], scales=scales))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from bsam.lab import cli
 from bsam.lab.data import DATASETS
 from bsam.lab.models import build
-from bsam.lab.recipes import more_recipes
+from bsam.lab.recipes import RECIPES
 from bsam.lab.training.run_dir import RunDir
 from helpers import draw_persons
 
@@ -67,8 +68,8 @@ def test_a_diverged_run_has_no_predictions(tmp_path, error_of, monkeypatch):
 
 def test_a_small_experiment(tmp_path, monkeypatch):
     """Really trained; the table has all measures of each run and the baseline, as they are in the run directories."""
-    small = {**more_recipes.POSE_SETTINGS["smoke"], "epochs": 1, "limit_train": 24, "limit_test": 10}
-    monkeypatch.setitem(more_recipes.POSE_SETTINGS, "smoke", small)
+    small = {**RECIPES["pose"].scales["smoke"], "epochs": 1, "limit_train": 24, "limit_test": 10}
+    monkeypatch.setitem(RECIPES, "pose", replace(RECIPES["pose"], scales={"smoke": small}))
     monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 40)
     figures = DATASETS["stick_figures"].draw(24)
     before = figures.train.x.clone(), figures.train.y.clone()

@@ -17,7 +17,7 @@ from bsam.common.errors import BsamValueError
 from bsam.lab import cli
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import TUNING_SEED, describe
+from bsam.lab.recipes.plan import TUNING_SEED, describe
 from bsam.lab.training.run_dir import RunDir
 from fake_fit import FakeFit
 from page_runs import cells_of

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bsam.lab import Machine, cli, study_run
-from bsam.lab.cli.run_console import name_of
+from bsam.lab.cli.run_console import run_title
 from bsam.lab.common.files import RunLocked
-from bsam.lab.recipes import RECIPES, experiments
+from bsam.lab.recipes import RECIPES
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variants
 from bsam.lab.running.runner import run_all
@@ -41,19 +41,19 @@ def folders(out):
     return {path.name for path in out.iterdir() if path.is_dir()}
 
 
-ELSEWHERE = ("demo", "pose", "radius")  # other files test them
+TESTED = [name for name in RECIPES if name not in ("demo", "pose", "radius")]  # other files test these
 
 
 @pytest.fixture
 def small(monkeypatch, small_measurements):
     """The scale smoke with one epoch on fewer images, and rough eigenvalues."""
-    settings = experiments.SCALES["smoke"].settings
-    for name in ("batch", "limit_train", "limit_test"):
-        monkeypatch.setitem(settings, name, settings[name] // 8)
-    monkeypatch.setitem(settings, "epochs", 1)
+    for name in TESTED:
+        scale = RECIPES[name].scales["smoke"]
+        fewer = {key: max(1, scale[key] // 8) for key in ("batch", "limit_train", "limit_test")}
+        monkeypatch.setitem(RECIPES, name, replace(RECIPES[name], scales={"smoke": {**scale, **fewer, "epochs": 1}}))
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", TESTED)
 @pytest.mark.usefixtures("small")
 def test_smoke(name, tmp_path, capsys):
     """The cheapest methods of every recipe, really trained; then nothing is left to do."""
@@ -97,7 +97,7 @@ def test_the_study_of_the_total_radius_compares_at_equal_radii(tmp_path, monkeyp
 
 def test_every_method_trains_at_the_scale_smoke(tmp_path):
     """On a smaller network and less data."""
-    plans = RECIPES["classification"].study("smoke").plans
+    plans = RECIPES["classification"]("smoke").plans
     runs = [plan.run for plan in plans if plan.run.model == "resnet8"]
     assert len(runs) == len(variants())
     runs = [replace(run, model="digits_net", batch=16, limit_train=32, limit_test=20) for run in runs]
@@ -132,15 +132,15 @@ def test_the_plan_of_the_demo_is_that_of_bsam_demo(tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr("bsam.lab.cli.run.show_study", note)
     assert cli.main(["demo"]) == 0
-    assert plans == RECIPES["demo"].study().plans
+    assert plans == RECIPES["demo"]().plans
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_labels_of_runs_are_distinct(name, tmp_path):
     for scale in RECIPES[name].scales:
-        study = RECIPES[name].study(scale, seeds=2)
+        study = RECIPES[name](scale, seeds=2)
         trials = study.decide(Snapshot(tmp_path)).trials
-        labels = [name_of(plan.run) for plan in (*trials, *study.plans)]
+        labels = [run_title(plan.run) for plan in (*trials, *study.plans)]
         assert len(set(labels)) == len(labels)
 
 
@@ -177,10 +177,10 @@ def test_the_default_folder_and_report_without_training(tmp_path, capsys, monkey
 
 
 def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, capsys, monkeypatch):
-    runs = [plan.run for plan in RECIPES["training-curves"].study("smoke").plans[:3]]
+    runs = [plan.run for plan in RECIPES["training-curves"]("smoke").plans[:3]]
     runs = [replace(run, model="digits_net", epochs=1) for run in runs]
     runs[1:] = [replace(runs[1], arguments={"rho": -1.0}), replace(runs[2], lr=1e30)]
-    monkeypatch.setitem(RECIPES, "training-curves", replace(RECIPES["training-curves"], function=lambda _: runs))
+    monkeypatch.setitem(RECIPES, "training-curves", replace(RECIPES["training-curves"], function=lambda **_: runs))
     assert cli.main(["run", "training-curves", "--out", str(tmp_path), "--device", "cpu"]) == 2
     out, error = capsys.readouterr()
     assert "Written: " in out
@@ -192,6 +192,7 @@ def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, 
     assert (tmp_path / run_dir_name(runs[1]) / "log.txt").exists()
 
 
+@pytest.mark.usefixtures("demo_in_one_process")
 def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch):
     """Nor one whose tuning runs another process holds. The row without tuning is trained."""
     tried = []
@@ -203,7 +204,6 @@ def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch)
         raise RunLocked("another process is training there")
 
     train_by(fit, monkeypatch)
-    monkeypatch.setitem(experiments.SCALES, "demo", replace(experiments.SCALES["demo"], workers=1))
     command = ["demo", "--out", str(tmp_path), "--methods", "sgd", "--seeds", "2", "--epochs", "1"]
     assert cli.main(command) == 2
     out, error = capsys.readouterr()
@@ -250,7 +250,7 @@ def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, t
 def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
     """As a terminal sends Ctrl-C, and a cluster SIGTERM at the end of a job's time."""
     process = Command("run", "training-curves", "--out", str(tmp_path), "--device", "cpu", "--jobs", "2")
-    plans = RECIPES["training-curves"].study("smoke").plans
+    plans = RECIPES["training-curves"]("smoke").plans
     logs = [tmp_path / plan.name / "log.txt" for plan in plans[:2]]
     while not all(log.exists() and "process " in log.read_text() for log in logs):
         assert process.returncode is None
@@ -268,7 +268,7 @@ def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
 
 
 def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
-    first, second, *_ = (plan.run for plan in RECIPES["training-curves"].study("smoke").plans)
+    first, second, *_ = (plan.run for plan in RECIPES["training-curves"]("smoke").plans)
     arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     seconds = []
 
@@ -316,7 +316,7 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
     """In the plan, in the training, and in the results; once it is repaired, nothing is missing."""
     fit = train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
-    plans = RECIPES["label-noise"].study().plans
+    plans = RECIPES["label-noise"]().plans
     names = [plan.name for plan in plans if plan.about["variant"] in ("sgd", "sam")]
     (tmp_path / names[0]).mkdir()
     damaged = tmp_path / names[0] / "config.json"

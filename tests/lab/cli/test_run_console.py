@@ -1,13 +1,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from bsam.lab.cli.run_console import EtaEstimator, name_of, plan_table, show_runs, totals
+from bsam.lab.cli.run_console import EtaEstimator, plan_table, run_title, show_runs, totals
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
 from bsam.lab.running.runner import Progress
 from bsam.lab.training.run_dir import RunState
 
-CURVES = RECIPES["training-curves"].study("smoke")
+CURVES = RECIPES["training-curves"]("smoke")
 
 
 def test_the_plan():
@@ -24,7 +24,7 @@ def test_the_plan():
     assert [row[-2] for row in rows[1:]] == ["8.0", "18", "12", "18"]
     assert all("missing" in row for row in rows[2:])
     assert "5 runs: 1 finished, 1 in progress, 3 not started. Time left: about 56 s." in text
-    assert all(name_of(run) in text for run in runs)
+    assert all(run_title(run) in text for run in runs)
     assert "?" in str(plan_table(CURVES, [RunState(run, Path("c")) for run in runs]))
     assert all("1 run:" in f"{text}:" for text in (plan_table(CURVES, states[:1]).title, totals(states[:1])))
 
@@ -52,10 +52,10 @@ def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
         callbacks.on_message("Something new.")
     out, error = capsys.readouterr()
     assert out.splitlines() == [
-        f"{name_of(run)}: done. 1 of 5 done, 2 running, 2 failed, 0 waiting, left: about 90 s",
-        f"{name_of(run)}: the training loss is nan in epoch 2",
-        f"{name_of(run)}: no folder",
-        f"{name_of(run)}: out of memory. See {tmp_path / 'log.txt'}",
+        f"{run_title(run)}: done. 1 of 5 done, 2 running, 2 failed, 0 waiting, left: about 90 s",
+        f"{run_title(run)}: the training loss is nan in epoch 2",
+        f"{run_title(run)}: no folder",
+        f"{run_title(run)}: out of memory. See {tmp_path / 'log.txt'}",
         "Something else.",
         "Something new.",
     ]

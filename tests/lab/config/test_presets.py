@@ -10,7 +10,7 @@ from bsam.lab.cli.run_flags import add_run_flags, run_of
 from bsam.lab.config import ClassificationSettings, PoseSettings, Preset, Run, TaskSettings, setting
 from bsam.lab.data.augment import AUGMENTATIONS, EXAMPLE
 from bsam.lab.data.pose_augment import POSE_AUGMENTATIONS
-from bsam.lab.recipes.comparison import compared_runs
+from bsam.lab.recipes.compare import compared_runs
 
 PLAIN = {"base": "sgd", "lr": 0.05, "weight_decay": 1e-3, "decay": "all", "batch": 128, "epochs": 200}
 FINE_TUNED = {**PLAIN, "epochs": 30, "lr": 0.01, "weight_decay": 1e-4, "label_smoothing": 0.0}

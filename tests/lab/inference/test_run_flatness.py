@@ -15,7 +15,7 @@ from bsam.flatness import HessianOperator, landscape, sharpness, spectral_densit
 from bsam.lab.common.names import find_function
 from bsam.lab.config import Run
 from bsam.lab.inference.run_flatness import FlatnessSettings, load, loss_of, measure, runs_in_folders
-from bsam.lab.recipes.planning import describe
+from bsam.lab.recipes.plan import describe
 from fake_fit import FakeFit
 
 

@@ -5,7 +5,7 @@ import pytest
 from bsam.common.errors import BsamValueError
 from bsam.lab.config import Run
 from bsam.lab.paper import paper_table
-from bsam.lab.recipes.comparison import compared_runs, comparison_folder, plan_comparison, tuning_split
+from bsam.lab.recipes.compare import compared_runs, comparison_folder, plan_comparison, tuning_split
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.variants import variant_of, variants
 

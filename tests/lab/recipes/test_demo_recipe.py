@@ -6,9 +6,9 @@ import pytest
 
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates, demo_recipe
+from bsam.lab.recipes.demo_recipe import DEFAULT, TUNED_SGD, candidates
 from bsam.lab.recipes.study import Snapshot
-from bsam.lab.recipes.variants import arguments, variant_of, variants
+from bsam.lab.recipes.variants import arguments_on, variant_of, variants
 from bsam.lab.report.recipe_results import write_results
 from bsam.lab.running.runner import run_all
 from fake_fit import FakeFit, train_by
@@ -34,9 +34,9 @@ def asked(monkeypatch):
     return fit.asked
 
 
-def run_demo(recipe, out, **seeds):
+def run_demo(out, **options):
     """Do what ``bsam demo`` does, in this process; return the final runs."""
-    experiment = recipe.study(**seeds)
+    experiment = RECIPES["demo"](**options)
     run_all([plan.run for plan in experiment.decide(Snapshot(out)).trials], out)
     finals = experiment.decide(Snapshot(out)).finals
     run_all([plan.run for plan in finals], out)
@@ -45,14 +45,14 @@ def run_demo(recipe, out, **seeds):
 
 def test_every_method_has_three_candidates_which_are_arguments_only_and_sgd_has_none():
     for variant in variants().values():
-        run = Run.of(variant.method, arguments(variant, "digits"), **SHARED)
+        run = Run.of(variant.method, arguments_on(variant, "digits"), **SHARED)
         found = candidates(run)
         assert len({repr(tried) for tried in found}) == len(found) == (0 if variant.name == "sgd" else 3)
         assert all(list(tried) == ["arguments"] and variant_of(replace(run, **tried)) == variant for tried in found)
 
 
 def test_every_setting_but_the_chosen_ones_is_shared(tmp_path):
-    experiment = demo_recipe().study(seeds=1)
+    experiment = RECIPES["demo"](seeds=1)
     tuning = {**SHARED, "seed": 10_000, "eval_split": "validation"}
     assert [plan.run for plan in experiment.decide(Snapshot(tmp_path)).trials] == [
         *(Run.of("sam", {"rho": rho}, **tuning) for rho in (0.1, 0.2, 0.4)),
@@ -66,7 +66,7 @@ def test_every_setting_but_the_chosen_ones_is_shared(tmp_path):
 
 
 def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp_path, asked):
-    finals = run_demo(demo_recipe(epochs=4), tmp_path, seeds=2, first_seed=3)
+    finals = run_demo(tmp_path, epochs=4, seeds=2, first_seed=3)
     tuning, final = asked[:9], asked[9:]
     assert {(run.eval_split, run.seed, run.curvature, run.surface) for run in tuning} == {
         ("validation", 10_003, False, None)
@@ -83,8 +83,8 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
 
 def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tmp_path, asked, monkeypatch):
     monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: None)
-    run_demo(demo_recipe(epochs=1), tmp_path, seeds=3)
-    study = demo_recipe(epochs=1).study(seeds=3)
+    run_demo(tmp_path, epochs=1, seeds=3)
+    study = RECIPES["demo"](epochs=1, seeds=3)
     result = write_results(study, study.decide(Snapshot(tmp_path)))
     _, tuning = result.tables
     assert "validation" in tuning.title
@@ -94,15 +94,14 @@ def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tm
 
 
 def test_without_sgd_the_first_method_is_the_baseline():
-    assert demo_recipe(["bsam", "sam"]).study(seeds=1).baseline == "BSAM (Algorithm 1)"
+    assert RECIPES["demo"](methods=["bsam", "sam"]).baseline == "BSAM (Algorithm 1)"
 
 
 def test_another_selection_in_the_same_folder_trains_what_is_missing(tmp_path, asked):
-    before = run_demo(demo_recipe(), tmp_path, seeds=1)
+    before = run_demo(tmp_path, seeds=1)
     asked.clear()
-    finals = run_demo(demo_recipe(["bsam-2", "sgd"]), tmp_path, seeds=1)
+    finals = run_demo(tmp_path, methods=["bsam-2", "sgd"], seeds=1)
     assert {variant_of(run).name for run in asked} == {"bsam-2"}
     assert len(asked) == 4
     assert [plan.about["row"] for plan in finals] == ["BSAM (2 passes)", "SGD", TUNED_SGD]
     assert [plan.name for plan in finals[1:]] == [before[0].name, before[3].name]
-    assert RECIPES["demo"].study(seeds=1).plans == demo_recipe().study(seeds=1).plans  # as it was

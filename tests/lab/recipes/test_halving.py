@@ -9,9 +9,9 @@ import pytest
 
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Plan
-from bsam.lab.recipes.choice import RUNGS, WINDOW, Choice, Tuning, rungs, start_of
-from bsam.lab.recipes.planning import select
+from bsam.lab.recipes.plan import select
 from bsam.lab.recipes.study import Snapshot
+from bsam.lab.recipes.tuning import RUNGS, WINDOW, Choice, Tuning, rungs, start_of
 from bsam.lab.report.tuning_section import tuning_tables
 from bsam.lab.running.runner import run_all
 from bsam.lab.training.run_dir import RunState, run_dir_name
@@ -134,7 +134,7 @@ def test_a_candidate_that_stops_early_is_compared_at_that_epoch():
 
 def test_runs_go_on_in_their_folders_and_tables_say_where_they_stopped(monkeypatch, tmp_path):
     fit = train_by(FakeFit(lambda run: 0.3 + run.arguments["rho"] if run.arguments else 0.5), monkeypatch)
-    study = RECIPES["classification"].study("smoke", 1, tune=True)
+    study = RECIPES["classification"]("smoke", 1, tune=True)
     plans = [replace(plan, run=replace(plan.run, epochs=EPOCHS)) for plan in select(study.plans, ["sam"])[:1]]
     study = replace(study, plans=plans)
     first, last = rungs(EPOCHS, 4)

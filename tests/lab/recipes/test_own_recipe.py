@@ -1,14 +1,18 @@
 """A user's recipe: the one of the guide, in a module of the current folder."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bsam.lab import cli
-from bsam.lab.config import Run
-from bsam.lab.recipes import RECIPES, Plan, recipe
+from bsam.lab.recipes import RECIPES, variants
+from bsam.lab.recipes.paper_recipes import method_run
+from bsam.lab.recipes.variants import MATCHED
 from fake_fit import FakeFit, train_by
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "own-recipe.md"
@@ -35,21 +39,23 @@ def test_the_recipes_of_the_guide(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("data", ["fashion_mnist", "folder:pets"])
 def test_data_without_a_radius_of_a_paper_gets_the_defaults(data):
-    from bsam.lab.recipes import Scale, variants
-    from bsam.lab.recipes.variants import MATCHED
-
-    small = Scale("small", "few epochs", ("resnet8",), (data,), settings={"epochs": 2})
     for name, variant in variants().items():
-        run = small.run(variant, "resnet8", data)
+        run = method_run(name, "resnet8", data)
         if name in MATCHED:
             assert run.arguments == {"rho": 0.1, "rho_floor": {"sam-sum": 0.1, "sam-follow": 0.05}[name]}
         else:
             assert run.arguments == variant.arguments  # two passes, as released
-    assert {plan.run.data for plan in RECIPES["radius"].study(small, 1).plans} == {data}
+    assert {plan.run.data for plan in RECIPES["radius"]("paper", model="resnet8", data=data).plans} == {data}
 
 
-METHOD = """
+RECIPES_OF_A_USER = """
+from torch import nn
+
 import bsam
+from bsam.lab import Run
+from bsam.lab.recipes import Plan, recipe
+from segmentation import Segmentation
+
 
 class Thrice(bsam.SharpnessAware):
     passes = 3
@@ -59,11 +65,42 @@ class Thrice(bsam.SharpnessAware):
 
     def direction(self, L):
         return L.grad()
+
+
+def linear(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+SMALL = {"epochs": 1, "limit_train": 32, "limit_test": 20, "batch": 16}
+
+
+@recipe("My network and my method", scales={"small": SMALL}, baseline="sgd")
+def mine(**settings):
+    own = {"model": "own_recipes:linear", **settings}
+    return [Run.of("sgd", **own), Plan(Run.of("own_recipes:Thrice", **own), row="Ours")]
+
+
+@recipe("My task", scales={"small": {**SMALL, "task": Segmentation, "widths": (2, 3)}})
+def shapes(widths, **settings):
+    runs = [Run.of("sam", width=width, **settings) for width in widths]
+    return [Plan(run, column=f"width {width}") for run, width in zip(runs, widths)]
 """
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def test_the_method_of_a_planned_run_is_imported(monkeypatch, tmp_path):
-    (tmp_path / "own_step.py").write_text(METHOD)
-    monkeypatch.syspath_prepend(tmp_path)
-    made = recipe("Mine", scales=["smoke"])(lambda scale: [Plan(Run("own_step:Thrice"), row="Ours")])
-    assert [plan.about["passes"] for plan in made.study().plans] == [3]
+@pytest.mark.parametrize(("name", "cells"), [("mine", ["SGD", "Ours"]), ("shapes", ["width 2", "width 3"])])
+def test_networks_methods_and_tasks_of_a_user(name, cells, tmp_path):
+    """Naming the recipe imports them, in this process and in those of ``--jobs``, from a folder elsewhere."""
+    (tmp_path / "own_recipes.py").write_text(RECIPES_OF_A_USER)
+    (tmp_path / "segmentation.py").write_text((EXAMPLES / "segmentation.py").read_text())
+    program = [sys.executable, "-m", "bsam", "run", f"own_recipes:{name}", "--jobs", "2", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "runs" / f"{name}-small"
+    results = json.loads((out / "results.json").read_text())
+    assert [run["state"] for run in results["runs"]] == ["done", "done"]
+    table = (out / "table.md").read_text()
+    assert all(cell in table for cell in cells)
+    if name == "mine":
+        assert [run["about"]["passes"] for run in results["runs"]] == [1, 3]

@@ -7,7 +7,7 @@ import pytest
 from bsam.common.errors import BsamValueError
 from bsam.lab.config import Run
 from bsam.lab.recipes import Plan, describe
-from bsam.lab.recipes.planning import with_seed
+from bsam.lab.recipes.plan import with_seed
 from bsam.lab.training.run_dir import run_dir_name
 
 KEYS = {"experiment", "row", "place", "section", "column", "variant", "radius", "passes", "tuned", "trial", "shared"}

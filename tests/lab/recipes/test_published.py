@@ -35,8 +35,8 @@ CIFAR = Run("sam", model="resnet18", data="cifar10")
 
 def test_a_given_number_wins_against_that_of_the_table(tmp_path):
     sgd, sam = Run("sgd", model="resnet18", data="cifar10", epochs=2), replace(CIFAR, epochs=2)
-    made = recipe("Two", scales=["paper"], published="classification")(lambda scale: [Plan(sgd, published=50.0), sam])
-    experiment = made.study()
+    made = recipe("Two", scales={"paper": {}}, published="classification")(lambda: [Plan(sgd, published=50.0), sam])
+    experiment = made()
     for plan in experiment.plans:
         write_run(plan.run, tmp_path)
     runs = join(runs_of(experiment.plans, tmp_path))
@@ -108,7 +108,7 @@ def test_numbers_from_elsewhere_have_a_note():
 )
 def test_published_numbers_stand_where_they_belong(name, count):
     def published(scale):
-        plans = RECIPES[name].study(scale, 1).plans
+        plans = RECIPES[name](scale, 1).plans
         return [of_paper(plan.run, table=plan.about.get("published_table", ""))["published"] for plan in plans]
 
     assert sum(number is not None for number in published("paper")) == count

@@ -11,8 +11,8 @@ import bsam
 from bsam.lab.config import Run
 from bsam.lab.models import MODELS
 from bsam.lab.recipes import RECIPES
-from bsam.lab.recipes.planning import select
-from bsam.lab.recipes.variants import BSAMS, MATCHED, arguments, passes_of, variant_of, variants
+from bsam.lab.recipes.plan import select
+from bsam.lab.recipes.variants import BSAMS, MATCHED, arguments_on, passes_of, variant_of, variants
 from bsam.lab.training.run_dir import run_dir_name
 from bsam.methods import METHODS
 
@@ -23,7 +23,7 @@ TRANSFER_DATA = ("cifar10", "cifar100", "flowers102", "stanford_cars", "oxford_p
 
 
 def runs_of(name, scale="paper", seeds=1, **more):
-    return [plan.run for plan in RECIPES[name].study(scale, seeds, **more).plans]
+    return [plan.run for plan in RECIPES[name](scale, seeds, **more).plans]
 
 
 def built(run):
@@ -56,7 +56,7 @@ def test_every_method_is_a_variant_and_bsam_is_three():
 @pytest.mark.parametrize("data", [*BOTH, "digits", "folder:pets"])
 def test_a_run_finds_its_variant_again_and_repeats_no_default(data):
     for variant in variants().values():
-        run = Run(variant.method, arguments(variant, data))
+        run = Run(variant.method, arguments_on(variant, data))
         assert variant_of(run) == variant
         for name, value in run.arguments.items():
             if name not in ("rho_max", "rho_min"):  # rho_floor has no default
@@ -79,7 +79,7 @@ def test_hyperparameters_as_in_the_papers(names, on_cifar10, on_cifar100):
         variant = variants()[name]
         defaults = {name: p.default for name, p in inspect.signature(METHODS[variant.method]).parameters.items()}
         for data, expected in zip(BOTH, (on_cifar10, on_cifar100), strict=True):
-            assert expected.items() <= {**defaults, **arguments(variant, data)}.items()
+            assert expected.items() <= {**defaults, **arguments_on(variant, data)}.items()
 
 
 def test_the_classification_table_is_three_networks_two_data_sets_all_methods():
@@ -159,7 +159,7 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
             0.01,
             True,
         )
-    plans = RECIPES["quantization"].study(scale, 2).plans
+    plans = RECIPES["quantization"](scale, 2).plans
     chosen = select(plans, ["bsam-2"], ["mobilenet_v1"])
     assert [(plan.run.task.weight_bits, plan.run.seed) for plan in chosen] == [(None, 0), (None, 1), (4, 0), (4, 1)]
     assert select(chosen) == chosen
@@ -168,7 +168,7 @@ def test_quantized_runs_start_from_the_float_network_of_their_seed(scale, epochs
 @pytest.mark.parametrize("scale", ["smoke", "short", "paper"])
 def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
     """By the optimizers that the runs build, at the start, in the middle and at the end of training."""
-    sgd, *plans = RECIPES["radius"].study(scale, 1).plans
+    sgd, *plans = RECIPES["radius"](scale, 1).plans
     data = "digits" if scale == "smoke" else "cifar10"
     assert sgd.run.method == "base"
     found = []
@@ -186,7 +186,7 @@ def test_every_method_has_every_total_radius_and_the_same_schedule(scale):
 
 @pytest.mark.parametrize("scale", ["smoke", "paper"])
 def test_transformers_train_with_adamw_at_equal_radii_and_twice_as_long(scale):
-    plans = RECIPES["transformers"].study(scale, 1).plans
+    plans = RECIPES["transformers"](scale, 1).plans
     size = {"smoke": ("vit-nano", 32, 2, ["digits"]), "paper": ("vit-tiny", 512, 100, ["cifar100", "cifar10"])}[scale]
     model, batch, epochs, data = size
     assert list(dict.fromkeys(plan.run.data for plan in plans)) == data
@@ -236,25 +236,49 @@ def test_short_is_the_paper_with_fewer_epochs(name):
 def test_smoke_has_every_row_in_small(name):
     small = {"timm:test_efficientnet", "timm:test_resnet", "simcc_resnet8"}
     small |= {model for model, entry in MODELS.items() if entry.parameters < 120_000}
-    smoke, paper = (RECIPES[name].study(scale, 1) for scale in ("smoke", "paper"))
+    smoke, paper = (RECIPES[name](scale, 1) for scale in ("smoke", "paper"))
     assert all(plan.run.model in small and plan.run.weights is None and plan.run.epochs < 5 for plan in smoke.plans)
     assert {plan.about["row"] for plan in smoke.plans} == {plan.about["row"] for plan in paper.plans}
     assert "smoke" in smoke.title
-    assert "smoke" not in RECIPES["radius"].study("smoke").title  # the whole study on digits
+    assert "smoke" not in RECIPES["radius"]("smoke").title  # the whole study on digits
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_directories_and_rows_are_unique_and_seeds_come_one_after_the_other(recipe):
     for scale in recipe.scales:
-        plans = recipe.study(scale, 3).plans
+        plans = recipe(scale, 3).plans
         assert len({plan.name for plan in plans}) == len(plans)
         assert all(set(plan.name) <= set(string.ascii_letters + string.digits + "-_.") for plan in plans)
         assert [plan.run.seed for plan in plans] == sorted(plan.run.seed for plan in plans)
         assert len({(plan.about["experiment"], plan.about["row"], plan.run.seed) for plan in plans}) == len(plans)
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "expected"),
+    [
+        ("classification", "smoke", (1, 1)),
+        ("classification", "paper", (None, 1)),
+        ("radius", "smoke", (1, 2)),
+        ("radius", "short", (None, 1)),
+        ("demo", None, (1, 2)),
+    ],
+)
+def test_small_networks_train_with_one_thread_and_those_of_real_studies_two_at_a_time(name, scale, expected):
+    study = RECIPES[name](scale)
+    assert (study.threads, study.workers) == expected
+
+
+def test_arguments_of_a_scale_may_be_changed():
+    study = RECIPES["label-noise"]("paper", networks=("resnet8", "resnet20"), data=("digits",), epochs=3)
+    assert {(plan.run.model, plan.run.data, plan.run.epochs) for plan in study.plans} == {
+        ("resnet8", "digits", 3),
+        ("resnet20", "digits", 3),
+    }
+    assert study.settings == {"epochs": 3, "precision": "bf16", "compile": True}  # what a folder holds: no lists
+
+
 def test_a_selection():
-    plans = RECIPES["classification"].study("paper", 2).plans
+    plans = RECIPES["classification"]("paper", 2).plans
     assert select(plans) == plans
     chosen = select(plans, models=["resnet18"], data=["cifar10"])
     assert chosen == [plan for plan in plans if (plan.run.model, plan.run.data) == ("resnet18", "cifar10")]

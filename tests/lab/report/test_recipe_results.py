@@ -9,8 +9,8 @@ import bsam
 from bsam.lab.analysis.runs_table import read_runs
 from bsam.lab.config import Run
 from bsam.lab.models import model_entry
-from bsam.lab.recipes import RECIPES, Scale, recipe
-from bsam.lab.recipes.comparison import plan_comparison
+from bsam.lab.recipes import RECIPES, recipe
+from bsam.lab.recipes.compare import plan_comparison
 from bsam.lab.recipes.study import Snapshot
 from bsam.lab.report.recipe_results import _entry, check_folder, claim_folder, origin_info, runs_of, write_results
 from bsam.lab.training.run_dir import RunDir
@@ -49,7 +49,7 @@ def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
 
 
 def test_nothing_finished_has_no_table_and_no_page(tmp_path):
-    experiment = RECIPES["training-curves"].study("smoke")
+    experiment = RECIPES["training-curves"]("smoke")
     result = write_results(experiment, experiment.decide(Snapshot(tmp_path)))
     assert (result.tables, result.page, len(result.files)) == ([], None, 2)
     assert "5 runs are not finished." in (tmp_path / "table.md").read_text()
@@ -86,14 +86,12 @@ def test_each_experiment_has_its_own_comparison(options, tmp_path, monkeypatch):
         return 0.6 + (gain if run.model == "resnet8" else -gain)
 
     monkeypatch.setattr("finished_runs.accuracy_of", accuracy)
-    small = Scale("small", "two epochs", settings={"epochs": 2})
 
-    @recipe("Two networks", scales=[small], **options)
-    def two(scale):
-        settings = {"data": "digits", **scale.settings}
+    @recipe("Two networks", scales={"small": {"data": "digits", "epochs": 2}}, **options)
+    def two(**settings):
         return [Run(name, radii[name], model=model, **settings) for model in networks for name in radii]
 
-    experiment = two.study(seeds=3)
+    experiment = two(seeds=3)
     for plan in experiment.plans:
         write_run(plan.run, tmp_path)
     notes = write_results(experiment, experiment.decide(Snapshot(tmp_path))).notes
@@ -169,7 +167,7 @@ SMOKE = {"epochs": 2, "batch": 64, "limit_train": 128, "limit_test": 80}
     ],
 )
 def test_other_results_are_not_overwritten(content, other, tmp_path):
-    experiment = RECIPES["label-noise"].study()
+    experiment = RECIPES["label-noise"]()
     check_folder(tmp_path / "new", experiment)
     file = tmp_path / "results.json"
     file.write_text(json.dumps(content))
@@ -185,10 +183,10 @@ def test_other_results_are_not_overwritten(content, other, tmp_path):
 
 
 def test_a_table_that_does_not_exist_is_an_error_before_training(tmp_path):
-    made = recipe("Mine", scales=["smoke"], published="nope")(lambda scale: [Run("sam", **scale.settings)])
+    made = recipe("Mine", scales={"small": {}}, published="nope")(lambda: [Run("sam")])
     for check in (check_folder, claim_folder):
         with pytest.raises(bsam.BsamError, match=r"published must be one of classification, .*nope"):
-            check(tmp_path, made.study())
+            check(tmp_path, made())
     assert not (tmp_path / "results.json").exists()
 
 
@@ -211,11 +209,17 @@ def test_a_comparison_may_be_extended(tmp_path):
             check_folder(tmp_path, plan_comparison(["sgd", "sam"], {**shared, **change}, seeds=1))
 
 
+def test_a_list_of_a_scale_may_be_extended(tmp_path):
+    """By networks and data sets; other settings are other results."""
+    claim_folder(tmp_path, RECIPES["label-noise"]())
+    check_folder(tmp_path, RECIPES["label-noise"](networks=("resnet8", "digits_net")))
+    with pytest.raises(bsam.BsamError, match="epochs 2 there, 3 here"):
+        check_folder(tmp_path, RECIPES["label-noise"](epochs=3))
+
+
 def test_initial_weights_of_more_networks_may_be_added(tmp_path):
-    recipe, scale = RECIPES["transfer"], RECIPES["transfer"].scale("short")
-    files = {"timm:resnet50": "a.pt", "timm:efficientnet_b0": "b.pt"}
-    first, both = (recipe.study(replace(scale, weights=weights)) for weights in (dict(list(files.items())[:1]), files))
-    claim_folder(tmp_path, first)
-    check_folder(tmp_path, both)
+    first, second = {"timm:resnet50": "a.pt"}, {"timm:efficientnet_b0": "b.pt"}
+    claim_folder(tmp_path, RECIPES["transfer"]("short", weight_files=first))
+    check_folder(tmp_path, RECIPES["transfer"]("short", weight_files={**first, **second}))
     with pytest.raises(bsam.BsamError, match=r"weights a\.pt there"):
-        check_folder(tmp_path, recipe.study(scale))
+        check_folder(tmp_path, RECIPES["transfer"]("short"))

@@ -30,7 +30,7 @@ def table(finished_run, tmp_path):
     """A table of runs as ``join`` makes it; all are finished unless ``states`` says otherwise, by number."""
 
     def make(name, scale="paper", seeds=2, states=None, keep=lambda plan: True):
-        plans = [plan for plan in RECIPES[name].study(scale, seeds).plans if keep(plan)]
+        plans = [plan for plan in RECIPES[name](scale, seeds).plans if keep(plan)]
         rows = []
         for number, plan in enumerate(plans):
             state, last = (states or {}).get(number, "finished"), finished_run(plan.run).epochs[-1]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import state_of
+from bsam.lab.recipes.plan import state_of
 from bsam.lab.running import executors, runner
 from bsam.lab.running.executors import default_slots, local_processes
 from bsam.lab.running.job import Job, Outcome, train_in_worker, train_run

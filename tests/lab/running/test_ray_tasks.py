@@ -13,7 +13,7 @@ import pytest
 import bsam
 from bsam.lab import Machine, cli
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import state_of
+from bsam.lab.recipes.plan import state_of
 from bsam.lab.running import executors, runner
 from bsam.lab.running.executors import ray_tasks
 from bsam.lab.running.job import Job

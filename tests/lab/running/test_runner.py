@@ -11,7 +11,7 @@ from bsam.lab.common import files
 from bsam.lab.common.files import RunLocked
 from bsam.lab.common.termination import Terminated
 from bsam.lab.config import Run
-from bsam.lab.recipes.planning import state_of
+from bsam.lab.recipes.plan import state_of
 from bsam.lab.running import job
 from bsam.lab.running.executors import Executor
 from bsam.lab.running.job import Outcome

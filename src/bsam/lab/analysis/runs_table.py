@@ -20,7 +20,7 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamValueError
 from ..common.files import inside, read_bytes, read_json, read_json_lines, reading
 from ..common.printing import group_by
 from ..config import Run
-from ..recipes.planning import TUNING_SEED, check_text, describe
+from ..recipes.plan import TUNING_SEED, check_text, describe
 from ..tasks import describe_task, task_of
 from ..training.flatness_numbers import largest_eigenvalue
 from ..training.run_dir import ABOUT, CONFIG, METRICS, NETWORK, RunDir, run_dir_name, stored_run

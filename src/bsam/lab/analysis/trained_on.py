@@ -10,7 +10,7 @@ from typing import Any
 from ..common.printing import group_by
 from ..config import Run
 from ..data import DATASETS, FOLDER
-from ..recipes.planning import experiment_title
+from ..recipes.plan import experiment_title
 
 END_OF_NAME = re.compile(r"seed\d+-[0-9a-f]{8}/?$")  # of the directory of a planned run
 DIGITS = 8  # of a digest that is shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..recipes.comparison import (
+from ..recipes.compare import (
     COMPARE,
     DEFAULT_METHODS,
     LEFT_OUT,
@@ -12,7 +12,7 @@ from ..recipes.comparison import (
     comparison_folder,
     plan_comparison,
 )
-from ..recipes.experiments import MAX_SEEDS
+from ..recipes.recipe import MAX_SEEDS
 from ..recipes.start import check_start
 from ..recipes.variants import variants
 from ..study_run import NEEDS, refuse_torchrun

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..recipes import RECIPES
-from ..recipes.demo_recipe import DEFAULT, demo_recipe
-from ..recipes.scales import SCALES
+from ..recipes.demo_recipe import DEFAULT
+from ..recipes.paper_recipes import DEMO
 from ..recipes.variants import variants
 from ..study_run import NEEDS
 from .run import run_command
@@ -30,13 +30,14 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--methods", nargs="+", default=list(DEFAULT), help=methods, metavar="NAME")
     first = "first seed; the same seed gives the same numbers (default: 0)"
     flag("--seed", type=int, default=0, help=first, metavar="N")
-    seeds, epochs = RECIPES["demo"].seeds, SCALES["demo"].settings["epochs"]
+    seeds = RECIPES["demo"].seeds
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
-    flag("--epochs", type=int, default=epochs, help=f"epochs per run (default: {epochs})", metavar="N")
+    epochs = f"epochs per run (default: {DEMO['epochs']})"
+    flag("--epochs", type=int, default=DEMO["epochs"], help=epochs, metavar="N")
     needs = {**NEEDS, "sklearn": "demo"}
     command.set_defaults(run=_demo, needs=needs, device="cpu", dry_run=False, report=False)
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    recipe = demo_recipe(arguments.methods, arguments.epochs)
-    run_command(arguments, recipe.study(seeds=arguments.seeds, first_seed=arguments.seed))
+    chosen = {"methods": arguments.methods, "epochs": arguments.epochs}
+    run_command(arguments, RECIPES["demo"](seeds=arguments.seeds, first_seed=arguments.seed, **chosen))

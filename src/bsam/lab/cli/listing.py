@@ -59,7 +59,7 @@ def recipes_info() -> list[tuple[str, ...]]:
     """Return a row per recipe, with the number of its runs per seed at the largest scale."""
     from ..recipes import RECIPES
 
-    return [(r.name, r.title, str(len(r.study(r.scales[-1], 1).plans))) for r in RECIPES.values()]
+    return [(r.name, r.title, str(len(r([*r.scales][-1], 1).plans))) for r in RECIPES.values()]
 
 
 LISTS: dict[str, Listing] = {

@@ -39,15 +39,20 @@ def add(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_report, needs=NEEDS)
 
 
-def _report(arguments: argparse.Namespace) -> None:
+def check_paths(runs: Iterable[Path], out: Path) -> None:
+    """Raise if there is nothing to read, or if the page cannot be written."""
     from ..report.page.page import check_page_file
 
-    if arguments.watch and arguments.strict:
-        raise BsamValueError("--strict does not work with --watch, which waits for files: use one of them")
-    check_page_file(arguments.out)
-    for path in arguments.runs:
+    check_page_file(out)
+    for path in runs:
         if not path.exists():
             raise BsamValueError(f"{path} does not exist: pass run directories, folders of them, or CSV files")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    if arguments.watch and arguments.strict:
+        raise BsamValueError("--strict does not work with --watch, which waits for files: use one of them")
+    check_paths(arguments.runs, arguments.out)
     if not arguments.watch:
         _write(arguments)
         return

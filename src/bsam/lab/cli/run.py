@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from ..common.printing import say, terminal_width, wrapped
 from ..common.termination import SAVED, resumable
 from ..recipes import RECIPES, recipe_of
-from ..recipes.experiments import MAX_SEEDS
-from ..recipes.planning import select
-from ..recipes.scales import SCALES
+from ..recipes.paper_recipes import SCALES
+from ..recipes.plan import select
+from ..recipes.recipe import MAX_SEEDS
 from ..recipes.start import check_weights_given, weights_by_network
 from ..recipes.study import Study
 from ..running.executors import RUNS_PER_GPU
@@ -44,7 +44,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag = groups("Runs").add_argument
     recipes = f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own"
     command.add_argument("recipe", help=recipes, metavar="RECIPE")
-    scales = "; ".join(f"{scale.name} ({scale.about})" for scale in SCALES.values())
+    scales = "; ".join(f"{name} ({description})" for name, description in SCALES.items())
     flag("--scale", help=f"{scales} (default: smoke, or demo for the demo recipe)".replace("%", "%%"), metavar="SCALE")
     seeds = f"number of seeds, starting at 0, at most {MAX_SEEDS}"
     flag("--seeds", type=int, help=f"{seeds} (default: 1, or {RECIPES['demo'].seeds} for demo)", metavar="N")
@@ -65,7 +65,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     out = "folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)"
-    add_running_flags(groups, out, f"on a CPU 1, or {SCALES['demo'].workers} for demo")
+    add_running_flags(groups, out, "on a CPU 1, or 2 for demo")
     command.set_defaults(run=_run, needs=NEEDS)
 
 
@@ -106,15 +106,18 @@ def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     refuse_torchrun("run")
     recipe = recipe_of(arguments.recipe)
-    scale = recipe.scale(arguments.scale)
-    if arguments.weights:
-        scale = replace(scale, weights=weights_by_network(arguments.weights, arguments.data_dir))
-    study = recipe.study(scale, arguments.seeds, tune=arguments.tune, tune_full=arguments.tune_full)
+    study = recipe(
+        arguments.scale,
+        arguments.seeds,
+        tune=arguments.tune,
+        tune_full=arguments.tune_full,
+        weight_files=weights_by_network(arguments.weights, arguments.data_dir),
+    )
     if not arguments.weights and not arguments.dry_run:
         check_weights_given(study.plans)
     selected = select(study.plans, arguments.only, arguments.models, arguments.data)
-    folder = f"{recipe.name}-{scale.name}" + ("-tuned" if arguments.tune else "")
-    arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == scale.name else folder)
+    folder = f"{recipe.name}-{study.scale}" + ("-tuned" if arguments.tune else "")
+    arguments.out = arguments.out or Path("runs") / (recipe.name if recipe.name == study.scale else folder)
     run_command(arguments, replace(study, selected=[plan.name for plan in selected]))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..common.printing import count_text
 from ..common.progress import ProgressLine, duration
-from ..config import BASE, RADIUS_SCHEDULE, Run
-from ..recipes.planning import titles_of
+from ..config import BASE, Run
+from ..recipes.plan import row_title, titles_of
 from ..recipes.study import Study
-from ..recipes.variants import passes_of, variant_of
+from ..recipes.variants import passes_of
 from ..report.table import Column, Table
 from ..running.runner import Progress, StudyCallbacks
 from ..tasks import task_of
@@ -69,27 +69,32 @@ def time_left(left: tuple[float, int]) -> str:
     return f"about {duration(seconds)}, and {rest}" if seconds else "unknown before the first epoch"
 
 
-def name_of(run: Run) -> str:
-    """Describe a run."""
+def run_title(run: Run) -> str:
+    """Return network, data and row of a run, and the settings that tell it from the other runs of a study."""
     is_tuning = run.eval_split != "test"
-    shown = run.arguments if is_tuning else [name for name in run.arguments if name.startswith("rho")]
-    settings = [f"{name} {run.arguments[name]}" for name in shown]
-    settings += [f"lr {run.lr:g}"] if is_tuning else []
-    settings += [f"weight decay {run.weight_decay:g}"] if is_tuning or run.method == BASE else []
-    settings += [count_text(run.epochs, "epoch")] if run.method == BASE else []
-    settings += [f"{name} {value:g}" for name in RADIUS_SCHEDULE if (value := getattr(run, name))]
     task = task_of(run)
-    words = [text for text in (task.network_words(run), task.data_words(run)) if text]
-    return ", ".join([*titles_of(run), variant_of(run).title, *settings, *words, f"seed {run.seed}"])
+    parts = [*titles_of(run), row_title(run)]
+    if is_tuning:
+        parts.append(f"lr {run.lr:g}")
+    if is_tuning or run.method == BASE:
+        parts.append(f"weight decay {run.weight_decay:g}")
+    if run.method == BASE:
+        parts.append(count_text(run.epochs, "epoch"))
+    parts += [task.network_words(run), task.data_words(run), f"seed {run.seed}"]
+    return ", ".join(part for part in parts if part)
 
 
 def plan_table(study: Study, states: Sequence[RunState]) -> Table:
     """Return the plan: each run, its state, and the time left."""
-    eta, data = EtaEstimator(states), []
+    eta = EtaEstimator(states)
+    data = []
     for state in states:
         seconds = eta.left(state)
-        left = "?" if seconds is None else duration(seconds) if seconds else ""
-        data.append({"run": name_of(state.run), "state": str(state), "left": left})
+        if seconds is None:
+            left = "?"
+        else:
+            left = duration(seconds) if seconds else ""
+        data.append({"run": run_title(state.run), "state": str(state), "left": left})
     columns = (Column("run", "run", words=True), Column("state", "state", words=True), Column("left", "left"))
     return Table.of(f"{study.title}: {count_text(len(states), 'run')}", data, columns)
 
@@ -100,12 +105,18 @@ def totals(states: Sequence[RunState]) -> str:
     stopped = sum(state.stopped for state in states)
     diverged = sum(state.diverged is not None for state in states)
     started = sum(bool(state.epochs) and not state.ended for state in states)
-    ended = f"{finished} finished" + (f", {stopped} stopped early" if stopped else "")
-    ended += f", {diverged} diverged" if diverged else ""
     unreadable = sum(state.unreadable is not None for state in states)
-    ended += f", {unreadable} unreadable" if unreadable else ""
     waiting = len(states) - finished - stopped - diverged - started - unreadable
-    counts = f"{ended}, {started} in progress, {waiting} not started"
+    always = ("finished", "in progress", "not started")
+    numbers = {
+        "finished": finished,
+        "stopped early": stopped,
+        "diverged": diverged,
+        "unreadable": unreadable,
+        "in progress": started,
+        "not started": waiting,
+    }
+    counts = ", ".join(f"{number} {words}" for words, number in numbers.items() if number or words in always)
     return f"{count_text(len(states), 'run')}: {counts}. Time left: {time_left(EtaEstimator(states).total(states))}."
 
 
@@ -141,7 +152,7 @@ def show_runs() -> Iterator[StudyCallbacks]:
             see = f". See {log}" if failed and log.exists() else ""  # there is none if the folder is not writable
             done, _, rest = counts(progress)
             end = failed or state.diverged or f"done. {done} of {len(progress.states)} done, {rest}"
-            line.say(f"{name_of(state.run)}: {end}{see}")
+            line.say(f"{run_title(state.run)}: {end}{see}")
 
         def on_progress(progress: Progress) -> None:
             nonlocal line, stage

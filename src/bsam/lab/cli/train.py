@@ -21,7 +21,7 @@ from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
 from ..config import BASE, BASES, Run, method_title
-from ..recipes.planning import describe, measured_on, titles_of
+from ..recipes.plan import describe, measured_on, titles_of
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_of

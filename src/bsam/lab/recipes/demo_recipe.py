@@ -8,7 +8,7 @@ see the test set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,23 +18,20 @@ from ..common.printing import count_text
 from ..config import BASE, Run, arguments_of
 from ..data.downloads import DIGITS_TEST, DIGITS_TRAIN, DIGITS_VALIDATION
 from ..tasks import task_of
-from .choice import Tuning
-from .cifar_recipes import grid
-from .experiments import RECIPES, Recipe, recipe
-from .planning import Plan, titles_of
-from .scales import SCALES, Scale
+from .paper_recipes import DEMO, method_run
+from .plan import Plan, titles_of
+from .recipe import recipe
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, variant_of, variants
 
 LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 TUNED_SGD = "SGD, tuned weight decay"
 WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
-_SHARED = SCALES["demo"].settings
 NOTES = (
-    f"All rows share learning rate {_SHARED['lr']:g} (cosine, {_SHARED['warmup']} epochs of warm-up), weight decay "
-    f"{_SHARED['weight_decay']:g} (unless tuned), batch size {_SHARED['batch']} and the number of epochs.",
+    f"All rows share learning rate {DEMO['lr']:g} (cosine, {DEMO['warmup']} epochs of warm-up), weight decay "
+    f"{DEMO['weight_decay']:g} (unless tuned), batch size {DEMO['batch']} and the number of epochs.",
     f"The data set is small: {DIGITS_TRAIN} training images of 8 x 8 pixels, "
-    f"{round(_SHARED['label_noise'] * DIGITS_TRAIN)} of them with a wrong label, and {DIGITS_TEST} test images. On "
+    f"{round(DEMO['label_noise'] * DIGITS_TRAIN)} of them with a wrong label, and {DIGITS_TEST} test images. On "
     "other data the methods may compare differently.",
     f'Nothing is chosen on the test set: the column "chosen" shows the best of {len(WEIGHT_DECAYS)} candidates, '
     f"by accuracy after the last epoch on {DIGITS_VALIDATION} validation images with clean labels, with a seed that no "
@@ -63,37 +60,47 @@ def candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
     return tuple({"arguments": {**candidate, **variant.arguments}} for candidate in settings)
 
 
-def demo_recipe(methods: Iterable[str] = DEFAULT, epochs: int | None = None) -> Recipe:
-    """Return the demo with these methods; if SGD is one of them, also with SGD whose weight decay is tuned."""
+def _names(methods: Sequence[str]) -> list[str]:
+    """Return the names of the chosen methods as :func:`variants` has them, each once."""
     names = list(dict.fromkeys(find_name("method", name, variants()) for name in methods))
     if not names:
         raise BsamValueError("methods must name at least one method, got none")
-
-    size = SCALES["demo"]
-    if epochs is not None:
-        warmup = max(0, min(_SHARED["warmup"], epochs))
-        size = replace(size, settings={**_SHARED, "epochs": epochs, "warmup": warmup})
-
-    @recipe(
-        "Digits with 40 % wrong training labels: which methods memorise them",
-        scales=[size],
-        tuning=Tuning(),
-        seeds=5,
-        baseline=variants()["sgd" if "sgd" in names else names[0]].title,
-        notes=NOTES,
-    )
-    def demo(scale: Scale) -> list[Plan]:
-        runs = grid(scale, names, scale.networks, axis=[{"curvature": True, "surface": LANDSCAPE_POINTS}])
-        rows = [(run, variant_of(run).title, candidates(run)) for run in runs]
-        if "sgd" in names:
-            sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])
-            rows.append((sgd, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
-        noise = task_of(runs[0]).data_words(runs[0])
-        title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
-        known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
-        return [Plan(run, row=row, candidates=tried, **known) for run, row, tried in rows]
-
-    return demo
+    return names
 
 
-RECIPES["demo"] = demo_recipe()
+def _baseline(methods: Sequence[str], **_: Any) -> str:
+    names = _names(methods)
+    return variants()["sgd" if "sgd" in names else names[0]].title
+
+
+@recipe(
+    "Digits with 40 % wrong training labels: which methods memorise them",
+    scales={
+        "demo": {
+            "methods": DEFAULT,
+            "model": "digits_net",
+            "data": "digits",
+            **DEMO,
+            "curvature": True,
+            "surface": LANDSCAPE_POINTS,
+        }
+    },
+    seeds=5,
+    baseline=_baseline,
+    notes=NOTES,
+    threads={"demo": 1},
+    workers={"demo": 2},
+)
+def demo(methods: Sequence[str], epochs: int, warmup: float, **settings: Any) -> list[Plan]:
+    """Return each method and, if SGD is one of them, also SGD whose weight decay is tuned."""
+    names = _names(methods)
+    schedule: dict[str, Any] = {"epochs": epochs, "warmup": max(0, min(warmup, epochs))}
+    runs = [method_run(name, **schedule, **settings) for name in names]
+    rows = [(run, variant_of(run).title, candidates(run)) for run in runs]
+    if "sgd" in names:
+        sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])
+        rows.append((sgd, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
+    noise = task_of(runs[0]).data_words(runs[0])
+    title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
+    known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
+    return [Plan(run, row=row, candidates=tried, **known) for run, row, tried in rows]

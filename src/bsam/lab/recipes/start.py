@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
+from ..common.names import find_function
 from ..config import Run
 from ..data import FOLDER, dataset_entry
 from ..models import model_entry
@@ -15,8 +16,12 @@ from ..models.weights import PRETRAINED, model_of_file
 from ..tasks import named_task, task_class, task_of
 from ..tasks.images import find_weights
 from ..training.run_dir import CONFIG, RunDir, check_named, initial_network
-from .planning import Plan
-from .scales import STANDS_FOR
+from .plan import Plan
+
+STANDS_FOR = {  # networks whose weights can be converted: the paper's networks that they replace
+    "resnet50": "timm:resnet50",
+    **dict.fromkeys((f"timm:tf_efficientnet_lite{i}" for i in range(3)), "timm:efficientnet_b0"),
+}
 
 
 def complete_settings(
@@ -62,8 +67,15 @@ def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, 
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 
+def check_network(run: Run) -> None:
+    """Raise if the network of a run does not exist; a function of the user is imported."""
+    if "model" in task_of(run).functions(run):
+        find_function(run.model, "model")
+
+
 def check_start(run: Run, data_dir: Path | None) -> None:
-    """Raise if the weights or the run that a run starts from cannot be used."""
+    """Raise if the network, the weights or the run that a run starts from cannot be used."""
+    check_network(run)
     task_of(run).check_start(run, data_dir)
     initial_network(run)
 
@@ -84,29 +96,31 @@ def weights_by_network(files: Sequence[str], data_dir: Path | None = None) -> di
     return by_model
 
 
-def with_weights(runs: Sequence[Run], files: Mapping[str, str]) -> list[Run]:
-    """Return the runs that can start from the weights in these files, set to start from them; all without files.
+def with_weights(plans: Sequence[Plan], files: Mapping[str, str]) -> list[Plan]:
+    """Return the plans of the runs that can start from the weights in these files, set to start from them.
 
     A pose network takes the weights of its backbone. If the network of a file stands in for a run's timm
     network, such as ``resnet50`` for ``timm:resnet50``, the run trains the former.
 
     Args:
-        runs: the runs of a recipe with pretrained networks.
+        plans: of a recipe with pretrained networks.
         files: from :func:`weights_by_network`.
     """
-    if not files or not any(run.weights for run in runs):
-        return list(runs)
-    chosen: list[Run] = []
+    if not any(plan.run.weights for plan in plans):
+        raise BsamValueError("the runs begin with random weights: leave --weights out")
+    chosen: list[Plan] = []
     for model, file in files.items():
-        matching = [run for run in runs if model in weights_for(run.model)]
+        matching = [plan for plan in plans if model in weights_for(plan.run.model)]
         if not matching:
-            names = dict.fromkeys(name for run in runs for name in weights_for(run.model))
+            names = dict.fromkeys(name for plan in plans for name in weights_for(plan.run.model))
             raise BsamValueError(
                 f"{file} holds weights of {model}: give files of tools/convert_weights.py with weights of "
                 f"{', '.join(names)}"
             )
-        networks = [model if run.model == STANDS_FOR.get(model) else run.model for run in matching]
-        chosen += [replace(run, weights=file, model=name) for run, name in zip(matching, networks, strict=True)]
+        for plan in matching:
+            is_replaced = plan.run.model == STANDS_FOR.get(model)
+            run = replace(plan.run, weights=file, model=model if is_replaced else plan.run.model)
+            chosen.append(replace(plan, run=run))
     return chosen
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from ..config import BASE, Run
 from ..training.run_dir import RunState, run_dir_name
-from .choice import Choice, Tuning, settings_text
-from .planning import Plan, setting_text, state_of, with_seed
-from .tuning import base_candidates
+from .plan import Plan, setting_text, state_of, with_seed
+from .tuning import Choice, Tuning, base_candidates, settings_text
 from .variants import radius_choice, variant_of
 
 

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..config import Run
-from .experiments import recipe
-from .planning import Plan, experiment_title, setting_text
-from .scales import CIFAR, FAST, SCALES, Scale
+from .paper_recipes import FAST, SMOKE_SETTINGS, method_run, paper_recipe
+from .plan import Plan, experiment_title, setting_text
 from .variants import variants
 
 RADII = (0.05, 0.1, 0.2, 0.4)  # of SAM
 UNITS = {"asam": 10, "msam": 15}  # their radii relative to SAM's: docs/guides/methods-and-radii.md
 COMPARED = ("sam", "bsam-2", "bsam", "asam", "msam", "looksam")
 WARM_UP = 0.25  # share of the epochs in which the radius rises
-OPTIMIZER = {"base": "adamw", "clip_norm": 1.0}
-TRAINING = {**OPTIMIZER, "epochs": 100, "batch": 512, "warmup": 5, "augment": "crop-flip"}
+OPTIMIZER: Mapping[str, Any] = {"base": "adamw", "clip_norm": 1.0}
 
 
-@recipe(
+@paper_recipe(
     "Vision transformers from scratch, with AdamW",
-    scales=[
-        replace(SCALES["smoke"], networks=("vit-tiny",), stand_ins={"vit-tiny": "vit-nano"}),
-        replace(
-            SCALES["paper"],
-            about="ViT-Ti on CIFAR-100 and CIFAR-10, 100 epochs",
-            networks=("vit-tiny",),
-            data=CIFAR[::-1],
-            settings={**FAST, **TRAINING},
-        ),
-    ],
+    scales={
+        "smoke": {
+            "model": "vit-nano",
+            "data": ("digits",),
+            **SMOKE_SETTINGS,
+            **OPTIMIZER,
+            "warmup": 0.5,
+            "batch": 32,
+        },
+        "paper": {
+            "model": "vit-tiny",
+            "data": ("cifar100", "cifar10"),
+            **FAST,
+            **OPTIMIZER,
+            "epochs": 100,
+            "batch": 512,
+            "warmup": 5,
+            "augment": "crop-flip",
+        },
+    },
     timed=True,
     notes=[
         "AdamW, twice the epochs: as many gradient passes as SAM.",
@@ -39,25 +48,19 @@ TRAINING = {**OPTIMIZER, "epochs": 100, "batch": 512, "warmup": 5, "augment": "c
         "warm-up: the radius rises from 0 over the first quarter of the epochs.",
     ],
 )
-def transformers(scale: Scale) -> list[Plan]:
+def transformers(model: str, data: Sequence[str], **settings: Any) -> list[Plan]:
     """Return AdamW, AdamW with twice the epochs, and each method at each radius, without and with a warm-up."""
     plans = []
-    smoke: dict[str, Any] = (
-        {**OPTIMIZER, "warmup": 0.5, "batch": scale.settings["batch"] // 2} if scale.stand_ins else {}
-    )
-    for network in scale.networks:
-        for data in scale.data:
-            first = scale.run(variants()["sgd"], network, data, **smoke)
-            experiment = experiment_title(first)
-            twice = replace(first, epochs=2 * first.epochs)
-            plans += [Plan(first), Plan(twice, row="AdamW, twice the epochs", experiment=experiment)]
-            for name in COMPARED:
-                for radius in RADII:
-                    for warm_up in (0.0, WARM_UP * first.epochs):
-                        run = scale.run(
-                            variants()[name], network, data, arguments=radii(name, radius), rho_warmup=warm_up, **smoke
-                        )
-                        plans.append(Plan(run, row=row(name, run), chosen=""))  # rows name their radii
+    for name in data:
+        first = method_run("sgd", model, name, **settings)
+        twice = replace(first, epochs=2 * first.epochs)
+        plans += [Plan(first), Plan(twice, row="AdamW, twice the epochs", experiment=experiment_title(first))]
+        for method in COMPARED:
+            for radius in RADII:
+                for warm_up in (0.0, WARM_UP * first.epochs):
+                    arguments = radii(method, radius)
+                    run = method_run(method, model, name, arguments=arguments, rho_warmup=warm_up, **settings)
+                    plans.append(Plan(run, row=row(method, run), chosen=""))  # rows name their radii
     return plans
 
 

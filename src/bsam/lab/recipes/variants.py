@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ...common.checks import is_number
@@ -116,25 +117,33 @@ BSAMS = tuple(variant.name for variant in VARIANTS["bsam"])
 MATCHED = tuple(variant.name for variant in VARIANTS["sam"] if variant.radii)  # SAM at BSAM's total radius
 
 
-def variants() -> dict[str, MethodVariant]:
+def variants() -> Mapping[str, MethodVariant]:
     """Return all variants by name, in the order of the tables."""
+    return _variants(tuple((method, cls.title) for method, cls in METHODS.items()))  # users may add methods
+
+
+@cache
+def _variants(titles: Sequence[tuple[str, str]]) -> Mapping[str, MethodVariant]:
     listed = [MethodVariant("sgd", "SGD", BASE)]
-    for method, cls in METHODS.items():
-        listed += VARIANTS.get(method, (MethodVariant(method, cls.title, method),))
-    return {variant.name: variant for variant in listed}
+    for method, title in titles:
+        listed += VARIANTS.get(method, (MethodVariant(method, title, method),))
+    return MappingProxyType({variant.name: variant for variant in listed})
 
 
-def arguments(variant: MethodVariant, data: str) -> dict[str, Any]:
+def arguments_on(variant: MethodVariant, data: str) -> dict[str, Any]:
     """Return the arguments of a method for a data set, without those that repeat a default.
 
     A data set for which no paper states a radius gets the method's default.
 
     Example:
-        >>> arguments(variants()["sam"], "cifar10"), arguments(variants()["sam"], "cifar100")
+        >>> (
+        ...     arguments_on(variants()["sam"], "cifar10"),
+        ...     arguments_on(variants()["sam"], "cifar100"),
+        ... )
         ({}, {'rho': 0.1})
-        >>> arguments(variants()["bsam-2"], "cifar100")
+        >>> arguments_on(variants()["bsam-2"], "cifar100")
         {'rho_max': 0.1, 'rho_min': 0.1, 'passes': 2}
-        >>> arguments(variants()["sam-follow"], "cifar100")
+        >>> arguments_on(variants()["sam-follow"], "cifar100")
         {'rho': 0.2, 'rho_floor': 0.1}
     """
     if variant.method == BASE:
@@ -212,13 +221,13 @@ def usual_arguments(run: Run) -> Mapping[str, Mapping[str, Any]]:
 
     For fine-tuning, the radii are those of CIFAR-10.
     """
-    return _arguments_on(run.method, "cifar10" if run.weights is not None else run.data)
+    return _usual_arguments(run.method, "cifar10" if run.weights is not None else run.data)
 
 
 @cache
-def _arguments_on(method: str, data: str) -> Mapping[str, Mapping[str, Any]]:
+def _usual_arguments(method: str, data: str) -> Mapping[str, Mapping[str, Any]]:
     of_method = [variant for variant in variants().values() if variant.method == method]
-    return {variant.name: all_arguments(method, arguments(variant, data)) for variant in of_method}
+    return {variant.name: all_arguments(method, arguments_on(variant, data)) for variant in of_method}
 
 
 def passes_of(run: Run) -> float:

@@ -20,7 +20,7 @@ from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..paper import check_table, join
-from ..recipes.planning import Plan
+from ..recipes.plan import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks import task_of
 from ..training.run_dir import ABOUT, CONFIG, RunDir, RunState
@@ -30,6 +30,7 @@ from .table import Table
 from .tuning_section import tuning_tables
 
 WORDS = {"train": "training"}  # for the names of splits
+TABLE = "table.md"
 PAGE = "report.html"
 UNREADABLE = "unreadable"  # the state of a run with a damaged file
 TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
@@ -124,13 +125,16 @@ def write_results(study: Study, decision: Decision) -> StudyResult:
     if study.timed:
         runs["training_seconds"] = runs["seconds"] * runs["epochs"]
     begun = runs[runs["state"] != "not started"].reset_index(drop=True)
-    compared, findings = None, []
+    page = out / PAGE if len(begun) else None
+    compared = None
+    findings: list[str] = []
     if study.baseline is not None and (runs["state"] == "finished").any():
-        page = out / PAGE if len(begun) else None
         compared = comparison(runs, compare_rows(runs, study.baseline), base_sentence(decision.base), page)
-        findings = compared.sentences
-    findings += _at_equal_radii(runs) if study.at_equal_radii else []
-    cells, (tables_of_tuning, tuning_notes) = cells_of(runs, study.published), tuning_tables(decision)
+        findings += compared.sentences
+    if study.at_equal_radii:
+        findings += _at_equal_radii(runs)
+    cells = cells_of(runs, study.published)
+    tables_of_tuning, tuning_notes = tuning_tables(decision)
     selected = {plan.name for plan in decision.selected_finals}
     missing = int((~runs["state"].isin(ENDED) & runs["name"].isin(selected)).sum())
     shares = [(Run.of(**entry["settings"]), entry["wrong_labels"]) for entry in entries]
@@ -151,18 +155,24 @@ def write_results(study: Study, decision: Decision) -> StudyResult:
         "runs": entries,
         "tuning": trials,
     }
-    files = [out / "table.md", out / RESULTS]
     lines = [*notes, *findings, *origin_info(entries)]
     with locked(out, "writing results", wait=True):  # several processes may work on one folder
-        write_json(files[1], content)
-        write(files[0], markdown(study.title, tables, lines).encode())
-        if len(begun):
-            files.append(out / PAGE)
+        write_json(out / RESULTS, content)
+        write(out / TABLE, markdown(study.title, tables, lines).encode())
+        if page is not None:
             context = {"findings": findings, "tables": tables, "notes": notes}
-            options = {"problems": [*unreadable.values(), *runs.attrs["problems"]], "context": context}
-            write_page(out / PAGE, begun, read_epochs(begun), study.baseline, study.title, **options)
-    states, page = now.states(decision.finals), out / PAGE if len(begun) else None
-    return StudyResult(states, tables, [*notes, *findings], files, page, compared, unreadable)
+            problems = [*unreadable.values(), *runs.attrs["problems"]]
+            epochs = read_epochs(begun)
+            write_page(page, begun, epochs, study.baseline, study.title, problems=problems, context=context)
+    return StudyResult(
+        states=now.states(decision.finals),
+        tables=tables,
+        notes=[*notes, *findings],
+        files=[out / TABLE, out / RESULTS, *([] if page is None else [page])],
+        page=page,
+        comparison=compared,
+        unreadable=unreadable,
+    )
 
 
 def runs_of(finals: Sequence[Plan], out: Path, unreadable: Collection[str] = ()) -> pd.DataFrame:
@@ -177,7 +187,9 @@ def runs_of(finals: Sequence[Plan], out: Path, unreadable: Collection[str] = ())
     """
     begun = [plan for plan in finals if plan.name not in unreadable and (out / plan.name / CONFIG).exists()]
     for plan in begun:
-        if _stored_about(out / plan.name) != (about := _about(plan, out)):
+        stored = _stored_about(out / plan.name)
+        about = _about(plan, stored)
+        if stored != about:
             write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
     rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
@@ -199,10 +211,11 @@ def _stored_about(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _about(plan: Plan, out: Path) -> dict[str, Any]:
-    """Return what the plan says of a run, and whether it shared its device while it trained, which only it knows."""
-    begun = (out / plan.name / CONFIG).exists()
-    return {**plan.about, "shared": _stored_about(out / plan.name).get("shared", begun)}
+def _about(plan: Plan, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the plan says of a run that has begun, and whether it shared its device, which only its
+    ``run.json`` knows.
+    """
+    return {**plan.about, "shared": stored.get("shared", True)}
 
 
 def _not_started(plan: Plan, out: Path) -> dict[str, Any]:
@@ -248,8 +261,9 @@ def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
     files, task = RunDir(state.path), task_of(plan.run)
     task.untrained(files.note)  # the table needs it
     notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
+    begun = (state.path / CONFIG).exists()
     return {
-        "about": _about(plan, state.path.parent),
+        "about": _about(plan, _stored_about(state.path)) if begun else dict(plan.about),
         "state": str(state),
         "reason": state.diverged,
         "epochs_done": len(state.epochs),

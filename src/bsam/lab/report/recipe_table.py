@@ -13,7 +13,7 @@ from ..analysis.outcome import score_title
 from ..common.printing import count_text, group_by, printable
 from ..config import Run
 from ..paper import published_number, published_tables
-from ..recipes.planning import measured_on, setting_text
+from ..recipes.plan import measured_on, setting_text
 from ..recipes.variants import variants
 from ..tasks import task_class
 from ..training.run_dir import RunDir

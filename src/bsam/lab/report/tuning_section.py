@@ -7,10 +7,9 @@ from typing import Any
 
 from ..common.printing import group_by
 from ..common.progress import duration
-from ..recipes.choice import SPLITS, Choice
-from ..recipes.planning import setting_text
+from ..recipes.plan import setting_text
 from ..recipes.study import Decision
-from ..recipes.tuning import TUNING_FACTORS
+from ..recipes.tuning import SPLITS, TUNING_FACTORS, Choice
 from ..recipes.variants import passes_of, variant_of
 from ..tasks import task_of
 from .table import Cell, Table

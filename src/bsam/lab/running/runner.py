@@ -17,7 +17,7 @@ from ..common.files import check_writable
 from ..common.printing import group_by
 from ..common.termination import Terminated
 from ..config import Run
-from ..recipes.planning import state_of
+from ..recipes.plan import state_of
 from ..training.machine import Machine
 from ..training.run_dir import RunDir, RunState
 from .executors import RETRIES, Executor

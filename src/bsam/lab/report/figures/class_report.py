@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...common.printing import printable
 from ...config import Run
 from ...inference.pictures import card, encoded, grid, stack, text_picture
-from ...recipes.planning import titles_of
+from ...recipes.plan import titles_of
 from ...recipes.variants import variant_of
 from ...tasks.found import mistakes
 from ..page.render import template

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ....flatness.density import smoothed
 from ...common.printing import group_by
-from ...recipes.planning import measured_on
+from ...recipes.plan import measured_on
 from .style import named_styles, new_axis, new_figure, panel_layout, plot_text
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ....common.checks import is_number
 from ....common.errors import BsamValueError
 from ....methods import METHODS
 from ...config import BASE, RADIUS_SCHEDULE, Run
-from ...recipes.planning import measured_on
+from ...recipes.plan import measured_on
 from ...tasks import task_class
 from ...training.run_dir import PREDICTIONS, PROBE, RunDir
 from .flatness_figures import SHARPNESS, probe_figure, seeds_list, smooth, thinned, window_of

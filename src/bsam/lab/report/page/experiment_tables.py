@@ -12,7 +12,7 @@ import pandas as pd
 from ...analysis.runs_table import STATES
 from ...analysis.sentences import evidence, numbers_text, seeds_sentence
 from ...analysis.significance import BETTER, MIN_SEEDS, NONE_SHOWN, NOT_LEARNED, TOO_FEW, WORSE, compare_pairs
-from ...recipes.planning import measured_on
+from ...recipes.plan import measured_on
 from ...recipes.variants import variants
 from ..table import Column, Row, Table
 

@@ -12,12 +12,11 @@ from ..common.names import find_name, is_own, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Method, Run, Split, method_class
 from ..tasks import task_of
 from ..training.run_dir import subject_name
-from .choice import Tuning
-from .experiments import MAX_SEEDS
-from .planning import Plan, titles_of
+from .plan import Plan, titles_of
+from .recipe import MAX_SEEDS
 from .study import Study, seed_by_seed
-from .tuning import with_tuned_radii
-from .variants import MethodVariant, arguments, variant_of, variants
+from .tuning import Tuning, with_tuned_radii
+from .variants import MethodVariant, arguments_on, variant_of, variants
 
 COMPARE = "compare"
 DEFAULT_METHODS = (BASE, "sam", "bsam")
@@ -53,7 +52,7 @@ def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) 
         else:
             variant = MethodVariant(name, "", name) if is_own(name) else variants()[name]
             accepted = without_radius if method_class(variant.method).is_loss else settings
-            usual = arguments(variant, settings.get("data", Run.data))
+            usual = arguments_on(variant, settings.get("data", Run.data))
             run = Run.of(variant.method, {**usual, **given}, **accepted)
         if run not in runs.values():  # sgd and base may be the same
             runs[text] = run
