@@ -23,7 +23,6 @@ from bsam.lab.cli import flatness as flatness_command
 from bsam.lab.cli import train as train_command
 from bsam.lab.common.files import save_tensors
 from bsam.lab.inference import run_flatness
-from bsam.lab.recipes import describe
 from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir
 
@@ -65,7 +64,6 @@ def received_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(flatness_command, "flatness_figures", lambda entries: {})
         assert cli.main([*QUANTIZED, "--out", "run"]) == 0
         assert cli.main(["flatness", "run", "--out", "run", *CHEAP]) == 0
-        Path("run/run.json").write_text(json.dumps(describe(RunDir("run").run())))
         shutil.copytree("run", "unfinished")
         Path("unfinished/model.safetensors").unlink()
         settings, (last,) = RunDir("run").run().settings(), RunDir("run").metrics()

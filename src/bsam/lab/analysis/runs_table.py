@@ -30,7 +30,6 @@ from .trained_on import separate_experiments
 RESULTS = "results.json"
 FLATNESS = "flatness*.json"
 HINT = "restore or remove it"
-NOT_KNOWN: Mapping[str, Any] = {"chosen": "", "shared": True}  # of a run of which only an entry of a file is left
 NO_NUMBER = float("nan")
 REQUIRED = ("experiment", "method", "seed", "score")  # columns of a CSV file
 OPTIONAL = ("unit", "passes", "radius", "published", "source")
@@ -268,7 +267,7 @@ class _Reader:
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
             describe_task(entry["settings"].get("task"), entry.get("task", {}))
             run = stored_run(entry["settings"])
-            about, identity = entry.get("about") or _without_plan(run, **NOT_KNOWN), entry.get("identity")
+            about, identity = entry.get("about") or _without_plan(run), entry.get("identity")
             found = run, about, path, epochs, entry["state"], entry["reason"]
             self._add(_Source(*found, metrics, identity))
             self._measured += [(path.parent / RESULTS, one) for one in entry.get("flatness", ())]
@@ -299,9 +298,7 @@ class _Reader:
         if name not in named and "run" in entry:
             before, run = len(self.rows), stored_run(entry["run"])
             path = inside(file.parent, Path(entry["file"]).name)
-            self._add(
-                _Source(run, entry.get("about") or _without_plan(run, **NOT_KNOWN), path, [entry["metrics"]], "done")
-            )
+            self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
             self._digests[path], named[name] = entry["sha256"], self.rows[before:]  # none if it served to tune others
         runs = named.get(name, [])  # none if it is not finished
         rows = [row for row in runs if self._weights(row["path"]) in (entry["sha256"], None)]
@@ -337,9 +334,9 @@ class _Reader:
             self.rows.append({name: COLUMNS[name] if value is None else value for name, value in values.items()})
 
 
-def _without_plan(run: Run, **known: Any) -> dict[str, Any]:
-    """Describe a run by its settings, as that of `bsam train`."""
-    return describe(run, trial=run.seed >= TUNING_SEED and run.eval_split != "test", **known)
+def _without_plan(run: Run) -> dict[str, Any]:
+    """Describe a run without ``run.json``, such as one that ``fit`` trained without a plan."""
+    return describe(run, chosen="", shared=True, trial=run.seed >= TUNING_SEED and run.eval_split != "test")
 
 
 def _csv_rows(path: Path, rows: Sequence[Mapping[str, Any]], problems: list[str]) -> list[dict[str, Any]]:

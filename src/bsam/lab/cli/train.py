@@ -16,7 +16,6 @@ import torch
 from ...common.errors import BsamError, BsamValueError
 from ..analysis.outcome import failure, radius_warning
 from ..common.files import LOCK
-from ..common.names import is_own
 from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
@@ -70,9 +69,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 check_start(run, arguments.data_dir)
             logger = ConsoleLogger(run, folder, say)
             callbacks = RunCallbacks(at_start=logger.start, on_epoch=logger.epoch, report=class_report, on_message=say)
-            # the class of a method of the user is not imported when the run is read
-            about = describe(run) if is_own(run.method) else None
-            fit(run, folder, machine, about=about, callbacks=callbacks)
+            fit(run, folder, machine, about=describe(run), callbacks=callbacks)
         if is_first_process():
             _summarize(run, RunDir(folder))
 

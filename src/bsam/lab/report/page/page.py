@@ -105,7 +105,7 @@ def page_html(
         title=title,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         counts=f"{count_text(len(experiments), 'experiment')}, {count_text(len(runs), 'run')}: {tally(runs['state'])}.",
-        older=sum((path / CONFIG).exists() and not (path / ABOUT).exists() for path in runs["path"].dropna()),
+        unplanned=sum((path / CONFIG).exists() and not (path / ABOUT).exists() for path in runs["path"].dropna()),
         has_runs=len(runs) > 0,
         problems=list(dict.fromkeys(problems)),
         context=summary,
