@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+# One thread imports at a time: two that begin with modules that import each other would wait for each other. Modules of
+# bsam import from each other directly, never names that are imported on use, because they may hold locks of imports.
+_IMPORT = threading.RLock()
 
 
 def import_on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -30,7 +35,8 @@ def import_on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[s
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
             )  # the traceback suggests the closest name of ``dir``
-        module = import_module(f"{package}.{modules[name]}")
+        with _IMPORT:
+            module = import_module(f"{package}.{modules[name]}")
         namespace[name] = module if name == modules[name] else getattr(module, name)
         return namespace[name]
 
