@@ -38,6 +38,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(torch|numpy|pandas|collections\.abc|pathlib)\..*"),
     # annotations of functions whose packages are imported for type checks only
     ("py:class", r"go\.Figure|pd\.DataFrame|pd\.Series|PilImage|Entries|NDArray|np\.floating"),
+    ("py:class", r"bsam\.lab\.data\.DatasetEntry"),  # what registers a data set, which no user makes
 ]
 
 smartquotes_action = "qe"  # quotes and ellipses; no dashes, which would make a flag unusable

@@ -276,7 +276,7 @@ def test_objects_of_a_script_are_named_after_its_file(module: Callable[[str], st
         + NETWORK
         + """
 if __name__ == "__main__":
-    from bsam.lab import compare
+    from bsam.lab import Machine, compare
     settings = {"epochs": 1, "limit_train": 128}
     compare("digits", build, ["base", PlainSAM], seeds=1, out="out", machine=Machine("cpu", jobs=2), **settings)
 """

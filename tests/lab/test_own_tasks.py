@@ -432,32 +432,6 @@ def test_the_public_names():
     assert setting(1, "help").metadata["help"] == "help"
 
 
-RECIPE = """
-from bsam.lab import Run
-from bsam.lab.recipes import Plan, recipe
-from segmentation import Segmentation
-
-@recipe("Shapes by width")
-def widths(scale):
-    \"\"\"Two widths of the U-Net.\"\"\"
-    small = {"task": Segmentation, "limit_train": 24, "limit_test": 8, "batch": 8, "epochs": 1}
-    runs = [Run.of("sam", width=width, **small) for width in (2, 4)]
-    return [Plan(run, row=f"SAM, width {run.task.width}") for run in runs]
-"""
-
-
-def test_a_recipe_of_the_example_from_another_folder(tmp_path):
-    """Its module imports the example, a copy of which is in the same folder."""
-    (tmp_path / "segmentation.py").write_text((EXAMPLES / "segmentation.py").read_text())
-    (tmp_path / "shapes_recipe.py").write_text(RECIPE)
-    words = ["run", "shapes_recipe:widths", "--scale", "smoke", "--seeds", "1", "--device", "cpu", "--out", "out"]
-    out = bsam_command(*words, cwd=tmp_path)
-    assert "Test mean IoU in %, after the last of 1 epoch" in out
-    runs = read_runs([tmp_path / "out"])
-    assert sorted(settings["width"] for settings in runs["settings"]) == [2, 4]
-    assert (tmp_path / "out/report.html").exists()
-
-
 def test_the_example_reads_the_layout_of_oxford_pet(tmp_path, command):
     data, rng = tmp_path / "pet", np.random.default_rng(0)
     for folder in ("images", "annotations/trimaps"):
@@ -516,4 +490,4 @@ MEMBERS = {
 def test_what_members_return_is_checked_before_training(name, own, tmp_path):
     (tmp_path / f"wrong_{own}.py").write_text(WRONG.format(own=own))
     task = find_object(f"wrong_{own}:{name}", "task")
-    assert MEMBERS[name] in sentence(fit, Run.of("sam", task=task), tmp_path / "run", device="cpu")
+    assert MEMBERS[name] in sentence(fit, Run.of("sam", task=task), tmp_path / "run", Machine("cpu"))

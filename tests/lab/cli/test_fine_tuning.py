@@ -176,17 +176,19 @@ def test_a_recipe_trains_the_networks_of_files(tmp_path, monkeypatch):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors", {"bsam_model": "resnet50"})
     asked = []
     monkeypatch.setattr(
-        "bsam.lab.study_run.run_all", lambda runs, out, *_, **options: asked.append((runs, options)) or []
+        "bsam.lab.study_run.run_all", lambda runs, out, machine, *_: asked.append((runs, machine)) or []
+    )
+        "bsam.lab.study_run.run_all", lambda runs, out, machine, *_: asked.append((runs, machine)) or []
     )
     command = ["run", "transfer", "--scale", "short", "--weights", "a.safetensors", "--data-dir", str(tmp_path)]
     command += ["--cache-dir", str(tmp_path / "cache"), "--data", "oxford_pet", "--out", str(tmp_path / "out")]
     assert cli.main(command) == 0
-    ((runs, options),) = asked
+    ((runs, machine),) = asked
     assert {(state.run.model, state.run.weights, state.run.data) for state in runs} == {
         ("resnet50", "a.safetensors", "oxford_pet")
     }
     assert len(runs) == 7
-    assert (options["data_dir"], options["cache_dir"]) == (tmp_path, tmp_path / "cache")
+    assert (machine.data_dir, machine.cache_dir) == (tmp_path, tmp_path / "cache")
     table = json.loads((tmp_path / "out/results.json").read_text())["table"]
     assert [cell["paper"]["mean"] for cell in table if (cell["row"], cell["column"]) == ("SGD", "Oxford-IIIT Pet")] == [
         93.11

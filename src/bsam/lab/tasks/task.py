@@ -586,7 +586,8 @@ class Task:
 
     @classmethod
     def complete(cls, given: Mapping[str, Any], data_dir: Path | None = None) -> dict[str, Any]:
-        """Return given settings with the defaults that depend on files; presets are applied by :class:`Run`."""
+        """Return given settings with the defaults that depend on files; presets are applied by
+        :class:`bsam.lab.training.Run`."""
         return dict(given)
 
     @classmethod
