@@ -178,8 +178,6 @@ def test_a_recipe_trains_the_networks_of_files(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "bsam.lab.study_run.run_all", lambda runs, out, machine, *_: asked.append((runs, machine)) or []
     )
-        "bsam.lab.study_run.run_all", lambda runs, out, machine, *_: asked.append((runs, machine)) or []
-    )
     command = ["run", "transfer", "--scale", "short", "--weights", "a.safetensors", "--data-dir", str(tmp_path)]
     command += ["--cache-dir", str(tmp_path / "cache"), "--data", "oxford_pet", "--out", str(tmp_path / "out")]
     assert cli.main(command) == 0
