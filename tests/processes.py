@@ -26,6 +26,7 @@ FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Window
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 PRELOAD.extend(f"bsam.lab.cli.{name}" for name in ("compare", "demo", "flatness", "predict", "report", "train"))
 PRELOAD.extend(["sklearn.datasets", "sklearn.model_selection", "torch._dynamo", "torch.utils.tensorboard"])
+PRELOAD.extend(["bsam.lab.report.recipe_results", "PIL.Image", "plotly.graph_objects", "safetensors.torch"])
 if FORKS:
     CONTEXT.set_forkserver_preload(PRELOAD)  # torch's optimizers import torch._dynamo
 
@@ -62,7 +63,7 @@ class Process:
 class Script(Process):
     """``python script.py`` or ``python -m module`` with these arguments, in a new session.
 
-    UserWarnings are errors. Both streams go to the file ``output``.
+    UserWarnings are errors. Both streams go to the file ``output``. Modules that the tests imported are not there.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ def _run_script(script: Path | str, arguments: list[str], output: Path, environm
     os.environ |= environment
     sys.argv = [str(script), *arguments]
     if isinstance(script, Path):
+        sys.path.insert(0, str(script.resolve().parent))
         runpy.run_path(str(script), run_name="__main__")
     else:
         runpy.run_module(script, run_name="__main__", alter_sys=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.recipes.compare import compared_runs, plan_comparison
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 from helpers import draw_images
+from processes import Script
 
 NUMBER = itertools.count()  # a module's name is imported once
 SMALL = ("--epochs", "2", "--limit-train", "256", "--limit-test", "64", "--batch", "64", "--device", "cpu")
@@ -228,8 +228,16 @@ def test_two_processes_compare_and_tune_a_method_of_the_user(module: Callable[[s
     assert radii == [[], [0.025, 0.05, 0.1, 0.2], []]
 
 
+WITHOUT = """
+import sys
+sys.modules |= dict.fromkeys(sys.argv[1:])  # importing them is an error
+from bsam.lab import write_report
+write_report("out", "there.html")
+"""
+
+
 def test_a_page_is_written_without_the_modules(module: Callable[[str], str]) -> None:
-    """A report imports nothing: in a process in which the modules cannot be found, the page is the same."""
+    """A report imports nothing: in a process in which the modules cannot be imported, the page is the same."""
     name, network = module(METHOD), f"{module(NETWORK)}:build"
     compare(
         "digits",
@@ -242,9 +250,10 @@ def test_a_page_is_written_without_the_modules(module: Callable[[str], str]) -> 
         limit_train=128,
     )
     write_report("out", "here.html")
-    Path("elsewhere").mkdir()
-    code = "from bsam.lab import write_report; write_report('../out', '../there.html')"
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd="elsewhere")
+    script = Path("without.py")
+    script.write_text(WITHOUT)
+    process = Script(script, name, network.partition(":")[0], output=Path("printed.txt"))
+    assert process.wait() == 0, Path("printed.txt").read_text()
     here, there = (Path(f"{page}.html").read_text() for page in ("here", "there"))
     assert "My SAM" in here
     assert here.replace("here.html", "") == there.replace("there.html", "")
@@ -269,7 +278,7 @@ def test_classes_and_functions_are_passed_in_python(module: Callable[[str], str]
             Run.of("sam", model=wrong)
 
 
-def test_objects_of_a_script_are_named_after_its_file(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_objects_of_a_script_are_named_after_its_file(module: Callable[[str], str]) -> None:
     """So that another process, and the command line, can import them."""
     script = module(
         METHOD
@@ -278,14 +287,22 @@ def test_objects_of_a_script_are_named_after_its_file(module: Callable[[str], st
 if __name__ == "__main__":
     from bsam.lab import Machine, compare
     settings = {"epochs": 1, "limit_train": 128}
-    compare("digits", build, ["base", PlainSAM], seeds=1, out="out", machine=Machine("cpu", jobs=2), **settings)
+    compare("digits", build, ["base", PlainSAM], seeds=1, out="out", machine=Machine("cpu"), **settings)
 """
     )
-    subprocess.run([sys.executable, "-W", "error", f"{script}.py"], check=True)
-    methods = {json.loads(file.read_text())["method"] for file in Path("out").glob("*/config.json")}
-    assert methods == {"base", f"{script}:PlainSAM"}
+    process = Script(Path(f"{script}.py"), output=Path("printed.txt"))
+    assert process.wait() == 0, Path("printed.txt").read_text()
+    settings = [json.loads(file.read_text()) for file in Path("out").glob("*/config.json")]
+    assert {each["method"] for each in settings} == {"base", f"{script}:PlainSAM"}
+    assert {each["model"] for each in settings} == {f"{script}:build"}
+    words = ["compare", "--data", "digits", "--model", f"{script}:build", "--methods", "base", f"{script}:PlainSAM"]
+    words += ["--seeds", "1", "--epochs", "1", "--limit-train", "128", "--device", "cpu", "--out", "out"]
+    times = {path: path.stat().st_mtime_ns for path in Path("out").rglob("model.safetensors")}
+    assert cli.main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("model.safetensors")} == times
 
 
+@pytest.mark.usefixtures("operators_once")
 def test_the_network_of_a_stored_run_must_be_named_again(
     module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:

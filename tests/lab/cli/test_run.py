@@ -337,13 +337,19 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
     assert "not finished" not in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["environment.json", "labels.json", "data.json", "flatness.json"])
-def test_results_without_a_run_with_a_damaged_note(name, tmp_path, monkeypatch, error_of):
+def test_results_without_a_run_with_a_damaged_note(tmp_path, monkeypatch, error_of):
     train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
     assert cli.main(command) == 0
     folder = next(folder for folder in sorted(tmp_path.iterdir()) if folder.is_dir())
-    (folder / name).write_text("{")
-    assert f"{folder / name} cannot be read" in error_of(*command, "--report")
-    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert {run["folder"] for run in runs if run["state"] == "unreadable"} == {folder.name}
+    for name in ("environment.json", "labels.json", "data.json", "flatness.json"):
+        note = folder / name
+        before = note.read_bytes() if note.exists() else None
+        note.write_text("{")
+        assert f"{note} cannot be read" in error_of(*command, "--report")
+        runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+        assert {run["folder"] for run in runs if run["state"] == "unreadable"} == {folder.name}
+        if before is None:
+            note.unlink()
+        else:
+            note.write_bytes(before)

@@ -25,11 +25,11 @@ OPERATIONS = (
 def images(channels, side):
     """Return noise, flat images, images of two levels, and gradients with a patch: (n, side, side, channels)."""
     rng = np.random.default_rng(side + channels)
-    noise = rng.integers(0, 256, (8, side, side, channels))
-    flat = np.broadcast_to(rng.integers(0, 256, (8, 1, 1, channels)), noise.shape)
-    levels = np.where(noise < 128, flat, rng.integers(0, 256, (8, 1, 1, channels)))
+    noise = rng.integers(0, 256, (4, side, side, channels))
+    flat = np.broadcast_to(rng.integers(0, 256, (4, 1, 1, channels)), noise.shape)
+    levels = np.where(noise < 128, flat, rng.integers(0, 256, (4, 1, 1, channels)))
     y, x = np.mgrid[:side, :side] / side
-    slopes = rng.uniform(-3, 3, (2, 8, 1, 1, channels))
+    slopes = rng.uniform(-3, 3, (2, 4, 1, 1, channels))
     gradient = 128 + 100 * np.sin(slopes[0] * x[..., None] + slopes[1] * y[..., None])
     gradient[:, side // 3 : side // 2, side // 4 :] = flat[:, :1, :1]
     return np.concatenate([noise, flat, levels, gradient]).astype(np.uint8)
@@ -74,7 +74,7 @@ def test_each_operation_is_that_of_pillow(operation, channels, black_without_bit
                 compared += 1
                 changed += int((expected != pixels).any((1, 2, 3)).sum())
     assert compared >= 4
-    assert changed > 20 or (channels == 1 and operation in ("Color", "ColorIncreasing", "Desaturate"))
+    assert changed > 10 or (channels == 1 and operation in ("Color", "ColorIncreasing", "Desaturate"))
 
 
 @pytest.mark.parametrize("channels", [3, 1])

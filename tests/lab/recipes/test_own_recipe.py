@@ -1,9 +1,7 @@
 """A user's recipe: the one of the guide, in a module of the current folder."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -54,7 +52,7 @@ from torch import nn
 import bsam
 from bsam.lab import Run
 from bsam.lab.recipes import Plan, recipe
-from segmentation import Segmentation
+from own_shapes import Segmentation
 
 
 class Thrice(bsam.SharpnessAware):
@@ -88,19 +86,19 @@ def shapes(widths, **settings):
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.parametrize(("name", "cells"), [("mine", ["SGD", "Ours"]), ("shapes", ["width 2", "width 3"])])
-def test_networks_methods_and_tasks_of_a_user(name, cells, tmp_path):
-    """Naming the recipe imports them, in this process and in those of ``--jobs``, from a folder elsewhere."""
+def test_networks_methods_and_tasks_of_a_user(tmp_path, monkeypatch):
+    """Naming the recipe imports them, in this process and in those of ``--jobs``, which have imported nothing yet."""
     (tmp_path / "own_recipes.py").write_text(RECIPES_OF_A_USER)
-    (tmp_path / "segmentation.py").write_text((EXAMPLES / "segmentation.py").read_text())
-    program = [sys.executable, "-m", "bsam", "run", f"own_recipes:{name}", "--jobs", "2", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    out = tmp_path / "runs" / f"{name}-small"
-    results = json.loads((out / "results.json").read_text())
-    assert [run["state"] for run in results["runs"]] == ["done", "done"]
-    table = (out / "table.md").read_text()
-    assert all(cell in table for cell in cells)
-    if name == "mine":
-        assert [run["about"]["passes"] for run in results["runs"]] == [1, 3]
+    (tmp_path / "own_shapes.py").write_text((EXAMPLES / "segmentation.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    passes = {}
+    for name, jobs, cells in (("mine", 2, ["SGD", "Ours"]), ("shapes", 1, ["width 2", "width 3"])):
+        assert cli.main(["run", f"own_recipes:{name}", "--jobs", str(jobs), "--device", "cpu"]) == 0
+        out = tmp_path / "runs" / f"{name}-small"
+        results = json.loads((out / "results.json").read_text())
+        assert [run["state"] for run in results["runs"]] == ["done", "done"]
+        table = (out / "table.md").read_text()
+        assert all(cell in table for cell in cells)
+        passes[name] = [run["about"]["passes"] for run in results["runs"]]
+    assert passes["mine"] == [1, 3]

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from bsam.lab.recipes.study import Snapshot
 from bsam.lab.recipes.tuning import Choice, Tried, Tuning, chance_of, ranked, rungs
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from fake_fit import FakeFit
+from processes import Script
 
 EPOCHS = 40
 SETTINGS = {"data": "digits", "epochs": EPOCHS}
@@ -111,7 +109,7 @@ from fake_fit import FakeFit, train_by
 
 command = ["compare", "--data", "digits", "--epochs", "2", "--seeds", "2", "--tune"]
 command += ["--methods", "sgd", "sam", "bsam", "asam"]
-command += ["--device", "cpu", "--jobs", "1", "--out", "out"]
+command += ["--device", "cpu", "--jobs", "1", "--out", sys.argv[1]]
 train_by(FakeFit(lambda run: 0.8), pytest.MonkeyPatch())
 assert main(command) == 0
 reads = Counter()
@@ -128,11 +126,12 @@ print("READS", json.dumps(reads))
 
 def test_the_cost_of_planning_in_reads(tmp_path):
     """A finished comparison reads the settings of a final run twice, to plan and for the page, of a tuning run once."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    reads = json.loads(done.stdout.rpartition("READS ")[2])
+    script = tmp_path / "reads.py"
+    script.write_text(PROGRAM)
+    process = Script(script, tmp_path / "out", output=tmp_path / "printed.txt")
+    status, printed = process.wait(), (tmp_path / "printed.txt").read_text()
+    assert status == 0, printed
+    reads = json.loads(printed.rpartition("READS ")[2])
     trials = {name: count for name, count in reads.items() if "-seed10000-" in name}
     finals = {name: count for name, count in reads.items() if name not in trials}
     assert (list(finals.values()), list(trials.values())) == ([2] * 8, [1] * 12)
