@@ -28,10 +28,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def draw_figures(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the data set ``stick_figures`` have this number of training images."""
+    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", count)
+
+
 def train_pose(folder: Path, **settings: Any) -> Path:
     """Train for an epoch on 16 drawings; returns the run directory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bsam.lab.data.NUM_FIGURES", 16)
+        draw_figures(16, patch)
         fit(
             Run.of("sgd", **{**SETTINGS, **settings}),
             folder,

@@ -20,6 +20,7 @@ from bsam.lab.tasks import TASKS
 from bsam.lab.tasks.exported import compare_classes
 from bsam.lab.tasks.pose_outputs import decode
 from bsam.lab.training.run_dir import RunDir
+from pose_runs import draw_figures
 
 PRINTED = re.compile(
     r"Accuracy on (\d+) test images: ([\d.]+)% \(trained network\), ([\d.]+)% \(exported file\)\.\n"
@@ -157,7 +158,7 @@ def test_a_network_that_computes_something_else_is_seen(quantized_run):
 
 def test_a_pose_network(pose_run, tmp_path, capsys, monkeypatch):
     """The file takes the pixels of the evaluation, and says what its outputs are."""
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 16)
+    draw_figures(16, monkeypatch)
     path = tmp_path / "net.onnx"
     assert export(pose_run, "--out", path) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()

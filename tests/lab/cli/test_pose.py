@@ -16,6 +16,7 @@ from bsam.lab.models import build
 from bsam.lab.recipes import RECIPES
 from bsam.lab.training.run_dir import RunDir
 from helpers import draw_persons
+from pose_runs import draw_figures
 
 COLUMNS = ("head", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 SMALL = ("train", "--method", "sgd", "--base", "sgd", "--device", "cpu", "--image-size", "32", "--batch", "6")
@@ -60,7 +61,7 @@ def test_a_folder_of_persons_from_start_to_end(weights, tmp_path, capsys, error_
 
 
 def test_a_diverged_run_has_no_predictions(tmp_path, error_of, monkeypatch):
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 12)
+    draw_figures(12, monkeypatch)
     command = (*SMALL, "--data", "stick_figures", "--epochs", "2", "--lr", "1e30", "--out", tmp_path / "out")
     assert "loss is nan in epoch 1" in error_of(*command)
     assert RunDir(tmp_path / "out").predictions() == {}
@@ -70,7 +71,7 @@ def test_a_small_experiment(tmp_path, monkeypatch):
     """Really trained; the table has all measures of each run and the baseline, as they are in the run directories."""
     small = {**RECIPES["pose"].scales["smoke"], "epochs": 1, "limit_train": 24, "limit_test": 10}
     monkeypatch.setitem(RECIPES, "pose", replace(RECIPES["pose"], scales={"smoke": small}))
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 40)
+    draw_figures(40, monkeypatch)
     figures = DATASETS["stick_figures"].draw(24)
     before = figures.train.x.clone(), figures.train.y.clone()
     assert cli.main(["run", "pose", "--out", str(tmp_path), "--device", "cpu", "--only", "adam", "bsam-2"]) == 0

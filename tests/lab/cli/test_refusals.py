@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from bsam.lab.models import build
+from pose_runs import draw_figures
 
 TRAIN = {  # flags of `bsam train --method bsam --epochs 3 --batch 64`: a word of the message
     "--method bsma-2": "Did you mean 'bsam-2'?",
@@ -160,7 +161,7 @@ def contents(folder):
 def test_the_message_names_the_culprit(command, word, place, tmp_path, monkeypatch, error_of):
     monkeypatch.chdir(place)
     monkeypatch.setattr("sys.path", list(sys.path))
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 12)
+    draw_figures(12, monkeypatch)
     before = contents(place)
     words = shlex.split(command)
     if "--out" not in words and words[0] not in ("predict", "list"):

@@ -10,6 +10,7 @@ from bsam.lab.config import Run
 from bsam.lab.data.persons import LSP, MPII
 from bsam.lab.models.timm_networks import RESNET50
 from bsam.lab.tasks.pose import Pose, PoseInputs
+from pose_runs import draw_figures
 
 INPUTS = PoseInputs(32, 1.5, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), MPII)
 RUN = Run.of("sgd", task="pose", model="simcc_resnet8", data="stick_figures")
@@ -35,7 +36,7 @@ def test_the_network_is_that_of_the_settings():
 
 
 def test_normalisation_is_that_of_the_backbones_pretraining(monkeypatch):
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 4)
+    draw_figures(4, monkeypatch)
     for model, mean in (("simcc_resnet8", (0.485, 0.456, 0.406)), ("simcc_resnet50", RESNET50.mean)):
         task = Pose(replace(RUN, model=model, image_size=32), torch.device("cpu"))
         assert task.inputs.mean == mean

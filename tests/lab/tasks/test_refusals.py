@@ -12,6 +12,7 @@ from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.training import Machine, fit
+from pose_runs import draw_figures
 
 CPU = torch.device("cpu")
 CLASSES = Run("sgd")
@@ -106,7 +107,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("run", "word"), RUNS, ids=lambda value: str(value)[:30])
 def test_runs(run, word, monkeypatch):
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 8)
+    draw_figures(8, monkeypatch)
     with pytest.raises(BsamError, match=word):
         fit(replace(run, epochs=1), machine=Machine("cpu"))
 

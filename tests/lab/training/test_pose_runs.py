@@ -23,6 +23,7 @@ from bsam.lab.training.machine import DistributedContext
 from bsam.lab.training.run_dir import RunDir
 from bsam.lab.training.trainer import Trainer
 from helpers import draw_persons
+from pose_runs import draw_figures
 
 CPU = torch.device("cpu")
 RADII = {"rho_max": 0.1, "rho_min": 0.1, "rho_min_floor": 0.02}
@@ -33,7 +34,7 @@ RUN = Run.of("bsam", RADII, data="stick_figures", **{**SMALL, "batch": 8, "epoch
 
 @pytest.fixture(autouse=True)
 def _few_figures(monkeypatch):
-    monkeypatch.setattr("bsam.lab.data.NUM_FIGURES", 16)
+    draw_figures(16, monkeypatch)
 
 
 def weights_before(run, data):
