@@ -162,6 +162,25 @@ class Preset:
                 return False
         return True
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values: ``set`` lists the conditions with any value except None."""
+        plain = {name: to_json_value(value) for name, value in self.when.items() if value is not SET}
+        others = [name for name, value in self.when.items() if value is SET]
+        values = {name: to_json_value(value) for name, value in self.values.items()}
+        return {"when": plain, "set": others, "words": self.words, "values": values}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Preset:
+        """Return the preset that :meth:`to_json` described.
+
+        Example:
+            >>> preset = Preset.from_json(Preset(when={"weights": SET}, epochs=3).to_json())
+            >>> preset.applies({"weights": "resnet18"}), preset.values
+            (True, {'epochs': 3})
+        """
+        when = {**stored["when"], **dict.fromkeys(stored["set"], SET)}
+        return cls(when=when, words=stored["words"], **stored["values"])
+
 
 # usual for transformers trained from scratch
 ADAMW = Preset(when={"base": "adamw"}, lr=1e-3, weight_decay=0.05, decay="weights")
@@ -418,13 +437,14 @@ def settings_of_task(task: object) -> type[TaskSettings]:
     )
 
 
-def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
+def store_settings(name: str, described: Mapping[str, Mapping[str, Any]], presets: Sequence[Mapping[str, Any]]) -> None:
     """Make the settings of a task of the user known without its module.
 
     Args:
         name: ``MODULE:CLASS``.
         described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, between which
             the task may have changed, are put together.
+        presets: those of the run that was read last, as :meth:`Preset.to_json` describes them.
     """
     before = [(item.name, Any, item) for item in fields(_STORED_SETTINGS[name])] if name in _STORED_SETTINGS else []
     known = [name for name, *_ in before]
@@ -436,6 +456,7 @@ def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> Non
     if name not in _STORED_SETTINGS or new:
         options: dict[str, Any] = {"bases": (TaskSettings,), "frozen": True, "kw_only": True}
         _STORED_SETTINGS[name] = make_dataclass("StoredSettings", [*before, *new], namespace={"name": name}, **options)
+    _STORED_SETTINGS[name].presets = tuple(Preset.from_json(preset) for preset in presets)
 
 
 def _anything(name: str, value: object) -> None:

@@ -423,10 +423,10 @@ class Classification(ImageTask):
         return Score("clean_accuracy", "accuracy in %", 100) if has_noise and run.eval_split == "holdout" else None
 
     @classmethod
-    def guess(cls, run: Run) -> float | None:
-        """Return the accuracy of guessing, if the number of classes is known."""
-        classes = _known_classes(run)
-        return None if classes is None else 1 / classes
+    def guess(cls, run: Run, note: Notes) -> float | None:
+        """Return the accuracy of guessing."""
+        classes = _known_classes(run) or len(note("inputs").get("class_names", ()))
+        return 1 / classes if classes else None
 
     @classmethod
     def failure(cls, run: Run, epochs: Sequence[Mapping[str, Any]], note: Notes) -> Failure | None:
@@ -438,15 +438,16 @@ class Classification(ImageTask):
         accuracy = last.get(f"{split}_clean_accuracy", last.get(f"{split}_accuracy"))  # on the true labels
         if accuracy is None:
             return super().failure(run, epochs, note)
-        classes = dataset_entry(run.data).classes or len(note("inputs").get("class_names", ()))
-        if not classes or not losses:  # old results, which do not have them
+        chance = cls.guess(run, note)
+        if chance is None or not losses:
             return None
-        lowest, guessing = min(losses), math.log(classes)
-        if lowest < GUESSING * guessing or accuracy > 2 / classes:
+        lowest = min(losses)
+        guessing = -math.log(chance)
+        if lowest < GUESSING * guessing or accuracy > 2 * chance:
             return None
         text = (
-            f"The network is no better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
-            f"({guessing:.4g} by guessing)."
+            f"The network is no better than chance: accuracy {accuracy:.4f}, {round(1 / chance)} classes, loss "
+            f"{lowest:.4g} ({guessing:.4g} by guessing)."
         )
         return Failure(text, diverged=lowest > DIVERGED * guessing)
 
