@@ -29,7 +29,7 @@ from ..data.images import decode
 from ..models import build, model_entry
 from ..quantization import calibrate, freeze_scales, quantize
 from .exported import Comparison, Network, Progress, compare_classifier, export_classifier
-from .found import FoundClasses, NoteReader, Prediction, Shown, mistakes, read_batches
+from .found import FoundClasses, NoteReader, Picture, Prediction, Shown, read_batches
 from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
 from .splits import WHOLE, Shares, holdout_mask
 from .task import Failure, Notes, Score, TaskBatch
@@ -661,3 +661,20 @@ def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
         worst = [tensor[first] for tensor in merged]
     arrays = dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True))
     return {"confusion": torch.as_tensor(total), **arrays}
+
+
+def mistakes(arrays: Mapping[str, NDArray[Any]], form: str = ".0%") -> list[Picture]:
+    """Return the most confident mistakes of a classifier, the most confident first.
+
+    Args:
+        arrays: from :meth:`Classification.predictions`.
+        form: the format of probabilities.
+    """
+    if "confidence" not in arrays:
+        return []
+    names = arrays["class_names"].tolist()
+    columns = (arrays[name] for name in ("pixels", "found", "confidence", "truth"))
+    return [
+        Picture(pixels, f"{names[predicted]}, {confidence:{form}}", (f"true: {names[truth]}",))
+        for pixels, predicted, confidence, truth in zip(*columns, strict=True)
+    ]

@@ -140,6 +140,27 @@ def devices_of(device: str | None) -> list[str]:
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 
+@contextlib.contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Run the block on a separate CUDA stream; does nothing on a CPU.
+
+    To capture steps in a CUDA graph, the network must be built on that stream, too. cuDNN's benchmark mode is on: all
+    batches of a run have the same shape, so searching for the best kernels pays off.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream, before = torch.cuda.Stream(device), torch.backends.cudnn.benchmark
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        torch.backends.cudnn.benchmark = True
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
 # ---- the processes of a run: a single one, or those launched with torchrun
 
 

@@ -50,7 +50,7 @@ from ..tasks import imported_task, task_of
 from ..tasks.splits import Shares
 from ..tasks.task import Task, TaskBatch
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
-from .graphs import CapturedSteps, side_stream
+from .graphs import CapturedSteps
 from .machine import (
     DistributedContext,
     Machine,
@@ -58,6 +58,7 @@ from .machine import (
     distributed_context,
     emulated_bf16,
     is_bf16_emulated,
+    side_stream,
     why_compile_fails,
 )
 from .run_dir import RunDir, RunWriter, initial_network
@@ -216,15 +217,15 @@ def fit(
         if number := received():  # it arrived after the last step
             raise Terminated(number)
         flatness: dict[str, Any] = {}
-        surface = None
+        surface = top = None
         if len(trainer.epochs) == run.epochs:
             if run.curvature or run.surface is not None:
                 flatness, surface = context.broadcast(_flatness(trainer) if context.is_main else ({}, None))
+                top = largest_eigenvalue(flatness)
             predictions = {} if folder is None else trainer.predictions()
             files = callbacks.report(run, predictions) if predictions else {}
             out.finish(trainer.result_network, flatness, predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in trainer.epochs) / trainer.steps
-        top = largest_eigenvalue(flatness)
         return Result(run, tuple(map(_epoch, trainer.epochs)), seconds_per_step, top, surface, task.score.name)
 
 

@@ -14,7 +14,7 @@ from ...config import Run
 from ...inference.pictures import card, encoded, grid, stack, text_picture
 from ...recipes.plan import titles_of
 from ...recipes.variants import variant_of
-from ...tasks.found import mistakes
+from ...tasks.classification import mistakes
 from ..page.render import template
 from ..table import Column, Table
 from .style import COLOURS
