@@ -349,6 +349,12 @@ def why_compile_fails(device: torch.device) -> str | None:
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     """Return versions, machine and date as plain values; with a device, also its description."""
+    versions: dict[str, str | None] = {}
+    for package in ("torch", "numpy", "scikit-learn", "timm", "pillow"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
     on_device: dict[str, Any] = {}
     if device is not None and device.type == "cuda":
         on_device["device"] = torch.cuda.get_device_name(device)
@@ -360,19 +366,12 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     return {
         "bsam": __version__,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy", "scikit-learn", "timm", "pillow")},
+        **versions,
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         **on_device,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 # ---- NVIDIA MPS, with which several processes use a GPU at the same time instead of taking turns

@@ -366,7 +366,9 @@ class Trainer:
                 done = i + 1
                 if stop := vote(received()):
                     break
-            self._take_readings()
+            if self.probe is not None:
+                self.readings += [asdict(reading) for reading in self.probe.readings]
+                self.probe.readings.clear()
             if stop := max(stop, vote.result()):
                 shares = self.context.gather(self._share(total))
                 if all(math.isfinite(share["total"]) for share in shares):
@@ -474,12 +476,6 @@ class Trainer:
     def sharpness(self, radius: float) -> Sharpness:
         """Return the sharpness on the whole training set at a radius, uphill and downhill."""
         return sharpness(self.measured_network(), self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
-
-    def _take_readings(self) -> None:
-        """Move the readings from the probe."""
-        if self.probe is not None:
-            self.readings += [asdict(reading) for reading in self.probe.readings]
-            self.probe.readings.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on, or the rest of an interrupted one."""
