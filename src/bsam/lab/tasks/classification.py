@@ -546,23 +546,18 @@ def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
             f"{run.model} does not take images of {shape} ({run.data}): {other}choose another network from `bsam list "
             "models`"
         ) from error
-    check_outputs(network, run.model, inputs, classes)
-    if run.freeze_backbone:
-        freeze_backbone(network)
-    return network
-
-
-def check_outputs(network: nn.Module, name: str, inputs: Inputs, classes: int) -> None:
-    """Raise unless a network returns one logit per class."""
     with torch.no_grad():
         outputs = network(torch.zeros(2, inputs.channels, inputs.size, inputs.size))
     if not isinstance(outputs, Tensor):
-        raise BsamTypeError(f"{name} must return a tensor of logits, got {type(outputs).__name__}")
+        raise BsamTypeError(f"{run.model} must return a tensor of logits, got {type(outputs).__name__}")
     if outputs.shape != (2, classes):
         raise BsamValueError(
-            f"{name} returns outputs of shape {tuple(outputs.shape)} for 2 samples and {classes} classes: use its "
+            f"{run.model} returns outputs of shape {tuple(outputs.shape)} for 2 samples and {classes} classes: use its "
             "argument classes for the last layer"
         )
+    if run.freeze_backbone:
+        freeze_backbone(network)
+    return network
 
 
 def why_refused(network: nn.Module, inputs: Inputs) -> Exception | None:

@@ -187,10 +187,6 @@ class DistributedContext:
         """Whether this process is the first one on its machine."""
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
-    def share(self, batches: Tensor) -> Tensor:
-        """Return this process's share of each batch; a row of ``batches`` holds one batch."""
-        return batches[:, self.rank :: self.size]
-
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network, wrapped to average gradients over the processes."""
         if self.size == 1:

@@ -350,12 +350,13 @@ class Trainer:
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), begun.get("lr", 0.0)
         radii: dict[str, float] = begun.get("radii", {})
+        ours = indices[first:, self.context.rank :: self.context.size]  # this process's share of each batch
         done, stop = first, 0
         vote = Vote(self.context)
         with self._seeded(number), emulated_bf16(self._emulated):
             if begun:
                 total += self._restore_share(begun)
-            for i, batch in enumerate(self.task.batches(self.context.share(indices[first:])), start=first):
+            for i, batch in enumerate(self.task.batches(ours), start=first):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
                 if i == self.steps - 1:
