@@ -198,11 +198,6 @@ class RecordsGiven:
         return self
 
 
-def given_values(settings: RecordsGiven) -> dict[str, Any]:
-    """Return the values that the caller gave, by name."""
-    return {name: getattr(settings, name) for name in vars(settings)["_given"]}
-
-
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
     name.lower(): cls
     for name, cls in vars(torch.optim).items()
@@ -808,7 +803,8 @@ class Run(RecordsGiven):
         if self.momentum != Run.momentum and not {"momentum", "betas"} & set(parameters_of(self.base)):
             raise BsamValueError(f"momentum has no effect with base {self.base}, which has none: leave it out")
         check_base_arguments(self.base, self.base_arguments)
-        self._check_own_task()
+        if is_own(self.task.name):
+            self._check_own_task()
         if self.nesterov and (self.base != "sgd" or not self.momentum):
             raise BsamValueError(
                 f"nesterov needs base sgd and a momentum above 0; got base {self.base} and momentum {self.momentum}"
@@ -833,7 +829,7 @@ class Run(RecordsGiven):
             )
 
     def _check_own_task(self) -> None:
-        """Raise if the task is the user's and does not know the data or the network, or does not use a setting."""
+        """Raise if the task of the user does not know the data or the network, or does not use a setting."""
         task = self.task
         defaults = {item.name: item.default for item in fields(self)}
         for name, known, kind in (("data", task.datasets, "FUNCTION"), ("model", task.networks, "NAME")):
@@ -847,7 +843,9 @@ class Run(RecordsGiven):
                 raise BsamValueError(f"{task.name} does not use {name}: leave it out")
 
     def _apply_presets(self) -> None:
-        given = {**given_values(self), **given_values(self.task)}
+        given: dict[str, Any] = {}
+        for part in (self, self.task):
+            given |= {name: getattr(part, name) for name in vars(part)["_given"]}
         if str(self.method).lower() == SGD:
             given["base"] = self.base
         if "base" in given:
