@@ -82,7 +82,8 @@ def published_number(table: str, run: Run, method: str = "", measure: str = "pck
         ... )
         {'mean': 96.82, 'std': 0.12, 'note': ''}
     """
-    source, name = published_tables()[table], method or variant_of(run).name
+    source = published_tables()[table]
+    name = method or variant_of(run).name
     model = STANDS_FOR.get(run.model, run.model) if table == "transfer" else run.model
     known = {"measure": measure, "model": model, "method": "bsam" if name in BSAMS else name}
     settings = {**all_arguments(run.method, run.arguments), **run.settings(), **known}
@@ -104,7 +105,8 @@ def paper_variant(run: Run) -> str | None:
     """
     if run.method == BASE:
         return run.base
-    ours, theirs = all_arguments(run.method, run.arguments), usual_arguments(run)
+    ours = all_arguments(run.method, run.arguments)
+    theirs = usual_arguments(run)
     return next((name for name, values in theirs.items() if values == ours), None)
 
 
@@ -142,7 +144,8 @@ def _claimed_run(run: Run) -> tuple[Run, str]:
 
     Similar experiments are poses on other photographs, and labels drawn from the other classes, so that more are wrong.
     """
-    table, number = paper_table(run), _paper_number(run, "bsam")
+    table = paper_table(run)
+    number = _paper_number(run, "bsam")
     if number is not None:
         note = number["note"]
         return run, f"{note[0].upper()}{note[1:]}." if note else ""
@@ -205,7 +208,8 @@ def of_paper(run: Run, tuned: bool = False, table: str = "") -> dict[str, Any]:
     exact = paper_variant(run)
     name = variant_of(run).name if tuned else exact
     similar, note = _claimed_run(run)
-    published, claimed = _paper_number(run, name), _paper_number(similar, name)
+    published = _paper_number(run, name)
+    claimed = _paper_number(similar, name)
     if published is None and (run.model, run.method) == ("resnet18", "bsam") and paper_table(run) == "classification":
         rho_max = all_arguments("bsam", run.arguments)["rho_max"]
         if _paper_number(run, "bsam") and rho_max == usual_arguments(run)["bsam"]["rho_max"]:

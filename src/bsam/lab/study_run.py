@@ -158,7 +158,8 @@ def _executor(
 ) -> contextlib.AbstractContextManager[Executor | None]:
     if machine.ray is not None:
         return ray_tasks(machine)
-    is_default, jobs = machine.jobs is None, machine.jobs
+    is_default = machine.jobs is None
+    jobs = machine.jobs
     if jobs is None and study.timed:  # runs that share a device cannot be timed
         jobs = min(len(devices_of(machine.device)), max(unfinished, 1))
     elif jobs is None:

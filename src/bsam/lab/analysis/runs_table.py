@@ -54,7 +54,8 @@ class _Source:
     identity: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        stored, self.state = self.state, STORED.get(self.state, "unfinished")
+        stored = self.state
+        self.state = STORED.get(self.state, "unfinished")
         self.reason = stored if self.state == "unfinished" else self.reason
         self.last = self.epochs[-1] if self.state == "finished" else None
 
@@ -246,7 +247,8 @@ class _Reader:
         identity: Mapping[str, Any] = {}
         with self._record_problems(path):
             identity = files.note("identity", HINT)
-        about, metrics = files.about() or _without_plan(state.run), path / METRICS
+        about = files.about() or _without_plan(state.run)
+        metrics = path / METRICS
         found = state.run, about, path, state.epochs, str(state), state.diverged
         self._add(_Source(*found, metrics, identity))
 
@@ -267,7 +269,8 @@ class _Reader:
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
             describe_task(entry["settings"].get("task"), entry.get("task", {}))
             run = stored_run(entry["settings"])
-            about, identity = entry.get("about") or _without_plan(run), entry.get("identity")
+            about = entry.get("about") or _without_plan(run)
+            identity = entry.get("identity")
             found = run, about, path, epochs, entry["state"], entry["reason"]
             self._add(_Source(*found, metrics, identity))
             self._measured += [(path.parent / RESULTS, one) for one in entry.get("flatness", ())]
@@ -293,10 +296,12 @@ class _Reader:
         if "run_dir" not in entry:
             self.problems.append(f"{file}: {entry['file']} is left out, because its run is not known.")
             return
-        name, largest = entry["run_dir"], largest_eigenvalue(entry)
+        name = entry["run_dir"]
+        largest = largest_eigenvalue(entry)
         samples = _number(entry["samples"], "samples")
         if name not in named and "run" in entry:
-            before, run = len(self.rows), stored_run(entry["run"])
+            before = len(self.rows)
+            run = stored_run(entry["run"])
             path = inside(file.parent, Path(entry["file"]).name)
             self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
             self._digests[path], named[name] = entry["sha256"], self.rows[before:]  # none if it served to tune others
@@ -309,7 +314,8 @@ class _Reader:
             known = [*(row["flatness"] or ()), entry]
             row["flatness"] = sorted(known, key=lambda one: one["samples"], reverse=True)
             if largest is not None and not samples <= row["eigenvalue_samples"]:
-                row["top_eigenvalue"], row["eigenvalue_samples"] = largest, samples
+                row["top_eigenvalue"] = largest
+                row["eigenvalue_samples"] = samples
 
     def _weights(self, path: Path) -> str | None:
         """Return the digest of the trained weights in a run directory; None if they are gone."""

@@ -95,7 +95,8 @@ def answer(table: pd.DataFrame) -> str:
 
 def sentence(row: Mapping[str, Any]) -> str:
     """Return one sentence on a row of ``compare_rows``."""
-    radius, passes = row.get("radius", math.nan), row.get("passes", math.nan)
+    radius = row.get("radius", math.nan)
+    passes = row.get("passes", math.nan)
     size = "" if math.isnan(radius) else f" at total radius {radius:g}"
     name = f"{row['row']}{size}" + (f" ({row['chosen']})" if row.get("chosen") else "")
     if row["verdict"] == NOT_LEARNED or not row["shared"]:

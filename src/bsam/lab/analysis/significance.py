@@ -80,7 +80,8 @@ def seeds_needed(result: Mapping[str, Any], tests: int) -> float:
         result: from :func:`paired_difference`, with the ``pooled`` standard deviation of rows over their seeds.
         tests: the number of tests, whose correction asks at most for an interval at the level 1 - 0.05 / tests.
     """
-    n, mean = int(result["shared"]), abs(result["difference"])
+    n = int(result["shared"])
+    mean = abs(result["difference"])
     missing = max(MIN_SEEDS - n, 0)
     spread = math.sqrt(2) * result["pooled"]  # of a single difference
     if n > 1:
@@ -111,7 +112,8 @@ def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "
         check_baseline(runs, baseline)
     table = []
     for _, group in runs.groupby("experiment", sort=False):
-        rows, bases = group["row"].unique(), group.loc[group["method"] == "base", "row"]
+        rows = group["row"].unique()
+        bases = group.loc[group["method"] == "base", "row"]
         against = (baseline and baseline_row(rows, baseline)) or next(iter(bases), rows[0])
         table += compare_family(group, [(row, against) for row in rows], value)
     return pd.DataFrame(table, columns=list(COMPARED))
@@ -144,7 +146,8 @@ def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value:
     about["pooled"] = math.sqrt(squares / freedom) if freedom else math.nan
     table = []
     for name, against in pairs:
-        ours, theirs = rows[name], rows[against]
+        ours = rows[name]
+        theirs = rows[against]
         usable = name != against and not ours.numbers["failed"] and not theirs.numbers["failed"]
         row = {**about, "row": name, **ours.numbers, "against": against, "usable": usable}
         row |= {f"their_{name}": theirs.numbers[name] for name in ("n", "mean", "std")}

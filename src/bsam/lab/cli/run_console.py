@@ -140,7 +140,8 @@ def show_runs() -> Iterator[StudyCallbacks]:
     """
     printed: set[str] = set()
     with contextlib.ExitStack() as stack:
-        line, stage = stack.enter_context(ProgressLine()), ""
+        line = stack.enter_context(ProgressLine())
+        stage = ""
 
         def on_message(sentence: str) -> None:
             if sentence not in printed:
@@ -158,7 +159,8 @@ def show_runs() -> Iterator[StudyCallbacks]:
             nonlocal line, stage
             if stage != progress.stage:
                 stack.close()
-                line, stage = stack.enter_context(ProgressLine()), progress.stage
+                line = stack.enter_context(ProgressLine())
+                stage = progress.stage
             done, failed, rest = counts(progress)
             line.reach(stage, done + failed, len(progress.states), rest)
 

@@ -159,7 +159,8 @@ class ConsoleLogger:
 
 def plan_text(trainer: Trainer) -> str:
     """Return two lines: method, network, data and steps; machine and precision."""
-    run, task = trainer.run, trainer.task
+    run = trainer.run
+    task = trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
     network, data = titles_of(run)
     notes = task.notes()
@@ -175,7 +176,8 @@ def plan_text(trainer: Trainer) -> str:
     if run.method != BASE:
         arguments = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
         method += f"{f' ({arguments})' if arguments else ''} with {BASES[run.base].__name__}"
-    device, processes = trainer.context.device, trainer.context.size
+    device = trainer.context.device
+    processes = trainer.context.size
     machine = f"CPU, {count_text(torch.get_num_threads(), 'thread')}"
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)

@@ -191,7 +191,8 @@ def _by_rho_min(runs: Sequence[Run]) -> list[Plan]:
     """Plan runs with a row for each variant of BSAM and each rho_min, or schedule of it."""
     plans = []
     for run in runs:
-        start, floor = run.arguments["rho_min"], run.arguments.get("rho_min_floor")
+        start = run.arguments["rho_min"]
+        floor = run.arguments.get("rho_min_floor")
         schedule = "" if floor is None else ", fixed" if floor == start else f" to {floor:g}"
         plans.append(Plan(run, row=f"{variant_of(run).title}, rho_min {start:g}{schedule}"))
     return plans

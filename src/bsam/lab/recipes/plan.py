@@ -140,7 +140,8 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
         >>> about["experiment"], about["row"], about["radius"]
         ('ResNet-18, CIFAR-10, 200 epochs, batch 256', 'SAM, rho 0.2', 0.2)
     """
-    variant, tuned = variant_of(run), bool(known.get("tuned", False))
+    variant = variant_of(run)
+    tuned = bool(known.get("tuned", False))
     is_unknown = run.method != BASE and known_method(run.method) is None  # a stored run of somebody's class
     order = list(variants())
     about: dict[str, Any] = {

@@ -57,9 +57,11 @@ def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, 
     A run that continues reads them from its directory: the initial run may have been removed.
     """
     if run_dir is not None and (run_dir / CONFIG).exists():
-        folder, run = run_dir, RunDir(run_dir).run()
+        folder = run_dir
+        run = RunDir(run_dir).run()
     elif init.is_dir():
-        folder, run = init, RunDir(init).finished_run()
+        folder = init
+        run = RunDir(init).finished_run()
     else:
         return {}  # :func:`~bsam.lab.training.run_dir.initial_network` raises
     tasks = [given["task"]] if "task" in given else ()

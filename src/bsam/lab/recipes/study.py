@@ -136,7 +136,8 @@ class Study:
             now: the folder of the study.
             failed: names of runs that are not tried again.
         """
-        tuning, plans = self.tuning or Tuning(), list(self.plans)
+        tuning = self.tuning or Tuning()
+        plans = list(self.plans)
         base = None
         if tuning.base:
             run = replace(plans[0].run, method=BASE, arguments={}, probe=None, rho_warmup=0.0, rho_start=0.0)
@@ -145,7 +146,8 @@ class Study:
         first_seed = min(plan.run.seed for plan in plans)
         first = [plan for plan in plans if plan.run.seed == first_seed]
         choices = {_key(plan.run): _choice(plan, tuning, first, now) for plan in first if plan.candidates}
-        finals, waiting = [], {}
+        finals = []
+        waiting = {}
         for plan in plans:
             choice = choices.get(_key(plan.run))
             pending = [tried for tried in (base, choice) if tried is not None and tried.best() is None]

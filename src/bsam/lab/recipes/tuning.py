@@ -146,7 +146,8 @@ def ranked(candidates: Mapping[int, Tried], higher: bool = True, score: str = "s
     sign = -1 if higher else 1
 
     def key(number: int) -> tuple[int, float, float]:
-        tried, value = candidates[number], getattr(candidates[number], score)
+        tried = candidates[number]
+        value = getattr(candidates[number], score)
         return (
             tried.diverged,
             math.inf if math.isnan(value) else sign * round(value, DIGITS),
@@ -367,7 +368,8 @@ def _score(state: RunState, epoch: int) -> tuple[float, float]:
     mean over a few epochs.
     """
     window = 1 if epoch == state.run.epochs else max(1, round(WINDOW * state.run.epochs))
-    rows, split = state.epochs[max(0, epoch - window) : epoch], state.run.eval_split
+    rows = state.epochs[max(0, epoch - window) : epoch]
+    split = state.run.eval_split
     task = task_of(state.run)
     score = fmean(task.score.shown(row, split) for row in rows)
     clean = task.clean_score(state.run)

@@ -148,7 +148,8 @@ def arguments_on(variant: MethodVariant, data: str) -> dict[str, Any]:
     """
     if variant.method == BASE:
         return {}
-    method, radius = variant.method, RADIUS.get(data, DEFAULT_RADIUS)
+    method = variant.method
+    radius = RADIUS.get(data, DEFAULT_RADIUS)
     shared = {} if radius == DEFAULT_RADIUS else dict.fromkeys(SAM_RADII.get(method, ()), radius)
     radii = {name: factor * radius for name, factor in variant.radii.items()}
     return {**shared, **DATA_ARGUMENTS.get(method, {}).get(data, {}), **variant.arguments, **radii}

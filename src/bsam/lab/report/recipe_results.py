@@ -69,7 +69,8 @@ def check_folder(out: Path, study: Study) -> None:
     shows a table of published numbers that does not exist.
     """
     check_table(study.published)
-    file, ours = out / RESULTS, _kind(study)
+    file = out / RESULTS
+    ours = _kind(study)
     if not file.exists():
         return
     stored = read_json(file, dict, "choose another folder")
@@ -87,11 +88,14 @@ def check_folder(out: Path, study: Study) -> None:
 
 def _different_settings(stored: Mapping[str, Any], study: Study) -> list[str]:
     """Return the settings that all runs share and that differ, in words; older versions did not store them."""
-    ours, usual = _kind(study), default_settings(type(study.plans[0].run.task))
-    before, now = stored.get("settings", ours["settings"]), ours["settings"]
+    ours = _kind(study)
+    usual = default_settings(type(study.plans[0].run.task))
+    before = stored.get("settings", ours["settings"])
+    now = ours["settings"]
     values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
     texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
-    files, given = stored.get("weights", ours["weights"]), ours["weights"]
+    files = stored.get("weights", ours["weights"])
+    given = ours["weights"]
     is_extended = bool(files) and files.items() <= given.items()  # by the networks of more files
     if files != given and not is_extended:
         texts.append(f"weights {', '.join(files.values()) or 'without files'} there")
@@ -117,7 +121,8 @@ def claim_folder(out: Path, study: Study) -> None:
 
 def write_results(study: Study, decision: Decision) -> StudyResult:
     """Write ``table.md``, ``results.json`` and ``report.html``, the page of all runs that have started."""
-    now, out = decision.now, decision.now.out
+    now = decision.now
+    out = decision.now.out
     entries = [_entry(plan, now) for plan in decision.finals]
     trials = [_entry(plan, now) for plan in decision.trials]
     unreadable = {entry["folder"]: entry["reason"] for entry in (*entries, *trials) if entry["state"] == UNREADABLE}
@@ -258,7 +263,8 @@ def _entry(plan: Plan, now: Snapshot) -> dict[str, Any]:
 
 
 def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
-    files, task = RunDir(state.path), task_of(plan.run)
+    files = RunDir(state.path)
+    task = task_of(plan.run)
     task.untrained(files.note)  # the table needs it
     notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
     begun = (state.path / CONFIG).exists()

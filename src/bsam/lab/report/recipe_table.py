@@ -45,9 +45,11 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     task = task_class(runs["settings"].iloc[0]["task"])
     groups = task.groups
     measures = [*((measure.title, measure) for measure in groups), (MEAN if groups else "", task.score)]
-    cells, baselines = [], {}
+    cells = []
+    baselines = {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
-        run, finished = Run.of(**group["settings"].iloc[0]), group[group["state"] == "finished"]
+        run = Run.of(**group["settings"].iloc[0])
+        finished = group[group["state"] == "finished"]
         number = group["published"].iloc[0]
         planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
         untrained, reached = task.untrained(RunDir(finished["path"].iloc[0]).note) if len(finished) else ("", {})
@@ -93,10 +95,13 @@ def tables_of(
     """
     headers = extra_headers(settings)
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
-    notes, decimals = footnotes(cells), published_tables()[published]["decimals"] if published else 2
-    has_parts, tables = any(cell["column"] == MEAN for cell in cells), []
+    notes = footnotes(cells)
+    decimals = published_tables()[published]["decimals"] if published else 2
+    has_parts = any(cell["column"] == MEAN for cell in cells)
+    tables = []
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
-        ours, theirs = [], []
+        ours = []
+        theirs = []
         for cell in group:
             place = {"method": cell["row"], "column": cell["column"]}
             extras = {header: Cell(_text(cell[name], 1)) for name, header in headers.items() if name in cell}
@@ -139,7 +144,8 @@ def footnotes(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 def caption(runs: pd.DataFrame, cells: Sequence[Mapping[str, Any]], published: str = "") -> list[str]:
     """Return the lines below a table: what the numbers are, their sources and footnotes, and what rows mean."""
     run = Run.of(**runs["settings"].iloc[0])
-    title, lengths = score_title(run), {settings["epochs"] for settings in runs["settings"]}
+    title = score_title(run)
+    lengths = {settings["epochs"] for settings in runs["settings"]}
     last = f"of {count_text(run.epochs, 'epoch')}" if len(lengths) == 1 else "epoch"
     lines = [f"{title[0].upper()}{title[1:]}, after the last {last}: mean ± standard deviation (number of seeds)."]
     if published and any(cell["paper"] for cell in cells):

@@ -348,7 +348,8 @@ def _html_cell(cell: Cell, column: Column, row: Cell, name: str, is_name: bool) 
     if cell.link:
         content = f'<a href="{escape(cell.link)}">{content}</a>'
     if cell.more:
-        title, about = escape(column.title), escape(f"{column.title}, {row}: {cell}")
+        title = escape(column.title)
+        about = escape(f"{column.title}, {row}: {cell}")
         opens = f'class="more" popovertarget="{name}" data-column="{title}" aria-label="{about}"'
         button = f'<button type="button" {opens}>{content}</button>'
         lines = "".join(f"<p>{escape(line)}</p>" for line in cell.more.splitlines())

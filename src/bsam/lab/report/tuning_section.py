@@ -14,7 +14,8 @@ from ..recipes.variants import passes_of, variant_of
 from ..tasks import task_of
 from .table import Cell, Table
 
-NOISE, EDGE = "~", "*"  # marks
+NOISE = "~"
+EDGE = "*"  # marks
 
 
 def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
@@ -48,7 +49,8 @@ def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
 
 def _base_table(choice: Choice) -> Table:
     """Return a table with a row per learning rate and a column per weight decay; the first row has the choice."""
-    tried, scores = choice.plan.candidates, _scores(choice)
+    tried = choice.plan.candidates
+    scores = _scores(choice)
     cells: list[dict[str, Any]] = [
         {"lr": f"{values['lr']:g}", "weight decay": f"{values['weight_decay']:g}", "": score}
         for values, score in zip(tried, scores, strict=True)
@@ -62,9 +64,11 @@ def _base_table(choice: Choice) -> Table:
 
 
 def _notes(first: Choice) -> list[str]:
-    seeds, and_seeds = "one extra seed", ""
+    seeds = "one extra seed"
+    and_seeds = ""
     if first.tuning.seeds > 1:
-        seeds, and_seeds = f"the same {first.tuning.seeds} extra seeds; scores are their means", " and the seeds"
+        seeds = f"the same {first.tuning.seeds} extra seeds; scores are their means"
+        and_seeds = " and the seeds"
     labels = brackets = ""
     if _has_wrong_labels(first):
         labels = "; some of their labels are wrong, too"
@@ -93,7 +97,8 @@ def _scores(choice: Choice, with_values: bool = False) -> list[Cell]:
         marks = [f"epoch {tried.epoch}"] if tried.epoch < choice.plan.run.epochs else []
         marks += [f"{tried.diverged} diverged"] if tried.diverged else []
         if tried.diverged == choice.tuning.seeds:
-            text, marks = "diverged", []
+            text = "diverged"
+            marks = []
         value = f"{next(iter(values.values())):g}: " if with_values else ""
         cells.append(Cell(value + text, marks=tuple(marks)))
     return cells
@@ -101,7 +106,8 @@ def _scores(choice: Choice, with_values: bool = False) -> list[Cell]:
 
 def _last(choice: Choice) -> dict[str, Cell]:
     """Return noise, choice and cost."""
-    chosen, best = "-", choice.best()
+    chosen = "-"
+    best = choice.best()
     if best is not None:
         marks = (NOISE if choice.is_noisy else "") + (EDGE if choice.table[best].edges else "")
         chosen = (setting_text(choice.values[best]) or "-") + marks

@@ -215,7 +215,8 @@ def _private_cluster(ray: Any) -> Iterator[None]:
     """
     constants = ray._private.ray_constants
     loader = getattr(ray._raylet, "AuthenticationTokenLoader", None)  # Ray before 2.52 has no tokens
-    supports_clusters, token = constants.ENABLE_RAY_CLUSTER, os.environ.get(TOKEN)
+    supports_clusters = constants.ENABLE_RAY_CLUSTER
+    token = os.environ.get(TOKEN)
     constants.ENABLE_RAY_CLUSTER = False
     os.environ[TOKEN] = secrets.token_hex()
     try:

@@ -49,7 +49,8 @@ class Outcome(NamedTuple):
 
 def train_run(job: Job, on_message: Callable[[str], None], on_epoch: Callable[[], None]) -> Outcome:
     """Train the remaining epochs of a run. Errors are returned, except a BrokenPipeError."""
-    run, run_dir = job.run, RunDir(job.folder)
+    run = job.run
+    run_dir = RunDir(job.folder)
     begin = time.perf_counter()
     with _open_log(run_dir.path) as log:
 

@@ -41,7 +41,8 @@ CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network
 TOP = 3  # classes in a prediction
 MISTAKES_ON_PAGE = 8
 # relative to the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
-GUESSING, DIVERGED = 0.99, 1.05
+GUESSING = 0.99
+DIVERGED = 1.05
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
@@ -84,11 +85,13 @@ class Classification(ImageTask):
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
         self.settings = run.task_settings(ClassificationSettings)
-        self.inputs, self.pixels = inputs_of(run, data), data.pixels
+        self.inputs = inputs_of(run, data)
+        self.pixels = data.pixels
         self.classes, self.image_size = data.classes, self.inputs.size
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
-        self._split, self._file_digest = data.split, data.digest
+        self._split = data.split
+        self._file_digest = data.digest
         self._duplicates = data.duplicates
         self._set_samples(data)
         self._augment = _augmentation(augment, self.inputs, run.data)
@@ -98,12 +101,14 @@ class Classification(ImageTask):
 
     def _set_samples(self, data: Dataset) -> None:
         """Limit the training samples, flip labels, and hold samples out, in this order; then limit the evaluation."""
-        run, noise = self.run, self.settings.label_noise
+        run = self.run
+        noise = self.settings.label_noise
         original = limit_samples(data.train, "limit_train", run.limit_train)
         noisy, wrong = flip_labels(original.y, noise, data.classes, run.seed, self.settings.noise_labels)
         # indices in the whole training set
         self._flipped = wrong if run.limit_train is None else data.train.balanced_indices(run.limit_train)[wrong]
-        train, clean = Examples(original.x, noisy), None
+        train = Examples(original.x, noisy)
+        clean = None
         if run.eval_split == "holdout":
             held_out = holdout_mask(len(original), run.seed)
             wrong = (noisy != original.y)[~held_out].nonzero().flatten()
@@ -120,7 +125,8 @@ class Classification(ImageTask):
         if clean is not None and run.limit_test is not None:
             clean = clean.at(evaluation.balanced_indices(run.limit_test))
         self._original_splits = original, evaluation
-        self.samples, self.eval_samples = len(train), len(scored)
+        self.samples = len(train)
+        self.eval_samples = len(scored)
         self._train, self._labels = train.to(self._host), train.y.to(self.device)
         self._x = self._train.x
         self._eval_split = scored.to(self._host)
@@ -138,7 +144,8 @@ class Classification(ImageTask):
         has names.
         """
         if init is not None:
-            file, ours = init.with_name("inputs.json"), self.inputs.class_names
+            file = init.with_name("inputs.json")
+            ours = self.inputs.class_names
             with reading(file, "start from another run, or use --weights"):
                 stored = json.loads(read_bytes(file, MAX_TEXT)) if file.exists() else None
                 theirs = () if stored is None else Inputs.from_json(stored).class_names
@@ -206,9 +213,11 @@ class Classification(ImageTask):
         results = []
         for x, y in self._inputs_of(examples, self.shares):
             logits = network(x).float()
-            loss, correct = F.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum()
+            loss = F.cross_entropy(logits, y, reduction="sum")
+            correct = (logits.argmax(1) == y).sum()
             results.append(torch.stack([loss.double(), correct.double()]))
-        total, right = 0.0, 0.0
+        total = 0.0
+        right = 0.0
         for loss_sum, count in torch.stack(self.shares.in_order(results)).tolist():  # the order determines the rounding
             total += loss_sum
             right += count
@@ -455,7 +464,8 @@ class Classification(ImageTask):
         """Return that a classifier is at chance: neither its training nor its evaluation loss is below the loss of
         guessing, and its accuracy is at most twice the accuracy of guessing.
         """
-        last, split = epochs[-1], run.eval_split
+        last = epochs[-1]
+        split = run.eval_split
         losses = [last[name] for name in ("train_loss", f"{split}_loss") if last.get(name) is not None]
         accuracy = last.get(f"{split}_clean_accuracy", last.get(f"{split}_accuracy"))  # on the true labels
         if accuracy is None:

@@ -195,13 +195,15 @@ def inputs_of(run: Run, data: Dataset) -> Inputs:
     those of the data.
     """
     in_bytes = not data.train.x.is_floating_point()
-    config, (channels, side) = input_config(run.model), data.test.x.shape[1:3]  # training images may be larger
+    config = input_config(run.model)
+    channels, side = data.test.x.shape[1:3]  # training images may be larger
     if config is None or channels != len(config.mean):  # timm networks also take images with one channel
         config = InputConfig(run.image_size or side, data.mean, data.std, IMAGENET.interpolation, IMAGENET.crop)
     elif not in_bytes:
         config = replace(config, mean=data.mean, std=data.std)
     crop = 1.0 if data.digest is None else config.crop  # images in arrays are not cropped
-    size, names = run.image_size or config.size, data.class_names
+    size = run.image_size or config.size
+    names = data.class_names
     return Inputs(side, size, channels, config.mean, config.std, config.interpolation, crop, names, in_bytes)
 
 
@@ -243,7 +245,8 @@ class ImageTask(Task):
         self.run = run
         self.device = device
         self.left_out = list(left_out)
-        self._data_dir, self._in_files = data_dir, in_files
+        self._data_dir = data_dir
+        self._in_files = in_files
         self._host = torch.device("cpu") if in_files else device  # images from files stay memory-mapped
         self._weights: WeightsReport | None = None
 
@@ -333,7 +336,8 @@ class ImageTask(Task):
 
     @classmethod
     def _default_model(cls, given: Mapping[str, Any], data_dir: Path | None) -> str:
-        source, weights = given.get("data", Run.data), given.get("weights", RANDOM)
+        source = given.get("data", Run.data)
+        weights = given.get("weights", RANDOM)
         entry = dataset_entry(source).resolve(data_dir)
         model = entry.model
         if weights not in (RANDOM, PRETRAINED):

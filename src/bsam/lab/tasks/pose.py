@@ -74,9 +74,12 @@ class Pose(ImageTask):
             raise BsamValueError(f"{data.name} is stored for inputs of {data.side} pixels: leave image_size={side} out")
         super().__init__(run, device, data_dir, left_out, in_files=bool(data.train.images))
         self.inputs = PoseInputs(data.side, self.settings.simcc_k, config.mean, config.std, data.skeleton)
-        self.classes, self.image_size = len(data.skeleton.joints), data.side
-        self._split, self._digest = data.split, data.digest
-        self._train, test = limit_samples(data.train, "limit_train", run.limit_train), data.test
+        self.classes = len(data.skeleton.joints)
+        self.image_size = data.side
+        self._split = data.split
+        self._digest = data.digest
+        self._train = limit_samples(data.train, "limit_train", run.limit_train)
+        test = data.test
         if run.eval_split == "holdout":
             end = len(self._train) - holdout_size(len(self._train))
             self._train, test = self._train.part(slice(0, end)), self._train.part(slice(end, None))
@@ -118,7 +121,8 @@ class Pose(ImageTask):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return the loss, the mean PCK, and the PCK of each group of joints."""
         split = self.run.eval_split
-        losses, joints = [], []
+        losses = []
+        joints = []
         for x, y, to_image in self._plain_batches(self._stored_test, shares=self.shares):
             logits = network(x)
             losses.append(simcc_losses(logits, y, self.settings.simcc_k, self.settings.simcc_sigma).sum())
@@ -131,7 +135,8 @@ class Pose(ImageTask):
 
     def _scores(self, joints: Tensor) -> dict[str, float]:
         """Return the PCK scores of joints (n, J, 2), which are in pixels of the images of the test set."""
-        truth, labelled = self._truth[:, :, :2], self._truth[:, :, 2]
+        truth = self._truth[:, :, :2]
+        labelled = self._truth[:, :, 2]
         counts = pose_outputs.pck(joints, truth, labelled, self._sizes, self.rule.threshold)
         scores = pose_outputs.group_scores(*counts, self.rule)
         return {"pck": scores.pop(pose_outputs.MEAN), **{f"pck_{name}": value for name, value in scores.items()}}

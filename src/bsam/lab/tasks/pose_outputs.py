@@ -151,7 +151,8 @@ def flip_merge(logits: Tensor, flipped_logits: Tensor, mirrored: Sequence[int], 
         tensor([[[1., 3.],
                  [5., 3.]]])
     """
-    logits, flipped_logits = _full_precision(logits), _full_precision(flipped_logits)
+    logits = _full_precision(logits)
+    flipped_logits = _full_precision(flipped_logits)
     # no index tensor: its copy to the device could not be captured in a CUDA graph
     swapped = torch.stack([flipped_logits[:, joint] for joint in mirrored], dim=1)
     reversed_x = torch.stack((swapped[:, :, 0].flip(-1).roll(1 - round(k), -1), swapped[:, :, 1]), dim=2)

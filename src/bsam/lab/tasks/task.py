@@ -268,8 +268,10 @@ class Task:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         check_members(type(self))
-        self.run, self.settings = run, run.task
-        self.device, self.data_dir = device, data_dir
+        self.run = run
+        self.settings = run.task
+        self.device = device
+        self.data_dir = data_dir
         self._epoch = 0
         if facts is None:
             facts = self._load(run, data_dir, cache_dir)
@@ -279,7 +281,8 @@ class Task:
     def _load(self, run: Run, data_dir: Path | None, cache_dir: Path | None) -> Mapping[str, Any]:
         """Read the data, and return its facts."""
         splits = self.splits(run, data_dir, cache_dir)
-        train, evaluation = splits["train"], splits.get(run.eval_split)
+        train = splits["train"]
+        evaluation = splits.get(run.eval_split)
         self._digest = _digest((*train, *(evaluation or ())))
         train = _at(train, _limited(train, "limit_train", run.limit_train))
         if run.eval_split == "holdout":
@@ -292,7 +295,8 @@ class Task:
             )
         evaluation = _at(evaluation, _limited(evaluation, "limit_test", run.limit_test))
         self.train, self.evaluation = (tuple(array.to(self.device) for array in part) for part in (train, evaluation))
-        self.samples, self.eval_samples = len(train[0]), len(evaluation[0])
+        self.samples = len(train[0])
+        self.eval_samples = len(evaluation[0])
         return splits["facts"]
 
     @classmethod
@@ -309,7 +313,8 @@ class Task:
 
     def network(self) -> nn.Module:
         """Return a new network on the device; its weights are a function of the run's seed."""
-        run, shape = self.run, self.facts["input_shape"]
+        run = self.run
+        shape = self.facts["input_shape"]
         build = self.networks[run.model] if run.model in self.networks else find_function(run.model, "model")
         of_images = {"channels": shape[0], "image_size": shape[-1]} if len(shape) == 3 else {}
         offered = {**of_images, "pretrained": False, **self.facts, **_values(self.settings)}
@@ -341,7 +346,8 @@ class Task:
     def check_outputs(self, network: nn.Module) -> None:
         """Raise if what the task computes from two training samples has a wrong shape."""
         x, *targets = (array[:CHECKED] for array in self.train)
-        n, name = len(x), self.run.task.name
+        n = len(x)
+        name = self.run.task.name
         network.eval()
         outputs = self._ask(f"the network {self.run.model}", lambda: network(self.inputs(x)))
         if self.logits and _shape(outputs) != str((n, self.classes)):

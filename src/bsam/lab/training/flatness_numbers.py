@@ -62,7 +62,8 @@ def largest_eigenvalue(entry: Mapping[str, Any]) -> float | None:
 
 def density_info(density: Density) -> dict[str, Any]:
     """Return the numbers of a density, with the traces of the Hessian and of its square per parameter."""
-    nodes, weights = density.nodes, density.weights
+    nodes = density.nodes
+    weights = density.weights
     return _plain_values({**vars(density), "mean": weights @ nodes, "second_moment": weights @ nodes**2})
 
 

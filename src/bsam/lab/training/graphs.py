@@ -79,7 +79,8 @@ class CapturedSteps:
         allocated = torch.cuda.memory_allocated()
         one_pass = torch.cuda.max_memory_allocated() - allocated  # from the last eager step
         weights = sum(p.nbytes for group in self.train_step.optimizer.param_groups for p in group["params"])
-        needed, free = 2 * one_pass + weights, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
+        needed = 2 * one_pass + weights
+        free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
         fits = needed < FILL * free
         self.on_message(
             f"The independent passes of a step run {'side by side' if fits else 'in turn'}: side by side they need "

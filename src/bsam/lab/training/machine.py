@@ -150,7 +150,8 @@ def side_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    stream, before = torch.cuda.Stream(device), torch.backends.cudnn.benchmark
+    stream = torch.cuda.Stream(device)
+    before = torch.backends.cudnn.benchmark
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         torch.backends.cudnn.benchmark = True
@@ -225,7 +226,8 @@ class DistributedContext:
         """Wait for all processes, without a time limit. Signals are handled meanwhile."""
         if self.size == 1:
             return
-        work, pause = dist.barrier(self.group, async_op=True), 1e-3
+        work = dist.barrier(self.group, async_op=True)
+        pause = 1e-3
         while not work.is_completed():
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_SLEEP)

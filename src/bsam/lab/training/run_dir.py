@@ -387,7 +387,8 @@ class RunWriter(RunDir):
         The metrics are written again because a killed process may have written those of later epochs. Raise if the data
         has changed.
         """
-        task, file = trainer.task, self.path / IDENTITY
+        task = trainer.task
+        file = self.path / IDENTITY
         events = self.path / "tensorboard"
         if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
@@ -620,7 +621,8 @@ def network_identity(network: Path) -> dict[str, str]:
         network: the file, in the run directory.
     """
     run_dir = RunDir(network.parent)
-    settings, identity = run_dir.note("config"), run_dir.note("identity")
+    settings = run_dir.note("config")
+    identity = run_dir.note("identity")
     names = {name: DIGEST_NAMES.get(name, name) for name in settings if name not in ("seed", "init", "surface")}
     training = {names[name]: settings[name] for name in names}
     if str(settings.get("data")).startswith(FOLDER):
@@ -654,7 +656,8 @@ def initial_network(run: Run, directory: Path | None = None) -> Path | None:
             f"the run in {directory} trained {initial.model}, but this run trains {run.model}: set --model "
             f"{initial.model}, or choose another run for --init"
         )
-    theirs, ours = data_of(initial).classes, data_of(run).classes
+    theirs = data_of(initial).classes
+    ours = data_of(run).classes
     if None not in (theirs, ours) and theirs != ours:
         raise BsamValueError(
             f"the run in {directory} learned {theirs} classes ({initial.data}), but {run.data} has {ours}: start from "

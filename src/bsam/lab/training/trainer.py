@@ -70,7 +70,8 @@ CURVATURE_SAMPLES = 256  # training samples; few, because Hessian products are e
 # Optimizer settings that depend on this machine and are not loaded from a checkpoint. lr is a tensor if steps are
 # captured; the schedule sets its value.
 _MACHINE_SETTINGS = ("lr", "fused", "foreach", "capturable")
-_SHUFFLE_STREAM, _TORCH_STREAM = 0x0DE, 0x4E57  # independent random numbers from the same (seed, epoch)
+_SHUFFLE_STREAM = 0x0DE
+_TORCH_STREAM = 0x4E57  # independent random numbers from the same (seed, epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,8 @@ class Result:
 
     def __repr__(self) -> str:
         """Return a one-line summary."""
-        run, score = self.run, f"{self.measure} {self.score:.4g}"
+        run = self.run
+        score = f"{self.measure} {self.score:.4g}"
         return f"Result({run.method}, {run.data}, seed {run.seed}: {score} after {run.epochs} epoch(s))"
 
     @property
@@ -340,18 +342,23 @@ class Trainer:
             the mean of the steps' losses, each at the weights before the step; the learning rate of the last step,
             and its radii if they change during training; and the duration in seconds.
         """
-        run, device = self.run, self.context.device
-        begun, self._begun = self._begun or {}, None
-        start, first = time.perf_counter() - begun.get("seconds", 0.0), begun.get("steps", 0)
+        run = self.run
+        device = self.context.device
+        begun = self._begun or {}
+        self._begun = None
+        start = time.perf_counter() - begun.get("seconds", 0.0)
+        first = begun.get("steps", 0)
         self.task.set_train_mode(self.network)
         self.task.begin_epoch(number)
         self.train_step.begin_epoch(number)
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
-        total, lr = torch.zeros((), device=device), begun.get("lr", 0.0)
+        total = torch.zeros((), device=device)
+        lr = begun.get("lr", 0.0)
         radii: dict[str, float] = begun.get("radii", {})
         ours = indices[first:, self.context.rank :: self.context.size]  # this process's share of each batch
-        done, stop = first, 0
+        done = first
+        stop = 0
         vote = Vote(self.context)
         with self._seeded(number), emulated_bf16(self._emulated):
             if begun:
@@ -434,7 +441,8 @@ class Trainer:
         """Return the radii of the next step that change during training, by name."""
         if not isinstance(self.optimizer, SharpnessAware):
             return {}
-        group, floors = self.optimizer.param_groups[0], self.optimizer.scheduled_radii
+        group = self.optimizer.param_groups[0]
+        floors = self.optimizer.scheduled_radii
         changing = {name for name, floor in floors.items() if group[floor] is not None}
         if self.run.rho_warmup or self.run.rho_start:
             changing = {name for name in self.optimizer.settings if name.startswith("rho")} - {*floors.values()}
@@ -448,7 +456,8 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics; all processes evaluate the network of the first one."""
         self.context.copy_buffers(self.result_network)
-        metrics, score = self._in_eval_mode(self.task.evaluate), f"{self.run.eval_split}_{self.task.score.name}"
+        metrics = self._in_eval_mode(self.task.evaluate)
+        score = f"{self.run.eval_split}_{self.task.score.name}"
         if not isinstance(metrics, Mapping) or score not in metrics:
             got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
             raise BsamValueError(f"the task's evaluate must return a dictionary with {score!r}, got {got}")
@@ -852,8 +861,10 @@ def _flatness(trainer: Trainer) -> tuple[dict[str, Any], Landscape | None]:
     """Measure the largest eigenvalue and the loss surface, as the run asks; return the entry of ``flatness.json``, and
     the surface.
     """
-    run, surface = trainer.run, None
-    network, loss = trainer.measured_network(), trainer.task.loss
+    run = trainer.run
+    surface = None
+    network = trainer.measured_network()
+    loss = trainer.task.loss
     examples = trainer.task.examples(CURVATURE_SAMPLES)
     entry: dict[str, Any] = {"samples": sum(num_samples(x, y) for x, y in examples)}
     if run.curvature:

@@ -24,6 +24,7 @@ def packed_plotly() -> str:
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
+@cache
 def template(name: str) -> Template:
     """Return a template of the folder ``files``, which escapes what it shows."""
     require_package("jinja2", "plot")
