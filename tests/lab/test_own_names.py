@@ -75,6 +75,16 @@ def build(classes, channels, image_size, input_shape, width=32):
 def digits(classes):
     return DigitsNet(classes=classes)
 
+class Auxiliary(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.body = nn.Linear(64, 32)
+        self.fc = nn.Linear(32, classes)
+        self.aux = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x.flatten(1)).relu())
+
 def thousand():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
 
@@ -304,6 +314,17 @@ def test_the_network_of_a_stored_run_must_be_named_again(
     assert "none of the runs trained the network (--model) a:b: leave it out" in capsys.readouterr().err
     assert cli.main([*commands["export"], "--model", "a:b"]) == 2
     assert f"trained {own}, got model (--model) a:b" in capsys.readouterr().err
+
+
+def test_the_head_of_a_network_of_the_user_is_trained_alone(module: Callable[[str], str]) -> None:
+    """Although another linear layer is registered last."""
+    own = f"{module(NETWORK)}:Auxiliary"
+    fit(Run("sgd", model=own, epochs=1, limit_train=128), "all", Machine("cpu"))
+    settings = {"model": own, "epochs": 1, "limit_train": 128, "weights": "all/model.safetensors", "seed": 1}
+    start = build(own, 10, seed=1).state_dict() | RunDir("all").weights()
+    fit(Run("sgd", freeze_backbone=True, head_lr=0.1, **settings), "head", Machine("cpu"))
+    after = RunDir("head").weights()
+    assert {name for name in after if not torch.equal(after[name], start[name])} == {"fc.weight", "fc.bias"}
 
 
 def test_images_are_classified_by_a_network_of_the_user(module: Callable[[str], str]) -> None:

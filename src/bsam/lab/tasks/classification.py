@@ -570,7 +570,7 @@ def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
         ) from error
     check_outputs(network, run.model, inputs, classes)
     if run.freeze_backbone:
-        freeze_backbone(network)
+        freeze_backbone(network, classes)
     return network
 
 
