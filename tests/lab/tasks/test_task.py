@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, Optional, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch import nn
 
 import bsam
 from bsam.lab import Machine, Preset, Run, RunCallbacks, Score, Splits, Task, TaskSettings, fit, setting
+from bsam.lab.cli.run_flags import flag_kind
 from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
 from bsam.lab.tasks.task import Failure, check_members
 from bsam.lab.training.run_dir import RunDir, run_dir_name
@@ -193,6 +194,22 @@ class UndecoratedSettings(TaskSettings):
     width: int = setting(8, "width")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TupleSettings(TaskSettings):
+    widths: tuple = setting((8, 16), "widths")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTupleSettings(TaskSettings):
+    widths: int = setting((8, 16), "widths")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnionSettings(TaskSettings):
+    widths: int | str = setting(8, "widths")
+
+
+WIDTHS = "widths of .* must be a str, int, float, bool or Literal, or one of them or None, got"
 MEMBERS = {
     "datasets": ({"datasets": {}}, "no datasets: add it"),
     "networks": ({"networks": {}}, "no networks: add it"),
@@ -200,6 +217,9 @@ MEMBERS = {
     "losses": ({"losses": Task.losses}, r"no losses\(outputs, \*targets\): add it"),
     "sums": ({"sums": Task.sums}, r"no sums\(outputs, \*targets\): add it"),
     "plain": ({"settings_type": PlainSettings}, r"width of .* must be declared with setting\(default, help\)"),
+    "tuple": ({"settings_type": TupleSettings}, rf"{WIDTHS} tuple with the default \(8, 16\)"),
+    "default": ({"settings_type": PlainTupleSettings}, rf"{WIDTHS} int with the default \(8, 16\)"),
+    "union": ({"settings_type": UnionSettings}, rf"{WIDTHS} int \| str with"),
     "undecorated": ({"settings_type": UndecoratedSettings}, "write @dataclass"),
 }
 
@@ -209,6 +229,26 @@ def test_a_task_without_a_member_says_which(name):
     members, words = MEMBERS[name]
     with pytest.raises(bsam.BsamError, match=words):
         check_members(type("Wrong", (Regression,), members))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManySettings(TaskSettings):
+    name = "many"
+    mode: Literal["a", "b"] | None = setting(None, "mode")
+    depth: Optional[int] = setting(None, "depth")  # noqa: UP045
+    steps: Literal[1, 2] = setting(1, "steps")
+    share: float | None = setting(0.5, "share")
+    is_deep: bool = setting(False, "deep")
+
+
+def test_settings_of_every_kind_are_taken():
+    check_members(type("Many", (Regression,), {"settings_type": ManySettings, "presets": ()}))
+    kinds = {name: flag_kind(hint) for name, hint in get_type_hints(ManySettings).items() if name in MANY}
+    assert kinds["mode"]["choices"] == ("a", "b")
+    assert (kinds["depth"]["type"], kinds["steps"]["type"], kinds["share"]["type"]) == (int, int, float)
+
+
+MANY = ("mode", "depth", "steps", "share")
 
 
 @pytest.mark.parametrize("name", TASKS)

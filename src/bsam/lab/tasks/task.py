@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from types import NoneType
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamVal
 from ...flatness.dataset_loss import Batches
 from ..common.files import load_tensors, read_bytes, reading
 from ..common.names import call_with, describe_error, find_function, name_of
-from ..config import TASK_SETTINGS, Preset, Run, TaskSettings, to_json_value
+from ..config import KINDS, TASK_SETTINGS, Preset, Run, TaskSettings, kind_of, to_json_value
 from ..data import DatasetEntry, Examples, TaskData
 from ..data.images import DecodeError
 from .exported import Comparison, Network, Progress, compare_task, export_task
@@ -641,6 +642,13 @@ def check_members(task: type) -> None:
     for item in fields(settings):
         if "help" not in item.metadata:
             raise BsamTypeError(f"{item.name} of {task.__name__} must be declared with setting(default, help)")
+        default = to_json_value(item.default)
+        if kind_of(get_type_hints(settings)[item.name]) is None or type(default) not in (NoneType, *KINDS):
+            raise BsamTypeError(
+                f"{item.name} of {task.__name__} must be a str, int, float, bool or Literal, or one of them or None, "
+                f"got {item.type if isinstance(item.type, str) else getattr(item.type, '__name__', item.type)} with "
+                f"the default {item.default!r}: choose another type"
+            )
 
 
 def _loss_failure(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Failure | None:
