@@ -41,6 +41,7 @@ from ..common.files import (
     write_json,
     write_json_lines,
 )
+from ..common.names import names_given
 from ..config import (
     BASE,
     DIGEST_NAMES,
@@ -577,8 +578,8 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
 def check_named(
     run: Run,
     folder: Path,
-    data: Collection[str] | None = (),
-    models: Collection[str] = (),
+    data: Collection[Any] | None = (),
+    models: Collection[Any] = (),
     tasks: Collection[str] = (),
 ) -> None:
     """Raise if the task, the data or the network of a stored run is code that the user does not name, too.
@@ -588,8 +589,8 @@ def check_named(
     Args:
         run: the settings in the run directory.
         folder: the run directory.
-        data: the data sets that the user names; None if the data of the run is not needed.
-        models: the networks that the user names.
+        data: the data sets that the user names, or gives as functions; None if the data of the run is not needed.
+        models: the networks that the user names, or gives as functions or classes.
         tasks: the tasks that the user names, which are imported then.
     """
     functions = task_of(run).functions(run)
@@ -598,16 +599,42 @@ def check_named(
             f"the run in {folder} has the task {run.task.name}, a name from its files: if you trust that module, add "
             f"--task {run.task.name}"
         )
-    if "data" in functions and data is not None and run.data not in data:
+    if "data" in functions and data is not None and run.data not in names_given(data, "data"):
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
-    if "model" in functions and run.model not in models:
+    if "model" in functions and run.model not in names_given(models, "model"):
         raise BsamValueError(
             f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
             f"too: if you trust it, add --model {run.model}"
         )
+
+
+def check_all_used(
+    runs: Mapping[Path, Run],
+    data: Collection[Any] = (),
+    models: Collection[Any] = (),
+    tasks: Collection[str] = (),
+) -> None:
+    """Raise if the user names a task, data or a network that none of these runs has.
+
+    Args:
+        runs: the stored settings, by run directory.
+        data, models, tasks: as for :func:`check_named`, which comes first.
+    """
+    of_runs = {
+        "task": (tasks, [run.task.name for run in runs.values()]),
+        "data": (data, [run.data for run in runs.values()]),
+        "model": (models, [run.model for run in runs.values()]),
+    }
+    for role, (given, stored) in of_runs.items():
+        for name in names_given(given, role):
+            if name not in stored:
+                words = f"none of the runs has the {role} {name}"
+                if len(runs) == 1:
+                    words = f"the run in {next(iter(runs))} has the {role} {stored[0]}, not {name}"
+                raise BsamValueError(f"{words}: leave out --{role} {name}")
 
 
 def network_identity(network: Path) -> dict[str, str]:
