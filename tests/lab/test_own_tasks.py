@@ -415,6 +415,10 @@ def test_errors_are_sentences(own, tmp_path, command):
     assert "IndexError" in (error := train("--task", f"{own}:Raising"))
     assert error.rstrip().endswith("correct it")
     assert "does not use image_size" in train(*points, "--image-size", "8")
+    whose = "It is a flag of the task classification: leave it out, or choose another --task"
+    for flag in ("--label-smoothing", "--smoothing"):
+        assert f"has no flag {flag}. {whose}" in train(*points, flag, "0.1")
+    assert "has no flag --widht. Did you mean --width?" in train(*points, "--widht", "4")
     assert "limit_train must be at most 60" in train(*points, "--limit-train", "61")
     assert "has no test samples: set eval_split to holdout" in train(*points, "--data", f"{own}:untested")
     assert not (tmp_path / "r").exists()
