@@ -15,8 +15,10 @@ from torch import nn
 import bsam
 from bsam.lab import Machine, Preset, Run, RunCallbacks, Score, Splits, Task, TaskSettings, fit, setting
 from bsam.lab.cli.run_flags import flag_kind
+from bsam.lab.common import names
 from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
 from bsam.lab.tasks.task import Failure, check_members
+from bsam.lab.training import run_dir
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 CPU = torch.device("cpu")
@@ -145,6 +147,37 @@ def test_a_run_goes_on_only_with_the_same_data(tmp_path, monkeypatch):
     with pytest.raises(bsam.BsamError, match="data has changed"):
         train(tmp_path)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("written", ["identity.json", "config.json", "task.json"])
+def test_a_process_killed_between_the_first_files_leaves_a_run_that_can_be_read(written, tmp_path, monkeypatch):
+    """Also where the module of the task is not imported; and the run begins again."""
+    write_json = run_dir.write_json
+
+    def killed(path, value):
+        if path.name == written:
+            raise InterruptedError
+        write_json(path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir, "write_json", killed)
+        with pytest.raises(InterruptedError):
+            train(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(names, "_OWN", {})
+        if (tmp_path / "config.json").exists():
+            assert RunDir(tmp_path).run().settings() == RUN.settings()
+    assert (tmp_path / "config.json").exists() == (written == "identity.json")
+    with pytest.raises(InterruptedError):
+        train(tmp_path, stop=1)
+    assert len(RunDir(tmp_path).metrics()) == 1
+
+
+def test_a_run_without_the_description_of_its_task_says_what_to_do(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**RUN.settings(), "task": "elsewhere:Lost"}))
+    words = "no task.json, which describes the task elsewhere:Lost: run the training command again"
+    with pytest.raises(bsam.BsamError, match=words):
+        RunDir(tmp_path).run()
 
 
 def test_its_settings_are_stored_and_a_run_goes_on_only_with_the_same(tmp_path):

@@ -41,7 +41,7 @@ from ..common.files import (
     write_json,
     write_json_lines,
 )
-from ..common.names import names_given
+from ..common.names import is_own, known_object, names_given
 from ..config import (
     BASE,
     DIGEST_NAMES,
@@ -182,6 +182,13 @@ class RunDir:
         note = self.note(TASK, keys=("settings", "score", "groups", "loss_title"))
         with reading(self.path / f"{TASK}.json", REPAIR):
             describe_task(settings.get("task"), note)
+        name = settings.get("task")
+        is_known = known_object(name) is not None or (kind is not None and kind.name == name)
+        if is_own(name) and not note and not is_known:
+            raise BsamRuntimeError(
+                f"{self.path} has no {TASK}.json, which describes the task {name}: run the training command again, "
+                "which writes it, or choose another folder"
+            )
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -349,7 +356,9 @@ class RunWriter(RunDir):
                 if (self.path / CONFIG).exists():
                     check_settings(self.path, self.run(type(self._run.task)).settings(), self._run.settings())
                 elif self.path.exists():
-                    refuse_other_files(self.path, (LOG,))
+                    # a killed process may have left the description of the task, which is written first
+                    first = (f"{TASK}.json",) if is_own(self._run.task.name) else ()
+                    refuse_other_files(self.path, (LOG, *first))
             self._stack.enter_context(locked(self.path, "training"))
             remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
         self._context.barrier()
@@ -402,12 +411,15 @@ class RunWriter(RunDir):
             identity["init"] = of_initial
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
+        notes = dict(task.notes())
+        if TASK in notes:  # first, because nobody can read the settings without it
+            write_json(self.path / f"{TASK}.json", notes.pop(TASK))
         write_json(self.path / CONFIG, self._run.settings())
         if self._about is not None:
             write_json(self.path / ABOUT, dict(self._about))
         write_json(file, {**identity, "eval_samples": task.eval_samples})
         write_json(self.path / MACHINES, [*self.machines(), machine])
-        for name, value in task.notes().items():
+        for name, value in notes.items():
             write_json(self.path / f"{name}.json", value)
         (self.path / DIVERGED).unlink(missing_ok=True)
         if find_spec("tensorboard") is not None:
