@@ -96,7 +96,7 @@ def export_run(
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
     named = None if task is None else named_task(task)
-    given = [[] if name is None else [name] for name in (data, model, named)]
+    given: list[Any] = [[] if name is None else [name] for name in (data, model, named)]
     check_named(run, run_dir.path, *given)
     check_all_used({run_dir.path: run}, *given)
     kind: Any = task_class(run.task.name)

@@ -188,7 +188,7 @@ class Task:
             if not self.has(member):
                 raise BsamValueError(f"{self.run.task.name} has no {signature}, which bsam predict needs: add it")
         found = []
-        for batch in read_batches(files, self._read, 1, on_message, f"read by {self.run.task.name}"):
+        for batch in read_batches(files, self._sample_of, 1, on_message, f"read by {self.run.task.name}"):
             ((path, sample),) = batch
             found.append(self._found(network, path, sample[None].to(self.device), pictures))
         return found
@@ -202,7 +202,7 @@ class Task:
         drawn = self._ask(f"draw of {name}", lambda: np.asarray(self.draw(x, outputs))[0]) if pictures else None
         return FoundValues(path, to_json_value(values[0]), drawn)
 
-    def _read(self, path: Path) -> Tensor:
+    def _sample_of(self, path: Path) -> Tensor:
         """Return one x from a file; any error means that it is no sample."""
         try:
             return torch.as_tensor(self.read(path))

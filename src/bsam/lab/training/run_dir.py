@@ -179,12 +179,12 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
+        name: Any = settings.get("task")
         note = self.note(TASK, keys=("settings", "score", "groups", "loss_title"))
         with reading(self.path / f"{TASK}.json", REPAIR):
-            describe_task(settings.get("task"), note)
-        name = settings.get("task")
-        is_known = known_object(name) is not None or (kind is not None and kind.name == name)
-        if is_own(name) and not note and not is_known:
+            describe_task(name, note)
+        is_known = kind is not None and kind.name == name
+        if is_own(name) and not note and not is_known and known_object(name) is None:
             raise BsamRuntimeError(
                 f"{self.path} has no {TASK}.json, which describes the task {name}: run the training command again, "
                 "which writes it, or choose another folder"
