@@ -26,8 +26,7 @@ from bsam.lab.config import FINE_TUNING, Run
 from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.data.images import Resize
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.graphs import side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 

@@ -30,8 +30,7 @@ from bsam.lab.models import input_config, model_entry
 from bsam.lab.tasks import Task
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.graphs import side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 

@@ -18,8 +18,7 @@ import machine
 from bsam.lab.config import Run
 from bsam.lab.models import MODELS
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.graphs import side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.trainer import Trainer
 from step_time import spread
 from throughput import BATCH, noise

@@ -30,8 +30,8 @@ from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.models import MODELS
 from bsam.lab.recipes import transformer_recipe
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.graphs import CapturedSteps, side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.graphs import CapturedSteps
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS
 from step_time import spread

@@ -33,8 +33,7 @@ from bsam.lab.models import MODELS
 from bsam.lab.tasks import TASKS
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
-from bsam.lab.training.graphs import side_stream
-from bsam.lab.training.machine import CHECKPOINT_EVERY
+from bsam.lab.training.machine import CHECKPOINT_EVERY, side_stream
 from bsam.lab.training.run_dir import RunWriter
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS

@@ -13,7 +13,8 @@ from torch.func import functional_call
 
 from bsam.lab.config import Run
 from bsam.lab.models import build
-from bsam.lab.training.graphs import CapturedSteps, side_stream
+from bsam.lab.training.graphs import CapturedSteps
+from bsam.lab.training.machine import side_stream
 from bsam.lab.training.trainer import build_run_step
 
 STEPS, BATCH = 30, 6

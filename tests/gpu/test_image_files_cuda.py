@@ -12,8 +12,8 @@ from bsam.lab.config import Run
 from bsam.lab.data.arrays import Dataset, Examples
 from bsam.lab.data.augment import ResizedCrop
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training.graphs import CapturedSteps, side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.graphs import CapturedSteps
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu

@@ -11,8 +11,8 @@ import torch
 from bsam.lab.config import Run
 from bsam.lab.data.stick_figures import stick_figures
 from bsam.lab.tasks.pose import Pose
-from bsam.lab.training.graphs import CapturedSteps, side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.graphs import CapturedSteps
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu

@@ -16,8 +16,8 @@ from bsam.lab.config import BASES, CAPTURABLE, Run
 from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
-from bsam.lab.training.graphs import CapturedSteps, side_stream
-from bsam.lab.training.machine import DistributedContext
+from bsam.lab.training.graphs import CapturedSteps
+from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
 from bsam.methods import METHODS

@@ -180,6 +180,25 @@ class Preset:
                 return False
         return True
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values: ``set`` lists the conditions with any value except None."""
+        plain = {name: to_json_value(value) for name, value in self.when.items() if value is not SET}
+        others = [name for name, value in self.when.items() if value is SET]
+        values = {name: to_json_value(value) for name, value in self.values.items()}
+        return {"when": plain, "set": others, "words": self.words, "values": values}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Preset:
+        """Return the preset that :meth:`to_json` described.
+
+        Example:
+            >>> preset = Preset.from_json(Preset(when={"weights": SET}, epochs=3).to_json())
+            >>> preset.applies({"weights": "resnet18"}), preset.values
+            (True, {'epochs': 3})
+        """
+        when = {**stored["when"], **dict.fromkeys(stored["set"], SET)}
+        return cls(when=when, words=stored["words"], **stored["values"])
+
 
 # usual for transformers trained from scratch
 ADAMW = Preset(when={"base": "adamw"}, lr=1e-3, weight_decay=0.05, decay="weights")
@@ -195,11 +214,6 @@ class RecordsGiven:
         positional = [item.name for item in fields(cls) if not item.kw_only]  # type: ignore[arg-type]
         object.__setattr__(self, "_given", (*positional[: len(args)], *kwargs))
         return self
-
-
-def given_values(settings: RecordsGiven) -> dict[str, Any]:
-    """Return the values that the caller gave, by name."""
-    return {name: getattr(settings, name) for name in vars(settings)["_given"]}
 
 
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -436,13 +450,14 @@ def settings_of_task(task: object) -> type[TaskSettings]:
     )
 
 
-def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> None:
+def store_settings(name: str, described: Mapping[str, Mapping[str, Any]], presets: Sequence[Mapping[str, Any]]) -> None:
     """Make the settings of a task of the user known without its module.
 
     Args:
         name: ``MODULE:CLASS``.
         described: the ``default`` and the ``help`` of each setting, by name. Those of several runs, between which
             the task may have changed, are put together.
+        presets: those of the run that was read last, as :meth:`Preset.to_json` describes them.
     """
     before = [(item.name, Any, item) for item in fields(_STORED_SETTINGS[name])] if name in _STORED_SETTINGS else []
     known = [name for name, *_ in before]
@@ -454,6 +469,7 @@ def store_settings(name: str, described: Mapping[str, Mapping[str, Any]]) -> Non
     if name not in _STORED_SETTINGS or new:
         options: dict[str, Any] = {"bases": (TaskSettings,), "frozen": True, "kw_only": True}
         _STORED_SETTINGS[name] = make_dataclass("StoredSettings", [*before, *new], namespace={"name": name}, **options)
+    _STORED_SETTINGS[name].presets = tuple(Preset.from_json(preset) for preset in presets)
 
 
 def _anything(name: str, value: object) -> None:
@@ -805,7 +821,8 @@ class Run(RecordsGiven):
         if self.momentum != Run.momentum and not {"momentum", "betas"} & set(parameters_of(self.base)):
             raise BsamValueError(f"momentum has no effect with base {self.base}, which has none: leave it out")
         check_base_arguments(self.base, self.base_arguments)
-        self._check_own_task()
+        if is_own(self.task.name):
+            self._check_own_task()
         if self.nesterov and (self.base != "sgd" or not self.momentum):
             raise BsamValueError(
                 f"nesterov needs base sgd and a momentum above 0; got base {self.base} and momentum {self.momentum}"
@@ -830,7 +847,7 @@ class Run(RecordsGiven):
             )
 
     def _check_own_task(self) -> None:
-        """Raise if the task is the user's and does not know the data or the network, or does not use a setting."""
+        """Raise if the task of the user does not know the data or the network, or does not use a setting."""
         task = self.task
         defaults = {item.name: item.default for item in fields(self)}
         for name, known, kind in (("data", task.datasets, "FUNCTION"), ("model", task.networks, "NAME")):
@@ -844,7 +861,9 @@ class Run(RecordsGiven):
                 raise BsamValueError(f"{task.name} does not use {name}: leave it out")
 
     def _apply_presets(self) -> None:
-        given = {**given_values(self), **given_values(self.task)}
+        given: dict[str, Any] = {}
+        for part in (self, self.task):
+            given |= {name: getattr(part, name) for name in vars(part)["_given"]}
         if str(self.method).lower() == SGD:
             given["base"] = self.base
         if "base" in given:

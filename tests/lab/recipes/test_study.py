@@ -7,15 +7,20 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 
+from bsam.lab import Score, Splits, Task
 from bsam.lab.config import Run
 from bsam.lab.recipes import RECIPES, Plan
 from bsam.lab.recipes.compare import plan_comparison
 from bsam.lab.recipes.study import Snapshot
-from bsam.lab.recipes.tuning import Choice, Tried, Tuning, chance_of, ranked, rungs
+from bsam.lab.recipes.tuning import Choice, Tried, Tuning, ranked, rungs
+from bsam.lab.tasks import task_of
 from bsam.lab.training.run_dir import RunState, run_dir_name
 from fake_fit import FakeFit
 
@@ -138,12 +143,12 @@ def test_the_cost_of_planning_in_reads(tmp_path):
     assert (list(finals.values()), list(trials.values())) == ([2] * 8, [1] * 12)
 
 
-def choice(scores, samples=None, seeds=1, data="digits"):
+def choice(scores, samples=None, seeds=1, data="digits", chance=0.1):
     """A choice between radii whose tuning runs have these scores in % after every epoch."""
     run = Run("sam", {"rho": 0.1}, epochs=EPOCHS, eval_split="holdout", data=data)
     plan = Plan(run, candidates=[{"arguments": {"rho": 0.1 * 2**n}} for n in range(len(scores) // seeds)])
     epochs = [tuple({"holdout_accuracy": score / 100} for _ in range(EPOCHS)) for score in scores]
-    states = [RunState(run, FOLDER, rows, eval_samples=samples) for rows in epochs]
+    states = [RunState(run, FOLDER, rows, eval_samples=samples, chance=chance) for rows in epochs]
     return Choice(plan, Tuning("holdout", seeds, halving=True), states)
 
 
@@ -154,12 +159,64 @@ def test_a_rung_at_chance_decides_nothing():
     assert choice((9, 12, 15, 11), samples=200).aims == [first, last, last, first]
     assert choice((9, 12, 14, 11), samples=1000).aims == [first, last, last, first]
     assert choice((9, 12, 14, 11)).aims == [first, last, last, first]  # nothing is known of the samples
-    assert choice((2.5, 2, 1, 2), samples=200, data="cifar100").aims == [EPOCHS] * 4
+    assert choice((9, 12, 14, 11), samples=200, chance=None).aims == [first, last, last, first]  # of guessing
+    assert choice((2.5, 2, 1, 2), samples=200, data="cifar100", chance=0.01).aims == [EPOCHS] * 4
     pair = choice((5, 14), samples=200)
     assert (pair.aims, pair.best()) == ([EPOCHS] * 2, None)  # not trained to the end yet
     states = [replace(state, finished=True) for state in pair.states]
     assert replace(pair, states=states).best() == 1
-    assert chance_of(Run.of("sgd", data="mpii", task="pose", model="simcc_resnet8", image_size=24)) is None
+
+
+def line():
+    return Splits(train=(torch.arange(8.0)[:, None],) * 2)
+
+
+class Distance(Task):
+    """A task whose score is an error, not a share."""
+
+    score = Score("error", "error", higher=False)
+    datasets: ClassVar = {"line": line}
+    networks: ClassVar = {"one": partial(torch.nn.Linear, 1, 1)}
+
+    def losses(self, outputs, y):
+        return (outputs - y).square().mean(1)
+
+    def sums(self, outputs, y):
+        return {"error": (outputs - y).abs().mean(1)}
+
+
+def test_an_error_at_a_rung_is_compared_with_that_of_the_best_constant():
+    run = Run.of("sam", {"rho": 0.1}, task=Distance, epochs=EPOCHS, eval_split="holdout")
+    plan = Plan(run, candidates=[{"arguments": {"rho": 0.1 * 2**n}} for n in range(4)])
+    first, last = rungs(EPOCHS, 4)
+
+    def aims(errors, chance):
+        epochs = [tuple({"holdout_error": error} for _ in range(EPOCHS)) for error in errors]
+        states = [RunState(run, FOLDER, rows, chance=chance) for rows in epochs]
+        return Choice(plan, Tuning("holdout", halving=True), states).aims
+
+    assert aims((2.0, 2.1, 2.3, 2.2), chance=2.0) == [EPOCHS] * 4
+    assert aims((2.3, 1.9, 2.1, 2.0), chance=2.0) == [first, last, first, last]
+    assert aims((2.3, 2.5, 2.4, 2.6), chance=None) == [last, first, last, first]
+
+
+@pytest.mark.parametrize(
+    ("run", "files", "chance"),
+    [
+        (Run.of("sgd", data="cifar100"), {}, 0.01),
+        (Run.of("sgd", data="folder:photos", model="resnet8"), {"inputs": {"class_names": ["cat", "dog"]}}, 0.5),
+        (Run.of("sgd", data="folder:photos", model="resnet8"), {}, None),
+        (Run.of("sam", task=Distance), {"task": {"chance": 2.0}}, 2.0),
+        (Run.of("base", task="pose", data="stick_figures", model="simcc_resnet8"), {}, None),
+        (
+            Run.of("base", task="pose", data="stick_figures", model="simcc_resnet8"),
+            {"baseline": {"title": "mean pose", "scores": {"pck": 0.25}}},
+            0.25,
+        ),
+    ],
+)
+def test_the_score_of_guessing_is_that_of_the_files(run, files, chance):
+    assert task_of(run).guess(run, lambda name: files.get(name, {})) == chance
 
 
 def test_a_tie_at_a_rung_goes_to_the_candidate_that_was_better_at_the_rung_before():

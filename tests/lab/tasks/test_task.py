@@ -16,6 +16,7 @@ import bsam
 from bsam.lab import Machine, Preset, Run, RunCallbacks, Score, Splits, Task, TaskSettings, fit, setting
 from bsam.lab.cli.run_flags import flag_kind
 from bsam.lab.common import names
+from bsam.lab.recipes.plan import experiment_title
 from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
 from bsam.lab.tasks.task import Failure, check_members
 from bsam.lab.training import run_dir
@@ -299,10 +300,13 @@ def test_a_stored_task_answers_without_its_module():
         "groups": [asdict(Score("rmse_far", "far"))],
         "loss_title": "Huber loss",
         "chance": 2.0,
+        "presets": json.loads(json.dumps([Preset(base="adam", epochs=7).to_json()])),
     }
     describe_task(name, note)
     run = Run.of("sam", task=name, data="rooms", model="unet")
     task = task_of(run)
+    assert experiment_title(run) == "unet, rooms, 7 epochs"  # what presets say is no deviation
+    assert experiment_title(run.changed(base="sgd")) == "unet, rooms, 7 epochs, base sgd"
     assert (task.score.higher, task.groups[0].title, task.loss_title) == (False, "far", "Huber loss")
     assert task.titles(run) == ("unet", "rooms")
     assert (task.data_words(run), task.network_words(run), task.wrong_labels(run)) == ("", "", None)

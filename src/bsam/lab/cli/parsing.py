@@ -31,30 +31,26 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Check the names of the flags, then parse."""
+        """Parse, after raising if the command or one of its flags does not exist."""
         words = list(sys.argv[1:] if args is None else args)
-        self._check_flags(words)
-        return super().parse_known_args(words, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise the error."""
-        raise BsamValueError(f"{message}. `{self.prog} --help` describes the arguments")
-
-    def _check_flags(self, words: Sequence[str]) -> None:
-        """Raise if the command or one of its flags does not exist."""
         commands = next((action.choices for action in self._actions if action.nargs == argparse.PARSER), None)
         for i, word in enumerate(words):
             if word == "--":
-                return
+                break
             if not _is_flag(word):
                 if commands is not None:
                     find_name("command", word, list(commands))
-                    return  # the parser of the command checks the rest
+                    break  # the parser of the command checks the rest
                 continue
             flag, _, value = word.partition("=")
             if flag not in self._option_string_actions:  # without abbreviations: --rho is not --rho-start
                 following = words[i + 1] if i + 1 < len(words) and not _is_flag(words[i + 1]) else "VALUE"
                 raise BsamValueError(f"`{self.prog}` has no flag {flag}{self._hint(flag, value or following)}")
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error."""
+        raise BsamValueError(f"{message}. `{self.prog} --help` describes the arguments")
 
     def _hint(self, flag: str, value: str) -> str:
         """Return the rest of the sentence about an unknown flag."""

@@ -132,9 +132,20 @@ def machine_of(arguments: argparse.Namespace) -> Machine:
 
 
 def run_of(arguments: argparse.Namespace) -> Run:
-    """Return the run of parsed flags, with the settings of :func:`settings_of`."""
-    method, method_settings = _method(arguments.method)
-    return Run.of(method, {**method_settings, **named_values(arguments.set)}, **settings_of(arguments))
+    """Return the run of parsed flags, with the settings of :func:`settings_of`. The method may be a variant, such as
+    ``bsam-2``, in upper or lower case.
+    """
+    method = arguments.method
+    of_variant: Mapping[str, Any] = {}
+    if is_own(method):
+        method_class(method)
+    else:
+        known = {variant.name: variant for variant in variants().values() if not variant.radii}
+        method = find_name("method", method, (BASE, *known))
+        if method != BASE and known[method].method != BASE:  # keep the name: Run accepts sgd only with base SGD
+            of_variant = known[method].arguments
+            method = known[method].method
+    return Run.of(method, {**of_variant, **named_values(arguments.set)}, **settings_of(arguments))
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -152,17 +163,6 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
             raise BsamValueError("--betas and --base-set betas=... give the same argument: leave one of them out")
         given["base_arguments"] = {**others, "betas": arguments.betas}
     return complete_settings(given, getattr(arguments, "data_dir", None), getattr(arguments, "out", None))
-
-
-def _method(name: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the method and arguments of a name such as ``bsam-2``, in upper or lower case."""
-    if is_own(name):
-        method_class(name)
-        return name, {}
-    known = {variant.name: variant for variant in variants().values() if not variant.radii}
-    name = find_name("method", name, (BASE, *known))
-    is_base = name == BASE or known[name].method == BASE  # keep the name: Run accepts sgd only with base SGD
-    return (name, {}) if is_base else (known[name].method, known[name].arguments)
 
 
 def flag_kind(hint: Any) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_of
 from ..training.flatness_numbers import largest_eigenvalue
-from ..training.machine import DistributedContext, is_first_process
+from ..training.machine import is_first_process
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from ..training.trainer import RunCallbacks, Trainer, fit
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, machine_of, run_of
@@ -60,18 +61,24 @@ def _train(arguments: argparse.Namespace) -> None:
     machine = machine_of(arguments)
     say = _say if is_first_process() else lambda line: None
     with resumable(folder, CHECKPOINT, SAVED):
-        _check_epochs(run, RunDir(folder))
-        state = RunDir(folder).state(run)
+        run_dir = RunDir(folder)
+        try:
+            state = run_dir.state(run)
+        except BsamError:
+            _check_epochs(run, run_dir)
+            raise
+        epochs: Sequence[Mapping[str, Any]] = state.epochs
         if state.finished:
             say(f"The run in {folder} is finished.")
         else:
-            if not RunDir(folder).has_checkpoint():
+            if not run_dir.has_checkpoint():
                 check_start(run, arguments.data_dir)
             logger = ConsoleLogger(run, folder, say)
             callbacks = RunCallbacks(at_start=logger.start, on_epoch=logger.epoch, report=class_report, on_message=say)
             fit(run, folder, machine, about=describe(run), callbacks=callbacks)
+            epochs = logger.epochs
         if is_first_process():
-            _summarize(run, RunDir(folder))
+            _summarize(run, run_dir, epochs)
 
 
 def _check_epochs(run: Run, run_dir: RunDir) -> None:
@@ -94,15 +101,16 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
         )
 
 
-def _summarize(run: Run, run_dir: RunDir) -> None:
-    _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, run_dir.last_metrics()))}")
-    for entry in run_dir.flatness():
+def _summarize(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]]) -> None:
+    """Print the metrics after the last epoch, what was written, and what to try if the run did not learn."""
+    _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, epochs[-1]))}")
+    for entry in run_dir.flatness() if run.curvature else ():
         if (top := largest_eigenvalue(entry)) is not None:
             _say(f"Largest eigenvalue of the Hessian ({measured_on(run.settings(), entry['samples'])}): {top:.4g}")
     files = (file for file in run_dir.path.iterdir() if file.name != LOCK and file.suffix != ".draft")
     names = sorted(f"{file.name}/" if file.is_dir() else file.name for file in files)
     _say(f"Written to {run_dir.path}: {', '.join(names)}")
-    if (sentence := failure(run, run_dir)) is not None:
+    if (sentence := failure(run, run_dir, epochs)) is not None:
         _say(sentence)
 
 
@@ -115,15 +123,18 @@ class ConsoleLogger:
         folder: the run directory.
         say: called with each line.
         times: when training started and each epoch ended.
+        epochs: the metrics of all finished epochs, also of those before this call.
     """
 
     run: Run
     folder: Path
     say: Callable[[str], None]
     times: list[float] = field(default_factory=lambda: [time.perf_counter()])
+    epochs: Sequence[Mapping[str, Any]] = ()
 
     def start(self, trainer: Trainer, done: int) -> None:
         """Print the plan, before the first epoch of this call."""
+        self.epochs = trainer.epochs
         self.say(plan_text(trainer))
         self.say(f"Writing to {self.folder}." + (f" Continuing after {trainer.progress}." if trainer.progress else ""))
         self.times = [time.perf_counter()]
@@ -133,7 +144,13 @@ class ConsoleLogger:
         self.times.append(time.perf_counter())
         seconds = statistics.median(after - before for before, after in pairwise(self.times))
         left = f"  left {clock(seconds * (self.run.epochs - done))}" if done < self.run.epochs else ""
-        self.say(epoch_line(self.run, metrics) + left)
+        total = str(self.run.epochs)
+        rates = (f"{name} {metrics[name]:.2e}" for name in metrics if name == "lr" or name.startswith("rho"))
+        # without the parts of the task's score, such as the PCK of each group of joints
+        parts = f"{self.run.eval_split}_{task_of(self.run).score.name}_"
+        shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
+        numbers = "  ".join([*epoch_numbers(self.run, shown), *rates, f"{metrics['seconds']:.1f} s"])
+        self.say(f"epoch {metrics['epoch']:>{len(total)}}/{total}  {numbers}{left}")
         if done == 1 and self.run.probe is not None:
             warning = radius_warning(self.run, RunDir(self.folder).probe())
             if warning is not None:
@@ -154,38 +171,22 @@ def plan_text(trainer: Trainer) -> str:
     steps = "steps captured in a CUDA graph" if trainer.captured else "eager steps"
     compiled = ", compiled" if trainer.compiled else ""
     evaluated = "" if task.eval_samples is None else f" Evaluated on {task.eval_samples:,} {run.eval_split} samples."
+    method = method_title(run)
+    if run.method != BASE:
+        arguments = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
+        method += f"{f' ({arguments})' if arguments else ''} with {BASES[run.base].__name__}"
+    device, processes = trainer.context.device, trainer.context.size
+    machine = f"CPU, {count_text(torch.get_num_threads(), 'thread')}"
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+    if processes > 1:
+        machine = f"{processes} processes, each on {machine}"
     return (
-        f"{method_with_settings(run)}: {network} ({of_network}) on {task.samples:,} samples of "
+        f"{method}: {network} ({of_network}) on {task.samples:,} samples of "
         f"{data}{size}{f' ({data_words})' if data_words else ''}, {length}, batch {run.batch}."
         f"{evaluated}\n"
-        f"{machine(trainer.context)}, {run.precision}{compiled}, {steps}."
+        f"{machine}, {run.precision}{compiled}, {steps}."
     )
-
-
-def method_with_settings(run: Run) -> str:
-    """Return the title of the method with its arguments and its base optimizer."""
-    if run.method == BASE:
-        return method_title(run)
-    arguments = ", ".join(f"{name}={value}" for name, value in run.arguments.items())
-    return f"{method_title(run)}{f' ({arguments})' if arguments else ''} with {BASES[run.base].__name__}"
-
-
-def machine(context: DistributedContext) -> str:
-    """Return the name of the device, and the number of processes if there are several."""
-    cpu = f"CPU, {count_text(torch.get_num_threads(), 'thread')}"
-    name = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else cpu
-    return name if context.size == 1 else f"{context.size} processes, each on {name}"
-
-
-def epoch_line(run: Run, metrics: Mapping[str, Any]) -> str:
-    """Return the metrics of an epoch as one line."""
-    total = str(run.epochs)
-    number = f"epoch {metrics['epoch']:>{len(total)}}/{total}"
-    rates = (f"{name} {metrics[name]:.2e}" for name in metrics if name == "lr" or name.startswith("rho"))
-    # without the parts of the task's score, such as the PCK of each group of joints
-    parts = f"{run.eval_split}_{task_of(run).score.name}_"
-    shown = {name: value for name, value in metrics.items() if not name.startswith(parts)}
-    return "  ".join([number, *epoch_numbers(run, shown), *rates, f"{metrics['seconds']:.1f} s"])
 
 
 def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
@@ -194,14 +195,12 @@ def epoch_numbers(run: Run, metrics: Mapping[str, Any]) -> list[str]:
     shown = {name: metrics[name] for name in metrics if name in always or name.startswith(f"{run.eval_split}_")}
     if "sharpness" in metrics:
         shown["BilS"] = metrics["sharpness"]["bilateral"]
-    return [f"{name.replace('_', ' ')} {_number(value)}" for name, value in shown.items()]
-
-
-def _number(value: float | None) -> str:
-    """Format a metric; None, which stands for a non-finite number in JSON, as nan."""
-    if value is None:
-        return "nan"
-    return f"{value:.4f}" if 0.01 <= abs(value) < 10_000 or not value else f"{value:.2e}"
+    texts = []
+    for name, value in shown.items():
+        number = math.nan if value is None else value  # JSON has no NaN
+        is_short = number == 0 or 0.01 <= abs(number) < 10_000
+        texts.append(f"{name.replace('_', ' ')} {number:{'.4f' if is_short else '.2e'}}")
+    return texts
 
 
 def clock(seconds: float) -> str:

@@ -14,6 +14,7 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamVal
 from ..common.names import describe_error, find_function
 from .arrays import Dataset as Dataset
 from .arrays import Examples as Examples
+from .arrays import digits as digits
 from .downloads import (
     CIFAR10,
     CIFAR100,
@@ -26,7 +27,6 @@ from .downloads import (
     read_cifar,
     read_fashion_mnist,
 )
-from .downloads import digits as digits
 from .folders import ImageFiles as ImageFiles
 from .folders import LabelledFiles as LabelledFiles
 from .folders import read_flowers102, read_folder, read_oxford_pet, read_stanford_cars

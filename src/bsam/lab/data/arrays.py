@@ -1,4 +1,4 @@
-"""Labelled images in arrays, a data set of training, validation and test images, and label noise."""
+"""Labelled images in arrays, data sets of training, validation and test images, such as digits, and label noise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...common.errors import BsamTypeError, BsamValueError
+from ...common.extras import require_package
 from ..config import NoiseLabels
 
 Array: TypeAlias = NDArray[np.generic] | Tensor
@@ -171,6 +172,43 @@ class Dataset:
             raise BsamValueError(f"mean and std must be one number, or one for each of the {channels} channels")
         sets = {name: getattr(checked, name) for name in parts}
         return replace(self, class_names=checked.class_names, **sets)
+
+
+DIGITS_TRAIN = 640  # ten batches of 64
+DIGITS_VALIDATION = 400
+DIGITS_TEST = 757  # all others, for a precise accuracy
+
+
+def digits(seed: int = 0) -> Dataset:
+    """Return 1797 images of 8 x 8 pixels in a stratified split: 640 training, 400 validation and 757 test images.
+
+    Pixels are normalised with the mean and the standard deviation of the training images.
+
+    Example:
+        >>> data = digits()
+        >>> len(data.train), len(data.validation), len(data.test)
+        (640, 400, 757)
+        >>> data.train.x.shape
+        torch.Size([640, 1, 8, 8])
+    """
+    require_package("sklearn", "demo")
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    rest, test = train_test_split(np.arange(len(labels)), test_size=DIGITS_TEST, stratify=labels, random_state=seed)
+    train, validation = train_test_split(
+        rest, train_size=DIGITS_TRAIN, test_size=DIGITS_VALIDATION, stratify=labels[rest], random_state=seed
+    )
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    y = torch.tensor(labels, dtype=torch.int64)
+    mean = x[train].mean()
+    std = x[train].std()
+    x = (x - mean) / std
+    pixels = Pixels(0.0, 16.0, float(mean), float(std))
+    examples = Examples(x, y)
+    sets = [examples.at(torch.from_numpy(rows)) for rows in (train, validation, test)]
+    return Dataset("digits", 10, sets[0], sets[1], sets[2], mean=(0.0,), std=(1.0,), pixels=pixels)
 
 
 def _as_examples(name: str, pair: tuple[Array, Array]) -> Examples:

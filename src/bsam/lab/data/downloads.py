@@ -1,5 +1,5 @@
 """Data sets whose files are published: downloads, whose SHA-256 digests are compared before anything is unpacked, and
-the readers of digits (which comes with scikit-learn), CIFAR and Fashion-MNIST.
+the readers of CIFAR and Fashion-MNIST.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...common.errors import BsamRuntimeError
-from ...common.extras import require_package
 from ..common.files import WrongContent, read_bytes
-from .arrays import Dataset, Examples, Pixels
+from .arrays import Dataset, Examples
 
 TIMEOUT = 60.0  # seconds
 
@@ -140,43 +139,6 @@ def read_exactly(path: Path, size: int, layout: str) -> bytes:
     if len(content) != size:
         raise BsamRuntimeError(f"{path} must have {size:,} bytes, {layout}, and has {len(content):,}; get it again")
     return content
-
-
-DIGITS_TRAIN = 640  # ten batches of 64
-DIGITS_VALIDATION = 400
-DIGITS_TEST = 757  # all others, for a precise accuracy
-
-
-def digits(seed: int = 0) -> Dataset:
-    """Return 1797 images of 8 x 8 pixels in a stratified split: 640 training, 400 validation and 757 test images.
-
-    Pixels are normalised with the mean and the standard deviation of the training images.
-
-    Example:
-        >>> data = digits()
-        >>> len(data.train), len(data.validation), len(data.test)
-        (640, 400, 757)
-        >>> data.train.x.shape
-        torch.Size([640, 1, 8, 8])
-    """
-    require_package("sklearn", "demo")
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    rest, test = train_test_split(np.arange(len(labels)), test_size=DIGITS_TEST, stratify=labels, random_state=seed)
-    train, validation = train_test_split(
-        rest, train_size=DIGITS_TRAIN, test_size=DIGITS_VALIDATION, stratify=labels[rest], random_state=seed
-    )
-    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    y = torch.tensor(labels, dtype=torch.int64)
-    mean = x[train].mean()
-    std = x[train].std()
-    x = (x - mean) / std
-    pixels = Pixels(0.0, 16.0, float(mean), float(std))
-    examples = Examples(x, y)
-    sets = [examples.at(torch.from_numpy(rows)) for rows in (train, validation, test)]
-    return Dataset("digits", 10, sets[0], sets[1], sets[2], mean=(0.0,), std=(1.0,), pixels=pixels)
 
 
 CIFAR_SIDE = 32

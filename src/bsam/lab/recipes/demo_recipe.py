@@ -16,7 +16,7 @@ from ...common.errors import BsamValueError
 from ..common.names import find_name
 from ..common.printing import count_text
 from ..config import BASE, Run, arguments_of
-from ..data.downloads import DIGITS_TEST, DIGITS_TRAIN, DIGITS_VALIDATION
+from ..data.arrays import DIGITS_TEST, DIGITS_TRAIN, DIGITS_VALIDATION
 from ..tasks import task_of
 from .paper_recipes import DEMO, method_run
 from .plan import Plan, titles_of

@@ -242,11 +242,17 @@ class Choice:
         return aims
 
     def _beats_chance(self, tried: Iterable[Tried]) -> bool:
-        """Return whether a score is two standard errors above chance; True if either is unknown."""
-        chance = chance_of(self.plan.run)
-        if chance is None or (error := self._sampling_error(chance)) is None:
+        """Return whether a score is better than chance, a share by two standard errors; True if that is unknown."""
+        score = task_of(self.plan.run).score
+        known = [state.chance for state in self.states if state.chance is not None]
+        if not known:
             return True
-        return any(one.score > chance + 2 * error for one in tried)
+        chance = score.factor * known[0]
+        error = self._sampling_error(chance)
+        if error is None and score.share:
+            return True
+        sign = 1 if score.higher else -1
+        return any(sign * (one.score - chance) > 2 * (error or 0.0) for one in tried)
 
     def _trials(self, aims: Sequence[int]) -> list[RunState]:
         """Return the states of the tuning runs that are trained up to these epochs."""
@@ -343,18 +349,6 @@ class Choice:
         given = ", ".join(text for text, is_given in warnings.items() if is_given)
         text = f"tuned on {self.samples_text}, {count_text(self.tuning.seeds, 'seed')}"
         return f"{text}; {given}" if given else text
-
-
-def chance_of(run: Run) -> float | None:
-    """Return the score of guessing; None if it is unknown.
-
-    Example:
-        >>> chance_of(Run("sgd", data="digits")), chance_of(Run("sgd", data="cifar100"))
-        (10.0, 1.0)
-    """
-    task = task_of(run)
-    guess = task.guess(run)
-    return None if guess is None else task.score.factor * guess
 
 
 def _mean(scores: Sequence[float]) -> float:

@@ -75,7 +75,7 @@ def describe_task(name: Any, note: Mapping[str, Any]) -> None:
     """Make a task of the user known from ``task.json``; its module is not imported."""
     if not (is_own(name) and note) or known_object(name) is not None:
         return
-    store_settings(name, note["settings"])
+    store_settings(name, note["settings"], note["presets"])
     members = {
         "settings_type": settings_of_task(name),
         "score": Score(**note["score"]),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from ..data.images import decode
 from ..models import build, model_entry
 from ..quantization import calibrate, freeze_scales, quantize
 from .exported import Comparison, Network, Progress, compare_classifier, export_classifier
-from .found import FoundClasses, NoteReader, Prediction, Shown, mistakes, read_batches
+from .found import FoundClasses, NoteReader, Picture, Prediction, Shown, read_batches
 from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
 from .splits import WHOLE, Shares, holdout_mask
 from .task import Failure, Notes, Score, TaskBatch
@@ -90,20 +90,42 @@ class Classification(ImageTask):
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         self._split, self._file_digest = data.split, data.digest
         self._duplicates = data.duplicates
-        self._set_samples(_samples_of(run, self.settings, data))
+        self._set_samples(data)
         self._augment = _augmentation(augment, self.inputs, run.data)
         is_small = self.inputs.size <= SMALL_IMAGE
         self._eval_batch_size = EVALUATION_BATCH[device.type] if is_small else LARGE_IMAGE_BATCH
         self.begin_epoch(0)
 
-    def _set_samples(self, samples: _Samples) -> None:
-        self.samples, self.eval_samples = len(samples.train), len(samples.evaluation)
-        self._original_splits, self._flipped = samples.original, samples.flipped
-        self._train, self._labels = samples.train.to(self._host), samples.train.y.to(self.device)
+    def _set_samples(self, data: Dataset) -> None:
+        """Limit the training samples, flip labels, and hold samples out, in this order; then limit the evaluation."""
+        run, noise = self.run, self.settings.label_noise
+        original = limit_samples(data.train, "limit_train", run.limit_train)
+        noisy, wrong = flip_labels(original.y, noise, data.classes, run.seed, self.settings.noise_labels)
+        # indices in the whole training set
+        self._flipped = wrong if run.limit_train is None else data.train.balanced_indices(run.limit_train)[wrong]
+        train, clean = Examples(original.x, noisy), None
+        if run.eval_split == "holdout":
+            held_out = holdout_mask(len(original), run.seed)
+            wrong = (noisy != original.y)[~held_out].nonzero().flatten()
+            clean = original.at(held_out) if noise else None  # some labels in the evaluation are wrong
+            train, evaluation = train.at(~held_out), train.at(held_out)
+        elif (split := getattr(data, run.eval_split)) is not None:
+            evaluation = split
+        else:
+            raise BsamValueError(
+                f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for image "
+                "files, a folder val next to train and test)"
+            )
+        scored = limit_samples(evaluation, "limit_test", run.limit_test)
+        if clean is not None and run.limit_test is not None:
+            clean = clean.at(evaluation.balanced_indices(run.limit_test))
+        self._original_splits = original, evaluation
+        self.samples, self.eval_samples = len(train), len(scored)
+        self._train, self._labels = train.to(self._host), train.y.to(self.device)
         self._x = self._train.x
-        self._eval_split = samples.evaluation.to(self._host)
-        self._true_holdout = None if samples.clean is None else samples.clean.to(self._host)
-        checked = samples.wrong[:: max(1, math.ceil(len(samples.wrong) / MEMORISED_SAMPLES))].to(self._host)
+        self._eval_split = scored.to(self._host)
+        self._true_holdout = None if clean is None else clean.to(self._host)
+        checked = wrong[:: max(1, math.ceil(len(wrong) / MEMORISED_SAMPLES))].to(self._host)
         self._memorised = Examples(self._train.x[checked], self._train.y[checked])
 
     def network(self) -> nn.Module:
@@ -248,7 +270,7 @@ class Classification(ImageTask):
         """Return :func:`class_predictions` of the evaluation set, with ``pixels``
         (n, side, side, channels) as bytes instead of inputs, and ``class_names``, which may be numbers.
         """
-        predicted = class_predictions(network, self.eval_examples(), self.classes)
+        predicted = class_predictions(network, self._inputs_of(self._eval_split), self.classes)
         mean, std = (
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
@@ -423,10 +445,10 @@ class Classification(ImageTask):
         return Score("clean_accuracy", "accuracy in %", 100) if has_noise and run.eval_split == "holdout" else None
 
     @classmethod
-    def guess(cls, run: Run) -> float | None:
-        """Return the accuracy of guessing, if the number of classes is known."""
-        classes = _known_classes(run)
-        return None if classes is None else 1 / classes
+    def guess(cls, run: Run, note: Notes) -> float | None:
+        """Return the accuracy of guessing."""
+        classes = _known_classes(run) or len(note("inputs").get("class_names", ()))
+        return 1 / classes if classes else None
 
     @classmethod
     def failure(cls, run: Run, epochs: Sequence[Mapping[str, Any]], note: Notes) -> Failure | None:
@@ -438,15 +460,16 @@ class Classification(ImageTask):
         accuracy = last.get(f"{split}_clean_accuracy", last.get(f"{split}_accuracy"))  # on the true labels
         if accuracy is None:
             return super().failure(run, epochs, note)
-        classes = dataset_entry(run.data).classes or len(note("inputs").get("class_names", ()))
-        if not classes or not losses:  # old results, which do not have them
+        chance = cls.guess(run, note)
+        if chance is None or not losses:
             return None
-        lowest, guessing = min(losses), math.log(classes)
-        if lowest < GUESSING * guessing or accuracy > 2 / classes:
+        lowest = min(losses)
+        guessing = -math.log(chance)
+        if lowest < GUESSING * guessing or accuracy > 2 * chance:
             return None
         text = (
-            f"The network is no better than chance: accuracy {accuracy:.4f}, {classes} classes, loss {lowest:.4g} "
-            f"({guessing:.4g} by guessing)."
+            f"The network is no better than chance: accuracy {accuracy:.4f}, {round(1 / chance)} classes, loss "
+            f"{lowest:.4g} ({guessing:.4g} by guessing)."
         )
         return Failure(text, diverged=lowest > DIVERGED * guessing)
 
@@ -455,50 +478,6 @@ class Classification(ImageTask):
         """Return why no other run can start from a quantized network."""
         is_quantized = run.task_settings(ClassificationSettings).weight_bits is not None
         return "trained a quantized network: start from a run of a float network" if is_quantized else ""
-
-
-class _Samples(NamedTuple):
-    """The samples of a run.
-
-    Args:
-        train: training samples, with the labels used in training.
-        evaluation: the samples that it is evaluated on.
-        clean: held-out samples with their true labels, if some of those in ``evaluation`` are wrong.
-        wrong: indices of the wrong labels in ``train``.
-        flipped: indices of all wrong labels in the whole training set.
-        original: the training samples with their true labels, and all samples of the split that is evaluated.
-    """
-
-    train: Examples
-    evaluation: Examples
-    clean: Examples | None
-    wrong: Tensor
-    flipped: Tensor
-    original: tuple[Examples, Examples]
-
-
-def _samples_of(run: Run, settings: ClassificationSettings, data: Dataset) -> _Samples:
-    """Limit the training samples, flip labels, and hold samples out, in this order."""
-    original = limit_samples(data.train, "limit_train", run.limit_train)
-    noisy, wrong = flip_labels(original.y, settings.label_noise, data.classes, run.seed, settings.noise_labels)
-    flipped = wrong if run.limit_train is None else data.train.balanced_indices(run.limit_train)[wrong]
-    train, clean = Examples(original.x, noisy), None
-    if run.eval_split == "holdout":
-        held_out = holdout_mask(len(original), run.seed)
-        wrong = (noisy != original.y)[~held_out].nonzero().flatten()
-        clean = original.at(held_out) if settings.label_noise else None
-        train, evaluation = train.at(~held_out), train.at(held_out)
-    elif (split := getattr(data, run.eval_split)) is not None:
-        evaluation = split
-    else:
-        raise BsamValueError(
-            f"{run.data} has no {run.eval_split} set: set eval_split to test or holdout, or add one (for image files, "
-            "a folder val next to train and test)"
-        )
-    scored = limit_samples(evaluation, "limit_test", run.limit_test)
-    if clean is not None and run.limit_test is not None:
-        clean = clean.at(evaluation.balanced_indices(run.limit_test))
-    return _Samples(train, scored, clean, wrong, flipped, (original, evaluation))
 
 
 def _checked_augmentation(run: Run, data_dir: Path | None) -> str:
@@ -568,23 +547,18 @@ def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
             f"{run.model} does not take images of {shape} ({run.data}): {other}choose another network from `bsam list "
             "models`"
         ) from error
-    check_outputs(network, run.model, inputs, classes)
-    if run.freeze_backbone:
-        freeze_backbone(network, classes)
-    return network
-
-
-def check_outputs(network: nn.Module, name: str, inputs: Inputs, classes: int) -> None:
-    """Raise unless a network returns one logit per class."""
     with torch.no_grad():
         outputs = network(torch.zeros(2, inputs.channels, inputs.size, inputs.size))
     if not isinstance(outputs, Tensor):
-        raise BsamTypeError(f"{name} must return a tensor of logits, got {type(outputs).__name__}")
+        raise BsamTypeError(f"{run.model} must return a tensor of logits, got {type(outputs).__name__}")
     if outputs.shape != (2, classes):
         raise BsamValueError(
-            f"{name} returns outputs of shape {tuple(outputs.shape)} for 2 samples and {classes} classes: use its "
+            f"{run.model} returns outputs of shape {tuple(outputs.shape)} for 2 samples and {classes} classes: use its "
             "argument classes for the last layer"
         )
+    if run.freeze_backbone:
+        freeze_backbone(network, classes)
+    return network
 
 
 def why_refused(network: nn.Module, inputs: Inputs) -> Exception | None:
@@ -661,3 +635,20 @@ def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
         worst = [tensor[first] for tensor in merged]
     arrays = dict(zip(("inputs", "truth", "found", "confidence"), worst, strict=True))
     return {"confusion": torch.as_tensor(total), **arrays}
+
+
+def mistakes(arrays: Mapping[str, NDArray[Any]], form: str = ".0%") -> list[Picture]:
+    """Return the most confident mistakes of a classifier, the most confident first.
+
+    Args:
+        arrays: from :meth:`Classification.predictions`.
+        form: the format of probabilities.
+    """
+    if "confidence" not in arrays:
+        return []
+    names = arrays["class_names"].tolist()
+    columns = (arrays[name] for name in ("pixels", "found", "confidence", "truth"))
+    return [
+        Picture(pixels, f"{names[predicted]}, {confidence:{form}}", (f"true: {names[truth]}",))
+        for pixels, predicted, confidence, truth in zip(*columns, strict=True)
+    ]

@@ -73,23 +73,6 @@ def drawn_pictures(arrays: Mapping[str, NDArray[Any]], _: NoteReader) -> Shown |
     return Shown("Pictures", "Evaluation samples, as the task draws them; networks of {seeds}.", pictures)
 
 
-def mistakes(arrays: Mapping[str, NDArray[Any]], form: str = ".0%") -> list[Picture]:
-    """Return the most confident mistakes of a classifier, the most confident first.
-
-    Args:
-        arrays: from :meth:`Classification.predictions <bsam.lab.tasks.classification.Classification.predictions>`.
-        form: the format of probabilities.
-    """
-    if "confidence" not in arrays:
-        return []
-    names = arrays["class_names"].tolist()
-    columns = (arrays[name] for name in ("pixels", "found", "confidence", "truth"))
-    return [
-        Picture(pixels, f"{names[predicted]}, {confidence:{form}}", (f"true: {names[truth]}",))
-        for pixels, predicted, confidence, truth in zip(*columns, strict=True)
-    ]
-
-
 def skeletons(skeleton: Skeleton, pictures: NDArray[Any], joints: NDArray[Any]) -> list[Picture]:
     """Return persons with their joints (n, J, 2)."""
     persons = zip(pictures[:ON_PAGE], joints[:ON_PAGE], strict=True)

@@ -80,12 +80,8 @@ class Inputs:
         return cls(**{**values, **plain, "crop": float(values["crop"]), "class_names": tuple(values["class_names"])})
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return stored images as inputs."""
-        return self.resize(self.normalise(x))
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """Return stored images, or augmented ones in the same unit, normalised."""
-        return normalise(x, self.mean, self.std)
+        """Return stored images as inputs: normalised, at the network's input size."""
+        return self.resize(normalise(x, self.mean, self.std))
 
     def resize(self, x: Tensor) -> Tensor:
         """Return normalised images at the network's input size; larger images are reduced with antialiasing."""

@@ -166,15 +166,19 @@ class Pose(ImageTask):
         return baseline.get("title", ""), baseline.get("scores", {})
 
     @classmethod
+    def guess(cls, run: Run, note: Notes) -> float | None:
+        """Return the score of the mean pose."""
+        return cls.untrained(note)[1].get(cls.score.name)
+
+    @classmethod
     def chance_failure(cls, run: Run, last: Mapping[str, Any], note: Notes) -> Failure | None:
         """Return that a run is no better than the mean pose."""
-        title, scores = cls.untrained(note)
-        if not scores:
-            return None
-        name, chance = cls.score.name, scores[cls.score.name]
+        chance = cls.guess(run, note)
         reached = last[cls.score.metric(run.eval_split)]
-        if reached > chance:
+        if chance is None or reached > chance:
             return None
+        title, _ = cls.untrained(note)
+        name = cls.score.name
         return Failure(f"The network is no better than the baseline ({title}): {name} {reached:.4g} and {chance:.4g}.")
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:

@@ -507,6 +507,7 @@ class Task:
             "chance": None if chance is None else float(chance),
             "facts": self.facts,
             "settings": described,
+            "presets": [preset.to_json() for preset in type(self.settings).presets],
         }
         return {"task": about}
 
@@ -555,9 +556,9 @@ class Task:
         return None
 
     @classmethod
-    def guess(cls, run: Run) -> float | None:
-        """Return the score of guessing, as far as it is known without the data."""
-        return None
+    def guess(cls, run: Run, note: Notes) -> float | None:
+        """Return the score of the best constant answer, as the files of a run know it; None if they do not."""
+        return note("task").get("chance")
 
     @classmethod
     def untrained(cls, note: Notes) -> tuple[str, Mapping[str, float]]:
@@ -582,7 +583,7 @@ class Task:
             last: the metrics of the last epoch.
             note: reads a file of the run directory.
         """
-        chance = note("task").get("chance")
+        chance = cls.guess(run, note)
         if chance is None:
             return None
         reached = last[cls.score.metric(run.eval_split)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,27 +17,6 @@ if TYPE_CHECKING:
 
 FILL = 0.9  # the largest share of the free memory that two passes side by side may take
 WARM_UP = 3  # eager steps before the capture, which allocate, choose kernels and compile
-
-
-@contextlib.contextmanager
-def side_stream(device: torch.device) -> Iterator[None]:
-    """Run the block on a separate CUDA stream; does nothing on a CPU.
-
-    To capture steps in a CUDA graph, the network must be built on that stream, too. cuDNN's benchmark mode is on: all
-    batches of a run have the same shape, so searching for the best kernels pays off.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream, before = torch.cuda.Stream(device), torch.backends.cudnn.benchmark
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        torch.backends.cudnn.benchmark = True
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 @dataclass

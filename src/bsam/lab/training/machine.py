@@ -140,6 +140,27 @@ def devices_of(device: str | None) -> list[str]:
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 
+@contextlib.contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Run the block on a separate CUDA stream; does nothing on a CPU.
+
+    To capture steps in a CUDA graph, the network must be built on that stream, too. cuDNN's benchmark mode is on: all
+    batches of a run have the same shape, so searching for the best kernels pays off.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream, before = torch.cuda.Stream(device), torch.backends.cudnn.benchmark
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        torch.backends.cudnn.benchmark = True
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
 # ---- the processes of a run: a single one, or those launched with torchrun
 
 
@@ -165,10 +186,6 @@ class DistributedContext:
     def is_main_of_machine(self) -> bool:
         """Whether this process is the first one on its machine."""
         return os.environ.get("LOCAL_RANK", "0") == "0"
-
-    def share(self, batches: Tensor) -> Tensor:
-        """Return this process's share of each batch; a row of ``batches`` holds one batch."""
-        return batches[:, self.rank :: self.size]
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network, wrapped to average gradients over the processes."""
@@ -328,6 +345,12 @@ def why_compile_fails(device: torch.device) -> str | None:
 
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     """Return versions, machine and date as plain values; with a device, also its description."""
+    versions: dict[str, str | None] = {}
+    for package in ("torch", "numpy", "scikit-learn", "timm", "pillow"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
     on_device: dict[str, Any] = {}
     if device is not None and device.type == "cuda":
         on_device["device"] = torch.cuda.get_device_name(device)
@@ -339,19 +362,12 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     return {
         "bsam": __version__,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "numpy", "scikit-learn", "timm", "pillow")},
+        **versions,
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         **on_device,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 # ---- NVIDIA MPS, with which several processes use a GPU at the same time instead of taking turns

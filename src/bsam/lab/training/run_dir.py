@@ -118,6 +118,7 @@ class RunState:
         until: the epoch to train up to; None trains all.
         unreadable: why the directory cannot be read; otherwise None. Nothing else is then known.
         eval_samples: the number of samples that it is evaluated on; None if it is not known.
+        chance: the score of the best constant answer; None if it is not known.
     """
 
     run: Run
@@ -128,6 +129,7 @@ class RunState:
     until: int | None = None
     unreadable: str | None = None
     eval_samples: int | None = None
+    chance: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -180,7 +182,7 @@ class RunDir:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
         name: Any = settings.get("task")
-        note = self.note(TASK, keys=("settings", "score", "groups", "loss_title"))
+        note = self.note(TASK, keys=("settings", "presets", "score", "groups", "loss_title"))
         with reading(self.path / f"{TASK}.json", REPAIR):
             describe_task(name, note)
         is_known = kind is not None and kind.name == name
@@ -231,14 +233,15 @@ class RunDir:
             run = stored
         check_settings(self.path, stored.settings(), run.settings())
         epochs = self.metrics()
-        diverged = samples = None
+        diverged = samples = chance = None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
             diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run", ["reason"])["reason"])
         if run.eval_split != "test":  # whoever reads the results of tuning asks for it
             with contextlib.suppress(BsamRuntimeError):  # damaged: another run may tell
                 samples = self.note("identity").get("eval_samples")
-        return RunState(run, self.path, tuple(epochs), finished, diverged, until, None, samples)
+                chance = task_of(run).guess(run, self.note)
+        return RunState(run, self.path, tuple(epochs), finished, diverged, until, None, samples, chance)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics of each finished epoch; an empty list if there is no ``metrics.jsonl``."""

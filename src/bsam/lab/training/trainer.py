@@ -50,7 +50,7 @@ from ..tasks import imported_task, task_of
 from ..tasks.splits import Shares
 from ..tasks.task import Task, TaskBatch
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
-from .graphs import CapturedSteps, side_stream
+from .graphs import CapturedSteps
 from .machine import (
     DistributedContext,
     Machine,
@@ -58,6 +58,7 @@ from .machine import (
     distributed_context,
     emulated_bf16,
     is_bf16_emulated,
+    side_stream,
     why_compile_fails,
 )
 from .run_dir import RunDir, RunWriter, initial_network
@@ -216,15 +217,15 @@ def fit(
         if number := received():  # it arrived after the last step
             raise Terminated(number)
         flatness: dict[str, Any] = {}
-        surface = None
+        surface = top = None
         if len(trainer.epochs) == run.epochs:
             if run.curvature or run.surface is not None:
                 flatness, surface = context.broadcast(_flatness(trainer) if context.is_main else ({}, None))
+                top = largest_eigenvalue(flatness)
             predictions = {} if folder is None else trainer.predictions()
             files = callbacks.report(run, predictions) if predictions else {}
             out.finish(trainer.result_network, flatness, predictions, files)
         seconds_per_step = statistics.median(metrics["seconds"] for metrics in trainer.epochs) / trainer.steps
-        top = largest_eigenvalue(flatness)
         return Result(run, tuple(map(_epoch, trainer.epochs)), seconds_per_step, top, surface, task.score.name)
 
 
@@ -349,12 +350,13 @@ class Trainer:
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total, lr = torch.zeros((), device=device), begun.get("lr", 0.0)
         radii: dict[str, float] = begun.get("radii", {})
+        ours = indices[first:, self.context.rank :: self.context.size]  # this process's share of each batch
         done, stop = first, 0
         vote = Vote(self.context)
         with self._seeded(number), emulated_bf16(self._emulated):
             if begun:
                 total += self._restore_share(begun)
-            for i, batch in enumerate(self.task.batches(self.context.share(indices[first:])), start=first):
+            for i, batch in enumerate(self.task.batches(ours), start=first):
                 lr = run.learning_rate(number * self.steps + i, self.steps)
                 self._set_lr(lr)
                 if i == self.steps - 1:
@@ -365,7 +367,9 @@ class Trainer:
                 done = i + 1
                 if stop := vote(received()):
                     break
-            self._take_readings()
+            if self.probe is not None:
+                self.readings += [asdict(reading) for reading in self.probe.readings]
+                self.probe.readings.clear()
             if stop := max(stop, vote.result()):
                 shares = self.context.gather(self._share(total))
                 if all(math.isfinite(share["total"]) for share in shares):
@@ -473,12 +477,6 @@ class Trainer:
     def sharpness(self, radius: float) -> Sharpness:
         """Return the sharpness on the whole training set at a radius, uphill and downhill."""
         return sharpness(self.measured_network(), self.task.loss, self.task.examples(), rho_max=radius, rho_min=radius)
-
-    def _take_readings(self) -> None:
-        """Move the readings from the probe."""
-        if self.probe is not None:
-            self.readings += [asdict(reading) for reading in self.probe.readings]
-            self.probe.readings.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next epoch depends on, or the rest of an interrupted one."""

@@ -14,7 +14,7 @@ from ...config import Run
 from ...inference.pictures import card, encoded, grid, stack, text_picture
 from ...recipes.plan import titles_of
 from ...recipes.variants import variant_of
-from ...tasks.found import mistakes
+from ...tasks.classification import mistakes
 from ..page.render import template
 from ..table import Column, Table
 from .style import COLOURS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     """Return the accuracy of each class and its most frequent mistake as a table in Markdown, the lowest first."""
-    names = _names(predictions)
+    names = [printable(name) for name in predictions["class_names"].tolist()]
     confusion = predictions["confusion"]
     samples = confusion.sum(axis=1)
     right = confusion.diagonal()
@@ -51,7 +51,7 @@ def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
     A cell has the number of samples. Its colour is the share of the true class, on a scale that makes rare mistakes
     visible. Point at a cell to read its classes.
     """
-    names = _names(predictions)
+    names = [printable(name) for name in predictions["class_names"].tolist()]
     confusion = predictions["confusion"]
     percents = 100 * confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
     rows = []
@@ -86,7 +86,3 @@ def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
     return printable(
         f"{variant_of(run).title}, {' on '.join(titles_of(run))}: {run.eval_split} accuracy {accuracy:.1%}"
     )
-
-
-def _names(predictions: Mapping[str, NDArray[Any]]) -> list[str]:
-    return [printable(name) for name in predictions["class_names"].tolist()]
