@@ -213,7 +213,7 @@ def test_data_that_the_user_names_is_used(received: Path, capsys: pytest.Capture
     assert run_command("start", *named) == 2
     assert "trained a quantized network" in capsys.readouterr().err  # it got as far as that
     assert run_command("flatness", "--data", "digits", *named) == 2
-    assert "none of the runs was trained on data (--data) digits" in capsys.readouterr().err
+    assert "the run in run has the data my_birds:load, not digits: leave out --data digits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "fifo", "zero", "../secret.jsonl", "out/secret.jsonl", "folder"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +19,15 @@ import bsam
 from bsam import BsamError
 from bsam.lab import Machine, Run, cli, compare, fit, write_report
 from bsam.lab.common import names
+from bsam.lab.common.names import find_object
 from bsam.lab.config import Method, method_title
-from bsam.lab.inference import predict
+from bsam.lab.inference import export_run, predict
+from bsam.lab.inference.run_flatness import find_models, load_run
 from bsam.lab.models import build
 from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.recipes.compare import compared_runs, plan_comparison
 from bsam.lab.training.run_dir import RunDir, run_dir_name
+from finished_runs import write_run
 from helpers import draw_images
 from processes import Script
 
@@ -74,6 +80,16 @@ def build(classes, channels, image_size, input_shape, width=32):
 
 def digits(classes):
     return DigitsNet(classes=classes)
+
+class Auxiliary(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.body = nn.Linear(64, 32)
+        self.fc = nn.Linear(32, classes)
+        self.aux = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x.flatten(1)).relu())
 
 def thousand():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
@@ -317,10 +333,21 @@ def test_the_network_of_a_stored_run_must_be_named_again(
         assert cli.main(command) == 2
         assert f"if you trust it, add --model {own}" in capsys.readouterr().err
         assert cli.main([*command, "--model", own]) == 0, (name, capsys.readouterr().err)
-    assert cli.main([*commands["flatness"], "--model", own, "--model", "a:b"]) == 2
-    assert "none of the runs trained the network (--model) a:b: leave it out" in capsys.readouterr().err
-    assert cli.main([*commands["export"], "--model", "a:b"]) == 2
-    assert f"trained {own}, got model (--model) a:b" in capsys.readouterr().err
+    function = find_object(own, "model")
+    (path,) = find_models([Path("run")], images=8, models=[function]).paths
+    assert load_run(path, 8, torch.device("cpu"), models=[function])[1] is not None
+    assert export_run("run", "again.onnx", device="cpu", model=function).path == Path("again.onnx")
+
+
+def test_the_head_of_a_network_of_the_user_is_trained_alone(module: Callable[[str], str]) -> None:
+    """Although another linear layer is registered last."""
+    own = f"{module(NETWORK)}:Auxiliary"
+    fit(Run("sgd", model=own, epochs=1, limit_train=128), "all", Machine("cpu"))
+    settings = {"model": own, "epochs": 1, "limit_train": 128, "weights": "all/model.safetensors", "seed": 1}
+    start = build(own, 10, seed=1).state_dict() | RunDir("all").weights()
+    fit(Run("sgd", freeze_backbone=True, head_lr=0.1, **settings), "head", Machine("cpu"))
+    after = RunDir("head").weights()
+    assert {name for name in after if not torch.equal(after[name], start[name])} == {"fc.weight", "fc.bias"}
 
 
 def test_images_are_classified_by_a_network_of_the_user(module: Callable[[str], str]) -> None:
@@ -328,7 +355,35 @@ def test_images_are_classified_by_a_network_of_the_user(module: Callable[[str], 
     fit(Run("sgd", data=f"folder:{photographs}", model=own, image_size=8, epochs=1, batch=4), "run", Machine("cpu"))
     with pytest.raises(BsamError, match=f"add --model {own}"):
         predict("run", photographs, device="cpu")
-    assert len(predict("run", photographs, device="cpu", model=own)) > 0
+    for model in (own, find_object(own, "model")):
+        assert len(predict("run", photographs, device="cpu", model=model)) > 0
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "words"),
+    [
+        ("model", DigitsNet, "model resnet8, not bsam.lab.models.cifar:DigitsNet"),
+        ("task", "pose", "task classification, not pose"),
+        ("data", "cifar10", "data digits, not cifar10"),
+    ],
+)
+def test_what_a_run_does_not_have_is_refused_in_the_same_words(
+    role: str, given: Any, words: str, tmp_path: Path
+) -> None:
+    """By predict, export and flatness."""
+    run = write_run(Run("sgd", epochs=1, model="resnet8"), tmp_path).path
+    kinds = {"model": "models", "task": "tasks", "data": "data"}
+    sentence = re.escape(f"the run in {run} has the {words}: leave out --{role} {words.split()[-1]}")
+    with pytest.raises(BsamError, match=sentence):
+        export_run(run, tmp_path / "x.onnx", **{role: given})
+    with pytest.raises(BsamError, match=sentence):
+        find_models([run], **{kinds[role]: [given]})
+    if role != "data":
+        with pytest.raises(BsamError, match=sentence):
+            predict(run, tmp_path / "a.png", **{role: given})
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    with pytest.raises(BsamError, match=f"none of the runs has the {role} {words.split()[-1]}: leave out --{role}"):
+        find_models([run, copy], **{kinds[role]: [given]})
 
 
 def test_titles_of_methods() -> None:

@@ -36,6 +36,7 @@ from bsam.lab import (
 from bsam.lab.analysis.outcome import failure
 from bsam.lab.analysis.significance import compare_rows
 from bsam.lab.common.names import find_object
+from bsam.lab.inference import predict
 from bsam.lab.inference.pictures import GAP, SIDE
 from bsam.lab.quantization import run_onnx
 from bsam.lab.recipes.compare import tuning_split
@@ -259,6 +260,29 @@ def test_predict_and_flatness_with_the_task(trained, tmp_path, command):
     assert entry["sharpness"]["loss"] > 0
 
 
+def test_files_that_the_task_cannot_read(trained, tmp_path, command, monkeypatch):
+    """Those found in a folder are left out; for one that is named, a sentence says why it cannot be read."""
+    Image.fromarray(np.zeros((40, 30, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("no image")
+    told = []
+    found = predict(trained, tmp_path, task=NAME, on_message=told.append)
+    assert [one.path.name for one in found] == ["a.png"]
+    assert told == [f"left out 1 of 2 files (cannot be read by {NAME}): {notes}"]
+    text = sentence(predict, trained, notes, task=NAME)
+    assert re.fullmatch(
+        rf"{NAME} cannot read .*notes.txt: UnidentifiedImageError: .* \(segmentation.py, line \d+\)", text
+    )
+
+    def wrong(self, *given):
+        raise KeyError("names")
+
+    for member in ("draw", "values"):
+        monkeypatch.setattr(task_class(NAME), member, wrong)
+        text = sentence(predict, trained, tmp_path / "a.png", task=NAME, pictures=True)
+        assert text.startswith(f"{member} of {NAME} raised KeyError: 'names'")
+
+
 @pytest.mark.usefixtures("operators_once")
 def test_export_with_the_task(trained, tmp_path, command):
     """The file takes bytes as the data has them; its score is that of the network."""
@@ -377,6 +401,10 @@ def test_errors_are_sentences(own, tmp_path, command):
     assert "IndexError" in (error := train("--task", f"{own}:Raising"))
     assert error.rstrip().endswith("correct it")
     assert "does not use image_size" in train(*points, "--image-size", "8")
+    whose = "It is a flag of the task classification: leave it out, or choose another --task"
+    for flag in ("--label-smoothing", "--smoothing"):
+        assert f"has no flag {flag}. {whose}" in train(*points, flag, "0.1")
+    assert "has no flag --widht. Did you mean --width?" in train(*points, "--widht", "4")
     assert "limit_train must be at most 60" in train(*points, "--limit-train", "61")
     assert "has no test samples: set eval_split to holdout" in train(*points, "--data", f"{own}:untested")
     assert not (tmp_path / "r").exists()

@@ -18,10 +18,11 @@ import hashlib
 import inspect
 import json
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, make_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -109,6 +110,23 @@ def one_of(kind: Any) -> Check:
             raise BsamValueError(f"{name} must be one of {', '.join(get_args(kind))}; got {value!r}")
 
     return check
+
+
+KINDS = (str, int, float, bool)
+
+
+def kind_of(hint: Any) -> Any:
+    """Return what the annotation of a setting allows besides None: str, int, float, bool or a ``Literal``; None for
+    other annotations, which no flag and no file of a run can have.
+
+    Example:
+        >>> kind_of(int | None), kind_of(tuple)
+        (<class 'int'>, None)
+    """
+    if get_origin(hint) in (types.UnionType, Union):
+        parts = [part for part in get_args(hint) if part is not types.NoneType]
+        hint = parts[0] if len(parts) == 1 else None
+    return hint if hint in KINDS or get_origin(hint) is Literal else None
 
 
 def to_json_value(value: Any) -> Any:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+from bsam.common.errors import BsamValueError
 from bsam.lab.models import MODELS, build, input_config
 from bsam.lab.models.parts import head, head_name, layer_ids
 from bsam.lab.models.timm_networks import InputConfig
@@ -32,6 +34,25 @@ def test_head(name, expected):
     assert head_name(network) == expected
     assert head(network) is network.get_submodule(expected)
     assert head(network).out_features == 7
+
+
+class WithAuxiliary(nn.Module):
+    def __init__(self, classes, auxiliary):
+        super().__init__()
+        self.body = nn.Linear(64, 32)
+        self.fc = nn.Linear(32, classes)
+        self.aux = nn.Linear(64, auxiliary)
+
+
+def test_the_head_is_the_only_linear_layer_with_an_output_for_each_class():
+    assert head_name(WithAuxiliary(10, 3), 10) == "fc"
+    several = r"2 linear layers with 10 outputs \(fc, aux\)"
+    for auxiliary, classes, found in ((10, 10, several), (3, 5, "0 linear layers with 5 outputs; ")):
+        with pytest.raises(BsamValueError, match=f"{found}.*give the network get_classifier"):
+            head_name(WithAuxiliary(10, auxiliary), classes)
+    network = WithAuxiliary(10, 10)
+    network.get_classifier = lambda: network.fc
+    assert head_name(network, 10) == "fc"
 
 
 @pytest.mark.parametrize("name", ["timm:resnet18", "timm:test_efficientnet", "timm:test_vit", "simcc_resnet50"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, Optional, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,9 +14,12 @@ from torch import nn
 
 import bsam
 from bsam.lab import Machine, Preset, Run, RunCallbacks, Score, Splits, Task, TaskSettings, fit, setting
+from bsam.lab.cli.run_flags import flag_kind
+from bsam.lab.common import names
 from bsam.lab.recipes.plan import experiment_title
 from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
 from bsam.lab.tasks.task import Failure, check_members
+from bsam.lab.training import run_dir
 from bsam.lab.training.run_dir import RunDir, run_dir_name
 
 CPU = torch.device("cpu")
@@ -147,6 +150,37 @@ def test_a_run_goes_on_only_with_the_same_data(tmp_path, monkeypatch):
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.parametrize("written", ["identity.json", "config.json", "task.json"])
+def test_a_process_killed_between_the_first_files_leaves_a_run_that_can_be_read(written, tmp_path, monkeypatch):
+    """Also where the module of the task is not imported; and the run begins again."""
+    write_json = run_dir.write_json
+
+    def killed(path, value):
+        if path.name == written:
+            raise InterruptedError
+        write_json(path, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir, "write_json", killed)
+        with pytest.raises(InterruptedError):
+            train(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(names, "_OWN", {})
+        if (tmp_path / "config.json").exists():
+            assert RunDir(tmp_path).run().settings() == RUN.settings()
+    assert (tmp_path / "config.json").exists() == (written == "identity.json")
+    with pytest.raises(InterruptedError):
+        train(tmp_path, stop=1)
+    assert len(RunDir(tmp_path).metrics()) == 1
+
+
+def test_a_run_without_the_description_of_its_task_says_what_to_do(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**RUN.settings(), "task": "elsewhere:Lost"}))
+    words = "no task.json, which describes the task elsewhere:Lost: run the training command again"
+    with pytest.raises(bsam.BsamError, match=words):
+        RunDir(tmp_path).run()
+
+
 def test_its_settings_are_stored_and_a_run_goes_on_only_with_the_same(tmp_path):
     with pytest.raises(InterruptedError):
         train(tmp_path, stop=1)
@@ -194,6 +228,22 @@ class UndecoratedSettings(TaskSettings):
     width: int = setting(8, "width")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TupleSettings(TaskSettings):
+    widths: tuple = setting((8, 16), "widths")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTupleSettings(TaskSettings):
+    widths: int = setting((8, 16), "widths")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnionSettings(TaskSettings):
+    widths: int | str = setting(8, "widths")
+
+
+WIDTHS = "widths of .* must be a str, int, float, bool or Literal, or one of them or None, got"
 MEMBERS = {
     "datasets": ({"datasets": {}}, "no datasets: add it"),
     "networks": ({"networks": {}}, "no networks: add it"),
@@ -201,6 +251,9 @@ MEMBERS = {
     "losses": ({"losses": Task.losses}, r"no losses\(outputs, \*targets\): add it"),
     "sums": ({"sums": Task.sums}, r"no sums\(outputs, \*targets\): add it"),
     "plain": ({"settings_type": PlainSettings}, r"width of .* must be declared with setting\(default, help\)"),
+    "tuple": ({"settings_type": TupleSettings}, rf"{WIDTHS} tuple with the default \(8, 16\)"),
+    "default": ({"settings_type": PlainTupleSettings}, rf"{WIDTHS} int with the default \(8, 16\)"),
+    "union": ({"settings_type": UnionSettings}, rf"{WIDTHS} int \| str with"),
     "undecorated": ({"settings_type": UndecoratedSettings}, "write @dataclass"),
 }
 
@@ -210,6 +263,26 @@ def test_a_task_without_a_member_says_which(name):
     members, words = MEMBERS[name]
     with pytest.raises(bsam.BsamError, match=words):
         check_members(type("Wrong", (Regression,), members))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManySettings(TaskSettings):
+    name = "many"
+    mode: Literal["a", "b"] | None = setting(None, "mode")
+    depth: Optional[int] = setting(None, "depth")  # noqa: UP045
+    steps: Literal[1, 2] = setting(1, "steps")
+    share: float | None = setting(0.5, "share")
+    is_deep: bool = setting(False, "deep")
+
+
+def test_settings_of_every_kind_are_taken():
+    check_members(type("Many", (Regression,), {"settings_type": ManySettings, "presets": ()}))
+    kinds = {name: flag_kind(hint) for name, hint in get_type_hints(ManySettings).items() if name in MANY}
+    assert kinds["mode"]["choices"] == ("a", "b")
+    assert (kinds["depth"]["type"], kinds["steps"]["type"], kinds["share"]["type"]) == (int, int, float)
+
+
+MANY = ("mode", "depth", "steps", "share")
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ...flatness.trace import plus_minus
 from ..common.files import locked, write
@@ -25,7 +25,7 @@ from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
 from ..report.table import Column, Table
 from ..training.machine import environment_info, pick_device
-from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP, TASK_HELP
+from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP, TASK_HELP, flag_kind
 
 DESCRIPTION = """\
 Measure trained networks: the top eigenvalues of the Hessian, its trace and spectral density, sharpness (MaxS, MinS,
@@ -41,7 +41,6 @@ scales. If the command is interrupted, running it again continues with the model
 FLATNESS = "flatness.json"
 MAX_TITLE = 100  # characters: figures have no room for more
 NEEDS = ("safetensors", "plotly")
-KINDS: dict[str, tuple[type, str]] = {"float": (float, "X"), "str": (str, "NAME")}
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -60,11 +59,12 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--cache-dir", type=Path, help=CACHE_HELP, metavar="FOLDER")
     out = "folder for the results (default: runs/flatness)"
     flag("--out", type=Path, default=Path("runs/flatness"), help=out, metavar="FOLDER")
+    hints = get_type_hints(FlatnessSettings)
     for field in fields(FlatnessSettings):
-        kind, metavar = KINDS.get(str(field.type), (int, "N"))
         name = f"--{field.name.replace('_', '-')}"
         default = "" if field.default is None else f" (default: {field.default})"
-        flag(name, type=kind, default=field.default, help=f"{field.metadata['help']}{default}", metavar=metavar)
+        about = f"{field.metadata['help']}{default}"
+        flag(name, default=field.default, help=about, **flag_kind(hints[field.name]))
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
     command.set_defaults(run=_flatness, needs=dict.fromkeys(NEEDS, "demo"))
 

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from ...common.errors import BsamValueError
@@ -64,6 +65,8 @@ class Parser(argparse.ArgumentParser):
                 return ". `bsam list` lists methods, networks, data sets and recipes"
             if name in OF_TIMM and OF_TIMM[name].split()[0] in flags.values():
                 return f". Write {OF_TIMM[name]}{value}"
+            if "epochs" in flags and (task := _task_with(name)):
+                return f". It is a flag of the task {task}: leave it out, or choose another --task"
             closest = difflib.get_close_matches(name, {*arguments, *flags}, n=1)
             longer = [known for known in flags if known.startswith(name)]
             if not (closest or longer):
@@ -81,6 +84,17 @@ def _method_arguments() -> set[str]:
     from ..config import arguments_of
 
     return {name for method in METHODS for name in arguments_of(method)}
+
+
+def _task_with(flag: str) -> str | None:
+    """Return the task of ours that has this setting, also under its name in timm."""
+    from ..config import TASK_SETTINGS
+
+    for task in TASK_SETTINGS.values():
+        for item in fields(task):
+            if flag in (item.name, *map(_argument, item.metadata["timm"])):
+                return task.name
+    return None
 
 
 def _is_flag(word: str) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from ...common.errors import BsamValueError
 from ..common.names import find_name, is_own, named_values
-from ..config import BASE, SHARED, TASK_SETTINGS, Run, listed_tasks, method_class, settings_by_heading
+from ..config import BASE, SHARED, TASK_SETTINGS, Run, kind_of, listed_tasks, method_class, settings_by_heading
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
 from ..recipes.start import complete_settings
@@ -91,7 +90,7 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
             required=field.default is MISSING,
             default=argparse.SUPPRESS,
             help=f"{field.metadata['help']}{shown}".replace("%", "%%"),
-            **_kind(hints[field.name]),
+            **flag_kind(hints[field.name]),
         )
     return groups
 
@@ -166,11 +165,12 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return complete_settings(given, getattr(arguments, "data_dir", None), getattr(arguments, "out", None))
 
 
-def _kind(hint: Any) -> dict[str, Any]:
-    if hint is bool:
+def flag_kind(hint: Any) -> dict[str, Any]:
+    """Return how the flag of a setting with this annotation takes its value; None means that it is not given."""
+    kind = kind_of(hint)
+    if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    if isinstance(hint, types.UnionType):  # X | None, where None means that the flag is not given
-        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
-    return {"type": hint, "metavar": _METAVARS[hint]}
+    if kind in _METAVARS:
+        return {"type": kind, "metavar": _METAVARS[kind]}
+    choices = get_args(kind)
+    return {"choices": choices, "type": type(choices[0])}

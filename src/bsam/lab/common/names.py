@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,11 @@ def name_of(given: Any, role: str) -> str:
         module = Path(file).stem
     _OWN[f"{module}:{name}"] = given
     return f"{module}:{name}"
+
+
+def names_given(given: Iterable[Any], role: str) -> list[str]:
+    """Return the names of what the user gives: names, or classes and functions, as :func:`name_of` has them."""
+    return [one if isinstance(one, str) else name_of(one, role) for one in given]
 
 
 def _import_object(name: str, role: str) -> Any:

@@ -348,15 +348,6 @@ def download_all(names: Iterable[str], folder: Path | None, progress: bool = Fal
             download(name, folder, progress)
 
 
-def check_data(names: Iterable[str], folder: Path | None) -> None:
-    """Raise if a data set needs a folder, and this one is None, does not exist or lacks files that can be downloaded.
-
-    The files are not read.
-    """
-    for entry in map(dataset_entry, sorted(names)):
-        entry.check(folder)
-
-
 def dataset_entry(name: str) -> DatasetEntry:
     """Return the entry of :data:`DATASETS` with this name, of ``folder:PATH``, or of ``module:function``.
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ...common.errors import BsamValueError
-from ..common.names import is_own
 from ..common.printing import say
 from ..data.folders import WINDOWS_FILES
 from ..tasks import Task, named_task, task_class
 from ..tasks.found import Prediction
 from ..training.machine import pick_device
-from ..training.run_dir import RunDir, check_named
+from ..training.run_dir import RunDir, check_all_used, check_named
 from ..training.trainer import as_trained
 
 
@@ -23,7 +24,7 @@ def predict(
     files: str | Path | Iterable[str | Path],
     *,
     task: str | type[Task] | None = None,
-    model: str | None = None,
+    model: str | Callable[..., nn.Module] | None = None,
     device: str = "auto",
     pictures: bool = False,
     on_message: Callable[[str], None] = say,
@@ -36,7 +37,8 @@ def predict(
             of bytes.
         files: files, or folders, of which all files are taken; files in folders that are no images are left out.
         task: the task of the run; needed only if it is a class of yours, which runs code of its module.
-        model: the network of the run; needed only if it is ``MODULE:FUNCTION``, which runs code of that module.
+        model: the network of the run; needed only if it is a function or class of yours, or ``MODULE:FUNCTION``, which
+            runs code of that module.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` ...; ``"auto"`` takes a GPU if there is one.
         pictures: whether a task of yours draws pictures, which ``picture()`` returns; other tasks always can.
         on_message: called with messages for the user.
@@ -52,9 +54,10 @@ def predict(
     paths = file_paths(files)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
-    if task is not None and not is_own(run.task.name):
-        raise BsamValueError(f"the run in {folder} has the task {run.task.name}: leave out task (--task)")
-    check_named(run, run_dir.path, None, [] if model is None else [model], [] if task is None else [named_task(task)])
+    models = [] if model is None else [model]
+    tasks = [] if task is None else [named_task(task)]
+    check_named(run, run_dir.path, None, models, tasks)
+    check_all_used({run_dir.path: run}, (), models, tasks)
     kind: Any = task_class(run.task.name)
     for name in options:
         if name not in kind.predict_flags:

@@ -19,7 +19,7 @@ from ..quantization.int_files import check_place
 from ..tasks import Score, Task, named_task, task_class
 from ..tasks.exported import Comparison
 from ..training.machine import pick_device
-from ..training.run_dir import NETWORK, RunDir, check_named
+from ..training.run_dir import NETWORK, RunDir, check_all_used, check_named
 from ..training.trainer import as_trained
 
 PACKAGES = {".onnx": ("onnx", "onnxscript", "onnxruntime"), ".safetensors": ()}  # besides those for training
@@ -57,8 +57,8 @@ def export_run(
     images: int | None = None,
     device: str = "auto",
     *,
-    data: str | None = None,
-    model: str | None = None,
+    data: str | Callable[..., Any] | None = None,
+    model: str | Callable[..., nn.Module] | None = None,
     task: str | type[Task] | None = None,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
@@ -78,8 +78,8 @@ def export_run(
             file is overwritten only if the export succeeds.
         images: number of evaluation samples to compare the networks on; None: all.
         device: device of the run's network; the network of an ONNX file runs on the CPU.
-        data, model: the data set and the network of the run; needed only if they are ``MODULE:FUNCTION``, which runs
-            code of that module.
+        data, model: the data set and the network of the run; needed only if they are functions of yours, or
+            ``MODULE:FUNCTION``, which runs code of that module.
         task: the task of the run; needed only if it is a class of yours, which runs code of its module.
         data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
         progress: called with the numbers of finished images and of all images.
@@ -95,17 +95,10 @@ def export_run(
     check_place(out)
     run_dir = RunDir(folder)
     run = run_dir.finished_run()
-    if data not in (None, run.data):
-        raise BsamValueError(f"the run in {folder} was trained on {run.data}, got data (--data) {data}: leave it out")
-    if model not in (None, run.model):
-        raise BsamValueError(f"the run in {folder} trained {run.model}, got model (--model) {model}: leave it out")
     named = None if task is None else named_task(task)
-    if named not in (None, run.task.name):
-        raise BsamValueError(
-            f"the run in {folder} has the task {run.task.name}, got task (--task) {named}: leave it out"
-        )
-    given = [[] if name is None else [name] for name in (data, model, named)]
+    given: list[Any] = [[] if name is None else [name] for name in (data, model, named)]
     check_named(run, run_dir.path, *given)
+    check_all_used({run_dir.path: run}, *given)
     kind: Any = task_class(run.task.name)
     if suffix == ".safetensors" and not kind.is_quantized(run):
         raise BsamValueError(

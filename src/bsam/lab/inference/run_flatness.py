@@ -31,10 +31,19 @@ from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.names import find_function, is_own
 from ..common.progress import ProgressLine
 from ..config import MAX_SEED, NOT_NEGATIVE, Run, check_values, method_title, setting
-from ..tasks import TASKS, imported_task, named_task
+from ..tasks import TASKS, Task, imported_task, named_task
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.machine import environment_info
-from ..training.run_dir import CONFIG, NETWORK, OTHER_FOLDER, RunDir, check_named, check_settings, run_dir_name
+from ..training.run_dir import (
+    CONFIG,
+    NETWORK,
+    OTHER_FOLDER,
+    RunDir,
+    check_all_used,
+    check_named,
+    check_settings,
+    run_dir_name,
+)
 
 T = TypeVar("T")
 ProgressOfStage: TypeAlias = Callable[[str, int, int], None]
@@ -150,9 +159,9 @@ def find_models(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     title_of: Callable[[Run], str] = method_title,
-    data: Collection[str] = (),
-    models: Collection[str] = (),
-    tasks: Collection[str] = (),
+    data: Collection[str | Callable[..., Any]] = (),
+    models: Collection[str | Callable[..., nn.Module]] = (),
+    tasks: Collection[str | type[Task]] = (),
 ) -> MeasuredModels:
     """Return the networks in files (with a loader) or in run directories, after checking all of them.
 
@@ -164,9 +173,10 @@ def find_models(
         data_dir: for run directories: the folder of the data, if it is read from files.
         cache_dir: for run directories: the folder for decoded image files.
         title_of: for run directories: returns the title of a run's method.
-        data, models: for run directories: the data sets and networks that are ``MODULE:FUNCTION``, which run code of
-            that module.
-        tasks: for run directories: the tasks that are ``MODULE:CLASS``, which run code of that module, too.
+        data, models: for run directories: the data sets and networks that are functions of yours, or
+            ``MODULE:FUNCTION``, which run code of that module.
+        tasks: for run directories: the tasks that are classes of yours, or ``MODULE:CLASS``, which run code of that
+            module, too.
     """
     paths = list(dict.fromkeys(path if path.name not in ("", "..") else path.resolve() for path in paths))
     missing = [path for path in paths if not path.exists()]
@@ -195,8 +205,8 @@ def find_models(
         raise BsamValueError(f"{paths[0]} is a run directory, which needs no loader: leave --loader out, or give files")
     samples = check_count("images", IMAGES if images is None else images)
     names = []
-    tasks = [named_task(task) for task in tasks]
-    unused = {*data, *models, *tasks}
+    named = [named_task(task) for task in tasks]
+    runs: dict[Path, Run] = {}
     for path in paths:
         task = RunDir(path).note("config", OTHER_FOLDER).get("task", Run.task.name)
         if task not in list(TASKS) and not is_own(task):
@@ -205,26 +215,18 @@ def find_models(
                 "and --loader instead"
             )
         run = RunDir(path).finished_run()
-        check_named(run, path, data, models, tasks)
-        unused -= {run.data, run.model, run.task.name}
+        check_named(run, path, data, models, named)
+        runs[path] = run
         has_default_name = path.name == run_dir_name(run)  # which is too long for a title
         names.append(f"{title_of(run)}, seed {run.seed}" if has_default_name else path.name)
-    if unused:
-        name = min(unused)
-        if name in tasks:
-            what = "has the task (--task)"
-        elif name in data:
-            what = "was trained on data (--data)"
-        else:
-            what = "trained the network (--model)"
-        raise BsamValueError(f"none of the runs {what} {name}: leave it out")
+    check_all_used(runs, data, models, named)
     options = {"data_dir": data_dir, "cache_dir": cache_dir}
     data_folders = {name: path for name, path in options.items() if path is not None}
     return MeasuredModels(
         paths,
         _titles(paths, names),
         {"images": samples},
-        load=lambda path, device: load_run(path, samples, device, data, models, tasks, **data_folders),
+        load=lambda path, device: load_run(path, samples, device, data, models, named, **data_folders),
         weights=lambda path: path / NETWORK,
         about=_about,
     )
@@ -245,9 +247,9 @@ def load_run(
     folder: Path,
     images: int,
     device: torch.device,
-    data: Collection[str] = (),
-    models: Collection[str] = (),
-    tasks: Collection[str] = (),
+    data: Collection[str | Callable[..., Any]] = (),
+    models: Collection[str | Callable[..., nn.Module]] = (),
+    tasks: Collection[str | type[Task]] = (),
     **data_folders: Path,
 ) -> Loaded:
     """Return the trained network of a run, its loss without label smoothing, and at most ``images`` training samples.
@@ -255,8 +257,9 @@ def load_run(
     The samples are not augmented and have the labels used in training; they are balanced over the classes, or, for
     pose, evenly spaced in the training data. The scales of a quantized network are fixed.
     """
+    named = [named_task(task) for task in tasks]
     run = RunDir(folder).run()
-    check_named(run, folder, data, models, tasks)
+    check_named(run, folder, data, models, named)
     kind: Any = imported_task(run)
     task = kind(run, device, **data_folders)
     network = task.measured_network(RunDir(folder).load_into(task.network()))

@@ -14,8 +14,8 @@ from .simcc import SimCC
 BACKBONE = "backbone."  # prefix of the parameters in the backbone of SimCC
 
 
-def head(network: nn.Module) -> nn.Module:
-    """Return the classifier of a network: the one that timm reports, or the last linear layer of our own networks.
+def head(network: nn.Module, classes: int | None = None) -> nn.Module:
+    """Return the classifier of a network, as :func:`head_name` finds it.
 
     For a pose network, it is everything except the backbone.
 
@@ -24,11 +24,16 @@ def head(network: nn.Module) -> nn.Module:
         >>> head(build("resnet8"))
         Linear(in_features=64, out_features=10, bias=True)
     """
-    return network.get_submodule(head_name(network))
+    return network.get_submodule(head_name(network, classes))
 
 
-def head_name(network: nn.Module) -> str:
-    """Return the name of the classifier, which is the prefix of its parameters' names.
+def head_name(network: nn.Module, classes: int | None = None) -> str:
+    """Return the name of the classifier, which is the prefix of its parameters' names: that of what the network's
+    ``get_classifier()`` returns, as in timm, or else of its only linear layer with ``classes`` outputs.
+
+    Args:
+        network: the network.
+        classes: the number of outputs; None if the network has a single linear layer.
 
     Example:
         >>> from bsam.lab.models import build
@@ -39,11 +44,19 @@ def head_name(network: nn.Module) -> str:
     if get_classifier is not None:
         classifier = get_classifier()
         names = [name for name, module in network.named_modules() if module is classifier]
-    else:
-        names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if not names:
-        raise BsamValueError(f"{type(network).__name__} has no single classifier: choose another network")
-    return names[-1]
+        if not names:
+            raise BsamValueError(f"{type(network).__name__} has no single classifier: choose another network")
+        return names[-1]
+    linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    names = [name for name, module in linear.items() if classes in (None, module.out_features)]
+    if len(names) != 1:
+        outputs = "" if classes is None else f" with {classes} outputs"
+        found = f" ({', '.join(names)})" if names else ""
+        raise BsamValueError(
+            f"the classifier of {type(network).__name__} is not known: it has {len(names)} linear layers{outputs}"
+            f"{found}; give the network get_classifier(), a method that returns the layer"
+        )
+    return names[0]
 
 
 def layer_ids(network: nn.Module) -> dict[str, int]:

@@ -121,7 +121,9 @@ class WeightsReport:
         return f"Loaded {self.loaded} tensors from {self.source}{digest}; {rest}."
 
 
-def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False) -> WeightsReport:
+def load_weights(
+    network: nn.Module, name: str, source: Path | str, *, keep_head: bool = False, classes: int | None = None
+) -> WeightsReport:
     """Load pretrained weights into a network in place, except its classifier; if any tensor does not fit, load none.
 
     A pose network accepts weights of the same pose network, or weights of its backbone.
@@ -131,6 +133,8 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         name: the name it was built with.
         source: a file (safetensors or ``torch.save``), or ``"pretrained"`` to download weights with timm.
         keep_head: load the classifier too; the network and the file must have the same number of classes.
+        classes: number of classes of the network, by which :func:`~bsam.lab.models.parts.head_name` finds the
+            classifier.
 
     Example:
         >>> import tempfile, torch
@@ -150,18 +154,23 @@ def load_weights(network: nn.Module, name: str, source: Path | str, *, keep_head
         tensors = read_weights(path)
         sha256 = file_sha256(path)
         check_model(path, name)
-    prefix = f"{head_name(network)}."
     backbone = model_entry(name).backbone
     if backbone is not None and not any(key.startswith(BACKBONE) for key in tensors):
         left_out, tensors = into_backbone(tensors, backbone)
     else:
-        left_out = {key: t for key, t in tensors.items() if key.startswith(prefix) and not keep_head}
+        left_out = {} if keep_head else _of_head(tensors, network, classes)
     loaded = {key: t for key, t in tensors.items() if key not in left_out}
     state = network.state_dict()
-    expected = {key: t for key, t in state.items() if keep_head or not key.startswith(prefix)}
+    kept = {} if keep_head else _of_head(state, network, classes)
+    expected = {key: t for key, t in state.items() if key not in kept}
     _check_fit(expected, loaded, source_name, name)
     network.load_state_dict({**state, **loaded})
     return WeightsReport(source_name, sha256, len(loaded), {key: tuple(t.shape) for key, t in left_out.items()})
+
+
+def _of_head(tensors: Mapping[str, Tensor], network: nn.Module, classes: int | None) -> dict[str, Tensor]:
+    prefix = f"{head_name(network, classes)}."
+    return {key: t for key, t in tensors.items() if key.startswith(prefix)}
 
 
 def into_backbone(tensors: Mapping[str, Tensor], backbone: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

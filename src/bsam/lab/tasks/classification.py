@@ -567,7 +567,7 @@ def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
             "argument classes for the last layer"
         )
     if run.freeze_backbone:
-        freeze_backbone(network)
+        freeze_backbone(network, classes)
     return network
 
 

@@ -281,18 +281,23 @@ class FoundJoints(Prediction):
 
 
 def read_batches(
-    paths: Mapping[Path, bool], read: Callable[[Path], T], size: int, on_message: Callable[[str], None]
+    paths: Mapping[Path, bool],
+    read: Callable[[Path], T],
+    size: int,
+    on_message: Callable[[str], None],
+    reading: str = "decoded as images",
 ) -> Iterator[list[tuple[Path, T]]]:
     """Yield batches of paths and the results of ``read``; only one batch is in memory at a time.
 
-    Files in folders that cannot be decoded are left out, with a message at the end; other files that cannot be decoded
-    raise an error.
+    Files in folders for which ``read`` raises a DecodeError are left out, with a message at the end; for other files,
+    the error is raised.
 
     Args:
         paths: files, with True for those that the caller named directly.
         read: reads a file.
         size: size of a batch.
         on_message: called with the message.
+        reading: what cannot be done with these files, in the message.
     """
     batch: list[tuple[Path, T]] = []
     left_out = []
@@ -304,12 +309,12 @@ def read_batches(
                 raise
             left_out.append(path)
             if len(left_out) == len(paths):
-                raise BsamValueError(f"no file in these folders is an image: {error}") from error
+                raise BsamValueError(f"no file in these folders can be {reading}: {error}") from error
         if len(batch) == size:
             yield batch
             batch = []
     if left_out:
         names = ", ".join([*map(str, left_out[:3]), *(["..."] if len(left_out) > 3 else [])])
-        on_message(f"left out {len(left_out)} of {len(paths)} files (cannot be decoded as images): {names}")
+        on_message(f"left out {len(left_out)} of {len(paths)} files (cannot be {reading}): {names}")
     if batch:
         yield batch

@@ -285,7 +285,7 @@ class ImageTask(Task):
             messages.append("The initial weights are random; to load pretrained ones, use --weights.")
         if self.run.weights is not None:
             source = find_weights(self.run.weights, self._data_dir)
-            self._weights = load_weights(network, self.run.model, source)
+            self._weights = load_weights(network, self.run.model, source, classes=self.classes)
             messages.append(str(self._weights))
         if init is not None:
             self._weights = load_weights(network, self.run.model, init, keep_head=True)
@@ -296,7 +296,7 @@ class ImageTask(Task):
         """Set the network to training mode, except the batch norm of a frozen backbone."""
         network.train()
         if self.run.freeze_backbone:
-            trained = set(head(network).modules())
+            trained = set(head(network, self.classes).modules())
             for module in network.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm) and module not in trained:
                     module.eval()
@@ -395,10 +395,10 @@ def limit_samples(samples: SamplesT, name: str, n: int | None) -> SamplesT:
     return samples if n is None else samples.some(n)
 
 
-def freeze_backbone(network: nn.Module) -> None:
+def freeze_backbone(network: nn.Module, classes: int) -> None:
     """Freeze all layers except the last ones."""
     network.requires_grad_(False)
-    head(network).requires_grad_(True)
+    head(network, classes).requires_grad_(True)
 
 
 def stream(images: Tensor, indices: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:

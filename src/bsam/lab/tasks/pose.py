@@ -401,7 +401,7 @@ class PoseInputs:
         joints = len(self.skeleton.joints)
         network = build(run.model, joints, len(self.mean), run.seed, side=self.side, k=self.k)
         if run.freeze_backbone:
-            freeze_backbone(network)
+            freeze_backbone(network, joints)
         return network
 
     def joints(self, network: nn.Module, x: Tensor, flip_test: bool, logits: Tensor | None = None) -> Tensor:

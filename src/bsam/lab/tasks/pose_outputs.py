@@ -192,7 +192,7 @@ def _groups(skeleton: Skeleton, head: tuple[int, ...]) -> dict[str, tuple[int, .
 
 
 #: PCKh@0.5 of MPII's 16 joints. A person's size is the head size
-#: (:class:`~bsam.lab.data.pose.person_files.PersonFiles`).
+#: (:class:`~bsam.lab.data.persons.PersonFiles`).
 #: Pelvis (6) and thorax (7) are left out of the mean; upper neck (8) is in no group. The group head is only its top
 #: (9), as in the validation scores published with SimpleBaseline, HRNet and SimCC; MPII's test server takes the mean of
 #: upper neck and top.

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from types import NoneType
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamVal
 from ...flatness.dataset_loss import Batches
 from ..common.files import load_tensors, read_bytes, reading
 from ..common.names import call_with, describe_error, find_function, name_of
-from ..config import TASK_SETTINGS, Preset, Run, TaskSettings, to_json_value
+from ..config import KINDS, TASK_SETTINGS, Preset, Run, TaskSettings, kind_of, to_json_value
 from ..data import DatasetEntry, Examples, TaskData
+from ..data.images import DecodeError
 from .exported import Comparison, Network, Progress, compare_task, export_task
 from .found import FoundValues, NoteReader, Prediction, Shown, drawn_pictures, read_batches
 from .splits import WHOLE, Arrays, Shares, Splits, holdout_mask, load_splits
@@ -186,16 +188,27 @@ class Task:
             if not self.has(member):
                 raise BsamValueError(f"{self.run.task.name} has no {signature}, which bsam predict needs: add it")
         found = []
-        for batch in read_batches(files, self.read, 1, on_message):
+        for batch in read_batches(files, self._sample_of, 1, on_message, f"read by {self.run.task.name}"):
             ((path, sample),) = batch
-            x = torch.as_tensor(sample)[None].to(self.device)
-            outputs = _as_float(network(self.inputs(x)))
-            values = self.values(outputs)
-            if not isinstance(values, Sequence) or len(values) != 1 or not isinstance(values[0], dict):
-                raise BsamTypeError(f"values of {self.run.task.name} must return a list with a dictionary per sample")
-            drawn = np.asarray(self.draw(x, outputs))[0] if pictures else None
-            found.append(FoundValues(path, to_json_value(values[0]), drawn))
+            found.append(self._found(network, path, sample[None].to(self.device), pictures))
         return found
+
+    def _found(self, network: nn.Module, path: Path, x: Tensor, pictures: bool) -> FoundValues:
+        name = self.run.task.name
+        outputs = _as_float(self._ask(f"the network {self.run.model}", lambda: network(self.inputs(x))))
+        values = self._ask(f"values of {name}", lambda: self.values(outputs))
+        if not isinstance(values, Sequence) or len(values) != 1 or not isinstance(values[0], dict):
+            raise BsamTypeError(f"values of {name} must return a list with a dictionary per sample")
+        drawn = self._ask(f"draw of {name}", lambda: np.asarray(self.draw(x, outputs))[0]) if pictures else None
+        return FoundValues(path, to_json_value(values[0]), drawn)
+
+    def _sample_of(self, path: Path) -> Tensor:
+        """Return one x from a file; any error means that it is no sample."""
+        try:
+            return torch.as_tensor(self.read(path))
+        except Exception as error:
+            described = describe_error(error, type(self).__module__)
+            raise DecodeError(f"{self.run.task.name} cannot read {path}: {described}") from error
 
     @staticmethod
     def pictures(arrays: Mapping[str, NDArray[Any]], note: NoteReader) -> Shown | None:
@@ -476,7 +489,9 @@ class Task:
         if not self.has("draw"):
             return {}
         x, *targets = (array[:DRAWN] for array in self.evaluation)
-        return {"pictures": np.asarray(self.draw(x, _as_float(network(self.inputs(x))), *targets))}
+        outputs = _as_float(network(self.inputs(x)))
+        drawn = self._ask(f"draw of {self.run.task.name}", lambda: np.asarray(self.draw(x, outputs, *targets)))
+        return {"pictures": drawn}
 
     def notes(self) -> Mapping[str, Any]:
         """Return plain values to write into the run directory, by file name without ``.json``.
@@ -634,6 +649,13 @@ def check_members(task: type) -> None:
     for item in fields(settings):
         if "help" not in item.metadata:
             raise BsamTypeError(f"{item.name} of {task.__name__} must be declared with setting(default, help)")
+        default = to_json_value(item.default)
+        if kind_of(get_type_hints(settings)[item.name]) is None or type(default) not in (NoneType, *KINDS):
+            raise BsamTypeError(
+                f"{item.name} of {task.__name__} must be a str, int, float, bool or Literal, or one of them or None, "
+                f"got {item.type if isinstance(item.type, str) else getattr(item.type, '__name__', item.type)} with "
+                f"the default {item.default!r}: choose another type"
+            )
 
 
 def _loss_failure(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Failure | None:

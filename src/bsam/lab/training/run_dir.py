@@ -41,6 +41,7 @@ from ..common.files import (
     write_json,
     write_json_lines,
 )
+from ..common.names import is_own, known_object, names_given
 from ..config import (
     BASE,
     DIGEST_NAMES,
@@ -180,9 +181,16 @@ class RunDir:
     def run(self, kind: type[TaskSettings] | None = None) -> Run:
         """Return the settings; ``kind`` is the class of the settings of your own task."""
         settings = read_json(self.path / CONFIG, dict, OTHER_FOLDER)
+        name: Any = settings.get("task")
         note = self.note(TASK, keys=("settings", "presets", "score", "groups", "loss_title"))
         with reading(self.path / f"{TASK}.json", REPAIR):
-            describe_task(settings.get("task"), note)
+            describe_task(name, note)
+        is_known = kind is not None and kind.name == name
+        if is_own(name) and not note and not is_known and known_object(name) is None:
+            raise BsamRuntimeError(
+                f"{self.path} has no {TASK}.json, which describes the task {name}: run the training command again, "
+                "which writes it, or choose another folder"
+            )
         try:
             return stored_run(settings, kind)
         except (BsamError, TypeError) as error:
@@ -351,7 +359,9 @@ class RunWriter(RunDir):
                 if (self.path / CONFIG).exists():
                     check_settings(self.path, self.run(type(self._run.task)).settings(), self._run.settings())
                 elif self.path.exists():
-                    refuse_other_files(self.path, (LOG,))
+                    # a killed process may have left the description of the task, which is written first
+                    first = (f"{TASK}.json",) if is_own(self._run.task.name) else ()
+                    refuse_other_files(self.path, (LOG, *first))
             self._stack.enter_context(locked(self.path, "training"))
             remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
         self._context.barrier()
@@ -405,12 +415,15 @@ class RunWriter(RunDir):
             identity["init"] = of_initial
         execution = {"processes": self._context.size, "compiled": trainer.compiled, "captured": trainer.captured}
         machine = {**environment_info(self._context.device), **execution}
+        notes = dict(task.notes())
+        if TASK in notes:  # first, because nobody can read the settings without it
+            write_json(self.path / f"{TASK}.json", notes.pop(TASK))
         write_json(self.path / CONFIG, self._run.settings())
         if self._about is not None:
             write_json(self.path / ABOUT, dict(self._about))
         write_json(file, {**identity, "eval_samples": task.eval_samples})
         write_json(self.path / MACHINES, [*self.machines(), machine])
-        for name, value in task.notes().items():
+        for name, value in notes.items():
             write_json(self.path / f"{name}.json", value)
         (self.path / DIVERGED).unlink(missing_ok=True)
         if find_spec("tensorboard") is not None:
@@ -581,8 +594,8 @@ def check_settings(folder: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
 def check_named(
     run: Run,
     folder: Path,
-    data: Collection[str] | None = (),
-    models: Collection[str] = (),
+    data: Collection[Any] | None = (),
+    models: Collection[Any] = (),
     tasks: Collection[str] = (),
 ) -> None:
     """Raise if the task, the data or the network of a stored run is code that the user does not name, too.
@@ -592,8 +605,8 @@ def check_named(
     Args:
         run: the settings in the run directory.
         folder: the run directory.
-        data: the data sets that the user names; None if the data of the run is not needed.
-        models: the networks that the user names.
+        data: the data sets that the user names, or gives as functions; None if the data of the run is not needed.
+        models: the networks that the user names, or gives as functions or classes.
         tasks: the tasks that the user names, which are imported then.
     """
     functions = task_of(run).functions(run)
@@ -602,16 +615,42 @@ def check_named(
             f"the run in {folder} has the task {run.task.name}, a name from its files: if you trust that module, add "
             f"--task {run.task.name}"
         )
-    if "data" in functions and data is not None and run.data not in data:
+    if "data" in functions and data is not None and run.data not in names_given(data, "data"):
         raise BsamValueError(
             f"the data of the run in {folder} is the function {run.data}, which is called only if you name it, too: "
             f"if you trust it, add --data {run.data}"
         )
-    if "model" in functions and run.model not in models:
+    if "model" in functions and run.model not in names_given(models, "model"):
         raise BsamValueError(
             f"the network of the run in {folder} is the function {run.model}, which is called only if you name it, "
             f"too: if you trust it, add --model {run.model}"
         )
+
+
+def check_all_used(
+    runs: Mapping[Path, Run],
+    data: Collection[Any] = (),
+    models: Collection[Any] = (),
+    tasks: Collection[str] = (),
+) -> None:
+    """Raise if the user names a task, data or a network that none of these runs has.
+
+    Args:
+        runs: the stored settings, by run directory.
+        data, models, tasks: as for :func:`check_named`, which comes first.
+    """
+    of_runs = {
+        "task": (tasks, [run.task.name for run in runs.values()]),
+        "data": (data, [run.data for run in runs.values()]),
+        "model": (models, [run.model for run in runs.values()]),
+    }
+    for role, (given, stored) in of_runs.items():
+        for name in names_given(given, role):
+            if name not in stored:
+                words = f"none of the runs has the {role} {name}"
+                if len(runs) == 1:
+                    words = f"the run in {next(iter(runs))} has the {role} {stored[0]}, not {name}"
+                raise BsamValueError(f"{words}: leave out --{role} {name}")
 
 
 def network_identity(network: Path) -> dict[str, str]:

@@ -648,7 +648,7 @@ def build_run_step(
     optimizer, loss = build_method(
         run.method,
         run.arguments if processes == 1 else _arguments_of_process(run, processes),
-        build_base(run, network or model, capturable),
+        build_base(run, network or model, capturable, task.classes),
         model,
         seed=run.seed,
         total_steps=steps,
@@ -736,12 +736,12 @@ def as_trained(run: Run, device: torch.device) -> Iterator[None]:
 # ---- the base optimizer
 
 
-def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimizer:
+def build_base(run: Run, network: nn.Module, capturable: bool = False, classes: int | None = None) -> Optimizer:
     """Return the base optimizer; if ``capturable``, its learning rates are tensors on the device.
 
     The momentum is the first of the ``betas`` for optimizers that have these; ``run.base_arguments`` take precedence.
     """
-    groups = trained_groups(run, network)
+    groups = trained_groups(run, network, classes)
     for group in groups:
         lr = run.lr
         if "lr_scale" in group:
@@ -761,13 +761,13 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False) -> Optimi
     return BASES[run.base](groups, **{**arguments, **as_tuples(run.base_arguments)})
 
 
-def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
+def trained_groups(run: Run, network: nn.Module, classes: int | None = None) -> list[dict[str, Any]]:
     """Return the groups of trained parameters: one group, one per learning rate, or those of the task.
 
     With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm. With
     ``decay="weights"``, parameters without weight decay are in groups of their own.
     """
-    groups = _groups_by_rate(run, network)
+    groups = _groups_by_rate(run, network, classes)
     if run.decay == "all":
         return groups
     bare = undecayed(network)
@@ -779,7 +779,7 @@ def trained_groups(run: Run, network: nn.Module) -> list[dict[str, Any]]:
     return [part for part in parts if part["params"]]
 
 
-def _groups_by_rate(run: Run, network: nn.Module) -> list[dict[str, Any]]:
+def _groups_by_rate(run: Run, network: nn.Module, classes: int | None) -> list[dict[str, Any]]:
     groups_of_task = task_of(run).parameter_groups(run, network)
     if groups_of_task is not None:
         return groups_of_task
@@ -790,7 +790,7 @@ def _groups_by_rate(run: Run, network: nn.Module) -> list[dict[str, Any]]:
     groups: dict[float, list[nn.Parameter]] = {}
     for name, p in trained:
         scale = run.layer_decay ** (max(depths.values()) - depths[name])
-        if run.head_lr is not None and name.startswith(f"{head_name(network)}."):
+        if run.head_lr is not None and name.startswith(f"{head_name(network, classes)}."):
             scale = run.head_lr / run.lr
         groups.setdefault(scale, []).append(p)
     return [{"params": params, "lr_scale": scale} for scale, params in groups.items()]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ....common.errors import BsamValueError
 from ...common.files import reading
+from ...config import Run
 from ...inference.pictures import side_colour
 from ...tasks import task_class
 from ...tasks.found import Picture
@@ -35,7 +36,7 @@ def picture_rows(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
     rows: dict[str, list[dict[str, Any]]] = {}
     for row, run in predicted.items():
         try:
-            task: Any = task_class((settings[row] or {}).get("task", "classification"))
+            task: Any = task_class((settings[row] or {}).get("task", Run.task.name))
         except BsamValueError:  # of another version
             continue
         arrays = run.predictions()
