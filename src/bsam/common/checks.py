@@ -102,7 +102,7 @@ def check_names(group: Mapping[str, object], settings: Mapping[str, object], def
 def check_call(cls: type, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Raise if a method is called in the style of another package; the message says which line to write."""
     name, parameters = cls.__name__, inspect.signature(cls).parameters
-    line = f"bsam.{name}(base, model"
+    line = f"{'bsam.' if cls.__module__.startswith('bsam.') else ''}{name}(base, model"
     first = arguments[0] if arguments else named.get("base")
     if isinstance(first, nn.Module):
         raise BsamTypeError(f"base must be an optimizer, got {type(first).__name__}: write {line}), base first")
@@ -144,6 +144,8 @@ def missing_attribute(optimizer: object, name: str) -> AttributeError:
     hint = ": it is called base" if name == "base_optimizer" else ""
     if name in ("first_step", "second_step"):
         hint = ": write optimizer.step(closure), where the closure computes the loss; the step runs all passes"
+    if "base" not in vars(optimizer):
+        hint = ": its __init__ must first call super().__init__(base, model, ...)"
     return AttributeError(f"{type(optimizer).__name__} has no attribute {name}{hint}")
 
 

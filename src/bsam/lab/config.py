@@ -33,7 +33,7 @@ from ..common.errors import BsamValueError
 from ..core.optimizer import SharpnessAware
 from ..methods import METHODS
 from ..methods.distillation import Distillation
-from .common.names import find_name, find_object, is_own, known_object, name_of
+from .common.names import OWN_CLASS, find_name, find_object, is_own, known_object, name_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -522,6 +522,10 @@ SGD = "sgd"  # another one, if the base optimizer is SGD
 RADIUS_SCHEDULE = ("rho_warmup", "rho_start")  # settings of a run that only methods with a radius take
 
 
+# arguments that training gives to every method that has them, unless the run does
+TRAINING_KNOWS = ("seed", "total_steps", "samples", "classes", "label_smoothing", "side_by_side")
+
+
 def arguments_of(method: str) -> tuple[str, ...]:
     """Return the arguments of a method that a run can set; training supplies the others, such as base and model."""
     cls = method_class(method)
@@ -574,7 +578,8 @@ class Run(RecordsGiven):
 
     method: str = field(
         metadata={
-            "help": "a method from `bsam list methods`, case-insensitive; base or sgd for the base optimizer alone",
+            "help": "a method from `bsam list methods`, case-insensitive; base or sgd for the base optimizer alone; "
+            "MODULE:CLASS for one of your own",
             "heading": "Method",
         }
     )
@@ -606,7 +611,11 @@ class Run(RecordsGiven):
         "Model",
         _check_task,
     )
-    model: str = setting("digits_net", "a network from `bsam list models`, or timm:NAME for one from timm", "Model")
+    model: str = setting(
+        "digits_net",
+        "a network from `bsam list models`, timm:NAME for one from timm, or MODULE:FUNCTION for one of your own",
+        "Model",
+    )
     weights: str | None = setting(
         None,
         "initial weights: a file (safetensors or a state dict), which may be in the data folder, or `pretrained`, "
@@ -890,7 +899,7 @@ class Run(RecordsGiven):
 
     def _check_method(self) -> None:
         if not is_own(self.method):
-            object.__setattr__(self, "method", find_name("method", self.method, (BASE, SGD, *METHODS)))
+            object.__setattr__(self, "method", find_name("method", self.method, (BASE, SGD, *METHODS), OWN_CLASS))
         if self.method == SGD:
             if self.base != "sgd":
                 raise BsamValueError(f'method "sgd" is SGD alone, but base is {self.base}: set method to "base"')
@@ -902,11 +911,21 @@ class Run(RecordsGiven):
         if is_own(self.method) and known_method(self.method) is None:
             return  # it is imported, and checked, when it trains: a stored run may be read without its module
         known = () if self.method == BASE else arguments_of(self.method)
+        defaults = {} if self.method == BASE else inspect.signature(method_class(self.method)).parameters
+        for name in known:
+            is_required = defaults[name].default is inspect.Parameter.empty and name not in TRAINING_KNOWS
+            if is_required and name not in self.arguments:
+                raise BsamValueError(
+                    f"{self.method} needs {name}: give it among its arguments, with --set {name}=..., or in a list of "
+                    f"methods as {self.method}:{name}=..."
+                )
         for name in self.arguments:
             if f"rho_{name}" in RADIUS_SCHEDULE:
                 raise BsamValueError(f"arguments must not contain {name}: set rho_{name}, which counts epochs")
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
+            if is_number(defaults[name].default) and not isinstance(self.arguments[name], (int, float, types.NoneType)):
+                raise BsamValueError(f"{name} of {self.method} must be a number, got {self.arguments[name]!r}")
         has_radius = self.method != BASE and not method_class(self.method).is_loss
         for name in RADIUS_SCHEDULE:
             if getattr(self, name) and not has_radius:

@@ -20,8 +20,8 @@ from ..tasks.found import Prediction
 from .run_flags import DEVICE_HELP, MODEL_HELP, TASK_HELP
 
 DESCRIPTION = """\
-Print the most probable classes of each image or, with a run of the task pose, x and y of each joint of the person in
-the image, in pixels. The training data is not needed."""
+Print what the trained network of a run finds in each file: the most probable classes of an image, x and y of each
+joint of a person in pixels, or the values of a task of your own. The training data is not needed."""
 PICTURES = (".png", ".jpg", ".jpeg", ".pdf")
 TABLES = (".csv", ".json")
 MAX_GRID = 100  # images in a grid; more would be too large to look at
@@ -30,13 +30,13 @@ MAX_GRID = 100  # images in a grid; more would be too large to look at
 def add(command: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     flag = command.add_argument
-    flag("folder", type=Path, help="directory of a finished run on image files", metavar="RUN_DIR")
-    images = "image files or folders; folders are searched recursively, except hidden ones"
+    flag("folder", type=Path, help="directory of a finished run that reads files", metavar="RUN_DIR")
+    images = "files or folders; folders are searched recursively, except hidden ones"
     flag("images", nargs="+", type=Path, help=images, metavar="IMAGE|FOLDER")
     grid = f"draw the first {MAX_GRID} images with their classes or joints in one picture ({', '.join(PICTURES)})"
     flag("--grid", type=Path, help=grid, metavar="FILE")
     out = (
-        "write the classes or joints of all images to this file, for example predictions.csv or predictions.json. Any "
+        "write the values of all files to this file, for example predictions.csv or predictions.json. Any "
         "other name is a folder for pictures: one PNG file per image, with its classes or with the skeleton drawn on "
         "it, the person's right side orange and the left side light blue. Existing pictures are not overwritten: the "
         "command stops with an error"

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 from ...common.errors import BsamValueError
-from ..common.names import find_name, is_own, named_values
+from ..common.names import OWN_CLASS, find_name, is_own, named_values
 from ..config import BASE, SHARED, TASK_SETTINGS, Run, kind_of, listed_tasks, method_class, settings_by_heading
 from ..data import DATASETS
 from ..data.augment import RESIZED_CROP
@@ -141,7 +141,7 @@ def run_of(arguments: argparse.Namespace) -> Run:
         method_class(method)
     else:
         known = {variant.name: variant for variant in variants().values() if not variant.radii}
-        method = find_name("method", method, (BASE, *known))
+        method = find_name("method", method, (BASE, *known), OWN_CLASS)
         if method != BASE and known[method].method != BASE:  # keep the name: Run accepts sgd only with base SGD
             of_variant = known[method].arguments
             method = known[method].method
@@ -155,7 +155,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     names = [field.name for field in known if field.name not in ("method", "arguments")]
     given = {name: getattr(arguments, name) for name in names if name in arguments}
     if "task" in given and own is None:
-        given["task"] = find_name("task", given["task"], TASK_SETTINGS)
+        given["task"] = find_name("task", given["task"], TASK_SETTINGS, OWN_CLASS)
     if "base_arguments" in given:
         given["base_arguments"] = named_values(given["base_arguments"], "--base-set", "eps=1e-6")
     if "betas" in arguments:

@@ -20,19 +20,24 @@ MANY_NAMES = 40  # names
 _OWN: dict[str, Any] = {}  # the user's objects that were imported or passed, by MODULE:NAME
 
 
-def find_name(kind: str, name: object, known: Collection[str]) -> str:
+OWN_CLASS = "MODULE:CLASS"  # how the user names a method or a task of their own
+
+
+def find_name(kind: str, name: object, known: Collection[str], own: str = "") -> str:
     """Return the known name that equals ``name``, ignoring case; if there is none, raise with the closest match.
 
     Args:
         kind: what is looked up, for the error message, such as ``"method"``.
+        own: how the user may name one of their own, such as ``"MODULE:CLASS"``.
     """
     by_lower = {valid.lower(): valid for valid in known}
     if (lower := str(name).lower()) in by_lower:
         return by_lower[lower]
     hint = suggestion(lower, known)
     if hint and len(known) > MANY_NAMES:  # the list would hide the hint
-        raise BsamValueError(f"there is no {kind} {name!r}{hint}")
-    raise BsamValueError(f"{kind} must be one of {', '.join(known)}; got {name!r}{hint}")
+        raise BsamValueError(f"there is no {kind} {name!r}{hint}{f' One of your own is {own}' if own else ''}")
+    others = f", or {own} for one of your own" if own else ""
+    raise BsamValueError(f"{kind} must be one of {', '.join(known)}{others}; got {name!r}{hint}")
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
@@ -136,11 +141,12 @@ def _import_object(name: str, role: str) -> Any:
     return getattr(module, object_name)
 
 
-def call_with(function: Callable[..., Any], offered: Mapping[str, Any], name: str) -> Any:
+def call_with(function: Callable[..., Any], offered: Mapping[str, Any], name: str, more: Iterable[str] = ()) -> Any:
     """Call a function of the user with those of the offered arguments that its signature names.
 
     Args:
         offered: what it can get, by name.
+        more: names of what it could also get, for the error message.
 
     Example:
         >>> call_with(
@@ -154,9 +160,9 @@ def call_with(function: Callable[..., Any], offered: Mapping[str, Any], name: st
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     for parameter in named:
         if parameter.default is parameter.empty and parameter.name not in offered:
+            known = ", ".join(dict.fromkeys([*offered, *more]))
             raise BsamValueError(
-                f"{name} asks for {parameter.name!r}; it can get {', '.join(offered)}: rename the argument, or "
-                "give it a default"
+                f"{name} asks for {parameter.name!r}; it can get {known}: rename the argument, or give it a default"
             )
     return function(**{p.name: offered[p.name] for p in named if p.name in offered})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamRuntimeError, BsamTypeError, BsamValueError
@@ -197,6 +198,17 @@ def own_network(name: str, classes: int, channels: int, image_size: int | None =
     except Exception as error:
         described = describe_error(error, name.partition(":")[0])
         raise BsamRuntimeError(f"{name} raised {described}: correct the function") from error
+    check_network(network, name)
+    return network
+
+
+def check_network(network: object, name: str) -> None:
+    """Raise unless a function of the user returned a network whose weights all have their shapes."""
     if not isinstance(network, nn.Module):
         raise BsamTypeError(f"{name} must return a torch.nn.Module, got {type(network).__name__}")
-    return network
+    for layer, module in network.named_modules():
+        if isinstance(module, LazyModuleMixin):
+            raise BsamValueError(
+                f"{name} has the lazy layer {layer or type(module).__name__}, whose weights have no shape yet: give "
+                "its sizes, or call the network once on zeros before you return it"
+            )

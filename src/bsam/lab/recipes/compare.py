@@ -8,7 +8,7 @@ from typing import Any
 
 from ...common.checks import check_count
 from ...common.errors import BsamValueError
-from ..common.names import find_name, is_own, name_of, with_arguments
+from ..common.names import OWN_CLASS, find_name, is_own, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Method, Run, Split, method_class
 from ..tasks import task_of
 from ..training.run_dir import subject_name
@@ -69,7 +69,7 @@ def _chosen(method: str | Method) -> tuple[str, str, dict[str, Any]]:
     text = method if isinstance(method, str) else name_of(method, "method")
     name, given = with_arguments(text)
     if not is_own(name):
-        name = find_name("method", name, (BASE, *variants()))
+        name = find_name("method", name, (BASE, *variants()), OWN_CLASS)
     return text if given else name, name, given
 
 

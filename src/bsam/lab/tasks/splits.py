@@ -71,7 +71,7 @@ def load_splits(
     if key not in _LAST:
         _LAST.clear()
         try:
-            splits = call_with(read, offered, name)
+            splits = call_with(read, offered, name, given)
         except BsamError:
             raise
         except Exception as error:
@@ -99,6 +99,8 @@ def _tensors(part: Any, name: str) -> Arrays:
             raise BsamTypeError(f"{name} must be a tuple (x, *targets) or a dataset, got {type(part).__name__}")
         part = default_collate([part[i] for i in range(len(part))])
     tensors = tuple(_tensor(array) for array in part)
+    if any(tensor.ndim == 0 for tensor in tensors):
+        raise BsamTypeError(f"{name} must be a tuple (x, *targets) of arrays, got {part!r:.80}")
     if not tensors or len({len(array) for array in tensors}) > 1 or not len(tensors[0]):
         lengths = ", ".join(str(len(array)) for array in tensors)
         raise BsamValueError(f"{name} must have arrays of the same length, at least 1; got lengths {lengths}")

@@ -28,6 +28,7 @@ from ..common.names import call_with, describe_error, find_function, name_of
 from ..config import KINDS, TASK_SETTINGS, Preset, Run, TaskSettings, kind_of, to_json_value
 from ..data import DatasetEntry, Examples, TaskData
 from ..data.images import DecodeError
+from ..models import check_network
 from .exported import Comparison, Network, Progress, compare_task, export_task
 from .found import FoundValues, NoteReader, Prediction, Shown, drawn_pictures, read_batches
 from .splits import WHOLE, Arrays, Shares, Splits, holdout_mask, load_splits
@@ -335,8 +336,7 @@ class Task:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(run.seed)
             network = self._ask(name, lambda: call_with(build, offered, name))
-        if not isinstance(network, nn.Module):
-            raise BsamTypeError(f"{name} must return a torch.nn.Module, got {type(network).__name__}")
+        check_network(network, name)
         return network.to(self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
@@ -637,8 +637,14 @@ def check_members(task: type) -> None:
     if not (isinstance(task, type) and issubclass(task, Task)):
         got = f"the class {task.__name__}" if isinstance(task, type) else f"a {type(task).__name__}"
         raise BsamTypeError(f"a task must be a class derived from bsam.lab.Task, got {got}: check the name")
+    for name in ("datasets", "networks"):
+        if not isinstance(given := getattr(task, name), Mapping):
+            raise BsamTypeError(f"{name} of {task.__name__} must map names to functions, got {type(given).__name__}")
+    score = getattr(task, "score", None)
+    if score is not None and not isinstance(score, Score):
+        raise BsamTypeError(f"score of {task.__name__} must be a bsam.lab.Score, got {type(score).__name__}")
     missing = [name for name in ("datasets", "networks") if not getattr(task, name)]
-    missing += ["score"] if not isinstance(getattr(task, "score", None), Score) else []
+    missing += ["score"] if score is None else []
     missing += ["losses(outputs, *targets)"] if task.losses is Task.losses else []
     missing += ["sums(outputs, *targets)"] if task.sums is Task.sums and task.evaluate is Task.evaluate else []
     if missing:

@@ -233,7 +233,9 @@ class RunDir:
             run = stored
         check_settings(self.path, stored.settings(), run.settings())
         epochs = self.metrics()
-        diverged = samples = chance = None
+        diverged = None
+        samples = None
+        chance = None
         finished = len(epochs) == run.epochs and (self.path / NETWORK).exists()
         if not finished and (self.path / DIVERGED).exists():
             diverged = str(read_json(self.path / DIVERGED, dict, "remove it to continue the run", ["reason"])["reason"])
