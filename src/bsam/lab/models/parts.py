@@ -15,7 +15,7 @@ BACKBONE = "backbone."  # prefix of the parameters in the backbone of SimCC
 
 
 def head(network: nn.Module, classes: int | None = None) -> nn.Module:
-    """Return the classifier of a network, as :func:`head_name` finds it.
+    """Return the classifier of a network, as ``head_name`` finds it.
 
     For a pose network, it is everything except the backbone.
 

@@ -133,7 +133,7 @@ def load_weights(
         name: the name it was built with.
         source: a file (safetensors or ``torch.save``), or ``"pretrained"`` to download weights with timm.
         keep_head: load the classifier too; the network and the file must have the same number of classes.
-        classes: number of classes of the network, by which :func:`~bsam.lab.models.parts.head_name` finds the
+        classes: number of classes of the network, by which ``bsam.lab.models.parts.head_name`` finds the
             classifier.
 
     Example:
