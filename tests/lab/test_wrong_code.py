@@ -59,9 +59,11 @@ def test_arguments_of_methods():
     name = f"{__name__}:Shared"
     text = message(Run.of, Shared)
     assert text.startswith(f"{name} needs share: give it among its arguments, with --set share=...")
-    assert message(Run.of, Shared, {"share": 0.5, "rho": "abc"}) == f"rho of {name} must be a number, got 'abc'"
-    assert Run.of(Shared, {"share": [0.5], "rho": 1}).arguments == {"share": [0.5], "rho": 1}
+    wrong = message(compared_runs, ["base", f"{name}:share=0.5,rho=abc"], {})
+    assert wrong == f"rho of {name} must be a number, got 'abc'"
     assert "rho of sam must be a number" in message(compared_runs, ["base", "sam:rho=abc"], {})
+    own = compared_runs(["base", f"{name}:share=[0.5],rho=1"], {})
+    assert own[f"{name}:share=[0.5],rho=1"].arguments == {"share": [0.5], "rho": 1}
     assert "or MODULE:CLASS for one of your own; got 'my.Shared'" in message(compared_runs, ["base", "my.Shared"], {})
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 # One thread imports at a time: two that begin with modules that import each other would wait for each other. Modules of
@@ -40,4 +41,8 @@ def import_on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[s
         namespace[name] = module if name == modules[name] else getattr(module, name)
         return namespace[name]
 
-    return find, lambda: sorted({*namespace, *modules})
+    def names() -> list[str]:
+        kept = [name for name, value in namespace.items() if name.startswith("_") or isinstance(value, ModuleType)]
+        return sorted({*kept, *modules})
+
+    return find, names

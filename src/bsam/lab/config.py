@@ -924,8 +924,6 @@ class Run(RecordsGiven):
                 raise BsamValueError(f"arguments must not contain {name}: set rho_{name}, which counts epochs")
             if name not in known:
                 raise BsamValueError(f"{self.method} has no argument {name!r}: it takes {', '.join(known)}")
-            if is_number(defaults[name].default) and not isinstance(self.arguments[name], (int, float, types.NoneType)):
-                raise BsamValueError(f"{name} of {self.method} must be a number, got {self.arguments[name]!r}")
         has_radius = self.method != BASE and not method_class(self.method).is_loss
         for name in RADIUS_SCHEDULE:
             if getattr(self, name) and not has_radius:

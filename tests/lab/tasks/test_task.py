@@ -247,7 +247,7 @@ WIDTHS = "widths of .* must be a str, int, float, bool or Literal, or one of the
 MEMBERS = {
     "datasets": ({"datasets": {}}, "no datasets: add it"),
     "networks": ({"networks": {}}, "no networks: add it"),
-    "score": ({"score": "accuracy"}, "no score: add it"),
+    "score": ({"score": None}, "no score: add it"),
     "losses": ({"losses": Task.losses}, r"no losses\(outputs, \*targets\): add it"),
     "sums": ({"sums": Task.sums}, r"no sums\(outputs, \*targets\): add it"),
     "plain": ({"settings_type": PlainSettings}, r"width of .* must be declared with setting\(default, help\)"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...common.checks import check_count
+from ...common.checks import check_count, is_number
 from ...common.errors import BsamValueError
 from ..common.names import OWN_CLASS, find_name, is_own, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Method, Run, Split, method_class
@@ -16,7 +16,7 @@ from .plan import Plan, titles_of
 from .recipe import MAX_SEEDS
 from .study import Study, seed_by_seed
 from .tuning import Tuning, with_tuned_radii
-from .variants import MethodVariant, arguments_on, variant_of, variants
+from .variants import MethodVariant, arguments_on, default_arguments, variant_of, variants
 
 COMPARE = "compare"
 DEFAULT_METHODS = (BASE, "sam", "bsam")
@@ -52,6 +52,7 @@ def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) 
         else:
             variant = MethodVariant(name, "", name) if is_own(name) else variants()[name]
             accepted = without_radius if method_class(variant.method).is_loss else settings
+            _check_numbers(variant.method, given)
             usual = arguments_on(variant, settings.get("data", Run.data))
             run = Run.of(variant.method, {**usual, **given}, **accepted)
         if run not in runs.values():  # sgd and base may be the same
@@ -62,6 +63,14 @@ def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) 
     if len(runs) < 2:
         raise BsamValueError(f"methods must name at least two different methods to compare, got {list(methods)!r}")
     return runs
+
+
+def _check_numbers(method: str, given: Mapping[str, Any]) -> None:
+    """Raise if an argument is no number, but its default is: before other methods are trained."""
+    defaults = default_arguments(method)
+    for name, value in given.items():
+        if is_number(defaults.get(name)) and not is_number(value):
+            raise BsamValueError(f"{name} of {method} must be a number, got {value!r}")
 
 
 def _chosen(method: str | Method) -> tuple[str, str, dict[str, Any]]:

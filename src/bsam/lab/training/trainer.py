@@ -151,7 +151,7 @@ def fit(
 
     With a folder, the metrics are saved after every epoch, and from time to time the state. If the run is interrupted,
     the same call continues from the last checkpoint, with the same result as an uninterrupted run (bit
-    for bit on a CPU). A non-finite loss raises :class:`bsam.lab.training.trainer.Diverged`, but only with a folder;
+    for bit on a CPU). A non-finite loss raises :class:`bsam.lab.training.Diverged`, but only with a folder;
     without one, training continues with NaN metrics.
 
     With ``torchrun``, the processes share each batch. Batch norm then computes its statistics on each process's share,
