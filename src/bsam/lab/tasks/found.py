@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,33 +80,33 @@ def skeletons(skeleton: Skeleton, pictures: NDArray[Any], joints: NDArray[Any]) 
     return [Picture(pixels, joints=places, skeleton=skeleton) for pixels, places in persons]
 
 
-class Prediction:
+class Prediction(ABC):
     """What a network found in a file."""
 
     path: Path  #: the file
 
     @property
+    @abstractmethod
     def values(self) -> dict[str, Any]:
         """Plain values by name, as in JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def picture(self) -> Picture:
         """Return the picture of the file."""
-        raise NotImplementedError
 
     def seen(self) -> Picture:
         """Return the picture of what the network saw of the file."""
         return self.picture()
 
     @classmethod
+    @abstractmethod
     def lines(cls, found: Sequence[Any]) -> list[str]:
         """Return the lines that the console shows for these predictions."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def table(cls, found: Sequence[Any]) -> list[Sequence[object]]:
         """Return the header and the rows of a CSV file."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
