@@ -193,8 +193,8 @@ class Preset:
 
         Example:
             >>> preset = Preset.from_json(Preset(when={"weights": SET}, epochs=3).to_json())
-            >>> preset.applies({"weights": "resnet18"}), preset.values
-            (True, {'epochs': 3})
+            >>> [preset.applies({"weights": weights}) for weights in ("resnet18", None)]
+            [True, False]
         """
         when = {**stored["when"], **dict.fromkeys(stored["set"], SET)}
         return cls(when=when, words=stored["words"], **stored["values"])

@@ -253,3 +253,19 @@ def test_the_network_trains_in_train_mode_and_is_evaluated_in_eval_mode():
     with trained_as(Recorded):
         fit(Run.of("sgd", epochs=2, **{**SMALL, "limit_test": 330}), machine=Machine("cpu"))
     assert modes == ([(True, 64)] * 3 + [(False, 320), (False, 10)]) * 2
+
+
+def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed():
+    orders = []
+
+    class Noted(Classification):
+        def batches(self, indices):
+            orders.append(indices.flatten().tolist())
+            return super().batches(indices)
+
+    with trained_as(Noted):
+        for seed in (0, 0, 1):
+            fit(Run("sgd", epochs=2, batch=64, seed=seed, limit_train=128, limit_test=20), None, Machine("cpu"))
+    assert [sorted(order) for order in orders] == [list(range(128))] * 6
+    assert orders[:2] == orders[2:4]
+    assert len({tuple(order) for order in orders}) == 4
