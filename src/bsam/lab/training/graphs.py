@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class CapturedSteps:
                 graph.register_generator_state(generator)
         pools = [earlier.pool() for earlier, _ in self._graphs.values()]  # graphs can share memory: they run in turn
         pool = pools[0] if pools else None
+        gc.collect()  # a graph of an earlier run that is destroyed during the capture would make it fail
         with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             loss = self.train_step.step(*self._inputs)
         return graph, loss
