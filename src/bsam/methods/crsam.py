@@ -69,5 +69,7 @@ class CRSAM(ScheduledRadius):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         e = self.epsilon(g, "rho")
-        g_up, g_down = L.grads(e, -e)
-        return g_up + self.gamma * (g_up + g_down - 2 * g) + self.beta * (g_up - g_down)
+        g_up = L.grad(at=e)
+        known = (1 + self.gamma + self.beta) * g_up - 2 * self.gamma * g
+        g_down = L.grad(at=-e, keep=known)
+        return known + (self.gamma - self.beta) * g_down

@@ -61,4 +61,4 @@ class FisherSAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         natural = g.map(lambda _, g: g / (1 + self.eta * g * g))  # F^-1 g
-        return L.grad(at=self.epsilon(natural, "rho", length=self.counted(g).dot(natural).sqrt()))
+        return L.grad(at=self.epsilon(natural, "rho", length=self.counted(g).dot(natural).sqrt()), keep=())

@@ -74,4 +74,4 @@ class FriendlySAM(ScheduledRadius):
         m = self.recall("gradient_mean")
         before = self.recall("gradient_mean", missing=g)  # the mean of a parameter starts with its first gradient
         self.remember("gradient_mean", self.decay * before + (1 - self.decay) * g)
-        return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"))
+        return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"), keep=())

@@ -68,4 +68,4 @@ class FunctionalSAM(ScheduledRadius):
 
     def direction(self, L: Objective) -> Vector:
         g, signals = L.grad_and_signals()
-        return L.pull_back(signals, at=self.epsilon(g, "rho"))
+        return L.pull_back(signals, at=self.epsilon(g, "rho"), keep=())

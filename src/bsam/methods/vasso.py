@@ -67,4 +67,4 @@ class VaSSO(ScheduledRadius):
         g = L.grad()
         v = (1 - self.theta) * self.recall("gradient_mean", missing=g) + self.theta * g
         self.remember("gradient_mean", v)
-        return L.grad(at=self.epsilon(v, "rho"))
+        return L.grad(at=self.epsilon(v, "rho"), keep=())
