@@ -269,8 +269,7 @@ class Objective:
         return loss, gradient
 
     def _note_evaluation(self, at: Vector | None, loss: Tensor, gradient: Vector) -> None:
-        for term in gradient.terms:
-            term.observed = True
+        gradient.observe()
         self.evaluations.append(Evaluation(at, loss, 1.0 * gradient))  # a vector that ``map_`` leaves alone
 
     def _run(
@@ -337,8 +336,7 @@ class Objective:
         """
         wanted = [*vectors, *self.gradients.results.vectors]
         self.gradients.store(wanted)
-        if not self.keep_evaluations:
-            self.gradients.free(wanted, BY_STORE)
+        self.gradients.free(wanted, BY_STORE)
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""
@@ -372,15 +370,15 @@ class Objective:
             raise BsamTypeError(
                 f"at must be a Vector, made from gradients or with optimizer.vector, got {type(at).__name__}"
             )
-        if wanted is not None and not self.keep_evaluations:
+        if at is not None and self.keep_evaluations:
+            at.observe()
+        if wanted is not None:
             self.gradients.free(wanted if at is None else [*wanted, at], BY_KEEP)  # before the weights need a backup
         overflowed = self.loss_scale is not None and self.loss_scale.overflowed()
         place = None if overflowed else at  # it may be NaN, and some losses raise at NaN weights
         weights, *others = self._parts
         weights.begin_pass(self._passes, place)
-        if wanted is not None and self.keep_evaluations:
-            self.gradients.store(wanted)  # the sums are rounded as in other steps
-        elif wanted is not None:
+        if wanted is not None:
             self.gradients.keep_only(wanted, at)
         for part in others:
             part.begin_pass(self._passes, place)

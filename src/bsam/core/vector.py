@@ -186,6 +186,11 @@ class Vector:
             products.append(list(torch._foreach_mul(*factors)))
         return self._with({Term(products, True): _product(a, b)})
 
+    def observe(self) -> None:
+        """Note that an observer reads the entries at the end of the step."""
+        for term in self.terms:
+            term.observed = True
+
     def copy(self) -> Vector:
         """Return this vector in new memory, which the step may overwrite."""
         return Vector(self.tensors(), self.layout, scratch=True)
@@ -365,10 +370,12 @@ class Vector:
     def store_(self, target: Term | None) -> None:
         """Make this vector a single term with the factor 1, written over ``target`` if given, else in new memory.
 
-        ``target`` is a term of this vector that nothing else needs: it is given up.
+        ``target`` is a term of this vector that nothing else needs: it is given up. If it is observed, the result is in
+        new memory, but everything computed from it is the same, bit for bit.
         """
-        if target is None:
-            self.terms = {Term(self._evaluated(), True): 1.0}
+        if target is None or target.observed:
+            reused = target is not None and target.reused
+            self.terms = {Term(self._evaluated(), True, reused=reused): 1.0}
             return
         first, c = next(iter(self.terms.items()))
         if target is first and not isinstance(c, PerGroup) and is_one(c):
@@ -443,7 +450,7 @@ def store(wanted: Collection[Vector], others: Collection[Vector] = (), *, over_r
         pending = [v for v in wanted if not (v.is_term and usable.issuperset(v.terms))]
         if not pending:
             return
-        free = [(v, term) for v in pending for term in v.terms if term in usable and not term.observed]
+        free = [(v, term) for v in pending for term in v.terms if term in usable]
         v, target = free[0] if free else (pending[0], None)
         v.store_(None if v.is_mixed else target)
 
