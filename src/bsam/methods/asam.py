@@ -49,7 +49,6 @@ class ASAM(ScheduledRadius):
     reference = "Kwon et al., ICML 2021"
     arxiv = "2102.11600"
     purpose = "SAM with radii that do not change when a layer is rescaled."
-    memory = "5"
     capturable = True
 
     def __init__(

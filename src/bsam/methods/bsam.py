@@ -99,7 +99,7 @@ class BSAM(SharpnessAware):
     arxiv = "2409.13173"
     purpose = "Flat in both directions, up and down the gradient; passes=2 costs the same as SAM."
     passes: float = 3
-    memory = "3"
+    memory = 2
     capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}

@@ -48,7 +48,7 @@ class CRSAM(ScheduledRadius):
     arxiv = "2312.13555"
     purpose = "SAM that also reduces the curvature along the gradient, in three passes."
     passes: float = 3
-    memory = "3"
+    memory = 2
     capturable = True
 
     def __init__(

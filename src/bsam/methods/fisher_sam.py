@@ -43,7 +43,6 @@ class FisherSAM(SharpnessAware):
     reference = "Kim et al., ICML 2022"
     arxiv = "2206.04920"
     purpose = "SAM with relatively smaller perturbations where gradients are large."
-    memory = "3"
     capturable = True
 
     def __init__(

@@ -50,7 +50,8 @@ class FriendlySAM(ScheduledRadius):
     reference = "Li et al., CVPR 2024"
     arxiv = "2403.12350"
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
-    memory = "5, 1 kept"
+    memory = 3
+    memory_kept = 1
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)

@@ -52,7 +52,6 @@ class FunctionalSAM(ScheduledRadius):
     reference = "Singh et al., ICML 2025"
     arxiv = "2502.02407"
     purpose = "SAM without its effect on logits, for language models."
-    memory = "2"
     capturable = True
     needs = (Need.OUTPUTS,)
 

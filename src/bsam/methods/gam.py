@@ -56,7 +56,7 @@ class GAM(SharpnessAware):
     arxiv = "2303.03108"
     purpose = "Seeks small gradients in the whole neighbourhood, if you can afford four passes."
     passes: float = 4
-    memory = "6"
+    memory = 3
     capturable = True
 
     def __init__(

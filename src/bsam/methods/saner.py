@@ -56,7 +56,7 @@ class SANER(ScheduledRadius):
     reference = "Luong et al., AISTATS 2026"
     arxiv = "2411.17132"
     purpose = "SAM for wrong labels: damps the gradient entries that the perturbation makes smaller."
-    memory = "4"
+    memory = 2
     capturable = True
 
     def __init__(

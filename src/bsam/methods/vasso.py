@@ -45,7 +45,8 @@ class VaSSO(ScheduledRadius):
     reference = "Li and Giannakis, NeurIPS 2023"
     arxiv = "2309.15639"
     purpose = "SAM with a steadier perturbation, along a running mean of the gradients."
-    memory = "4, 1 kept"
+    memory = 3
+    memory_kept = 1
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
