@@ -16,7 +16,7 @@ from bsam.lab.config import BASES, CAPTURABLE, Run
 from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
-from bsam.lab.training.graphs import WARM_UP, CapturedSteps
+from bsam.lab.training.graphs import WARM_UP_STEPS, CapturedSteps
 from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
@@ -253,7 +253,7 @@ def test_a_graph_of_an_earlier_run_is_not_destroyed_during_a_capture():
     steps = CapturedSteps(SumOfBatch())
     with side_stream(device_of()):
         x = torch.ones(3, device="cuda")
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_STEPS):
             steps(x)
         earlier = torch.cuda.CUDAGraph()
         with torch.cuda.graph(earlier, stream=torch.cuda.current_stream()):

@@ -277,7 +277,7 @@ def as_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 NoiseLabels = Literal["all", "other"]
 Quantizer = Literal["lsq", "minmax"]
-_BITS = partial(check_count, low=2, high=8)
+_check_bits = partial(check_count, low=2, high=8)
 MAX_BINS = 16  # of SimCC per pixel; the last layers grow with this number
 
 # the paper's, for ResNet-50
@@ -345,13 +345,13 @@ class ClassificationSettings(TaskSettings):
         None,
         "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
         "Quantization",
-        _BITS,
+        _check_bits,
     )
     activation_bits: int | None = setting(
-        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", _BITS
+        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", _check_bits
     )
     first_last_bits: int = setting(
-        8, "bits of the weights and inputs of the first and the last layer", "Quantization", _BITS
+        8, "bits of the weights and inputs of the first and the last layer", "Quantization", _check_bits
     )
     quantizer: Quantizer = setting(
         "lsq",

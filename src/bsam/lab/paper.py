@@ -31,7 +31,7 @@ from .recipes.variants import (
     variants,
 )
 
-EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them
+PUBLISHED_EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them
 PHOTOGRAPHS = ("mpii", "lspet")  # pose data sets; the paper's is MPII
 OTHER_NETWORK = "published for EfficientNet-B0; Lite networks lack squeeze-and-excitation and use ReLU6, not swish"
 CONFIRMED = "confirmed"
@@ -125,8 +125,8 @@ def paper_table(run: Run) -> str | None:
     if run.task.weight_bits is not None:
         return "quantization"
     if run.weights is not None:
-        return "transfer" if run.epochs == EPOCHS["fine-tuning"] and not run.task.label_noise else None
-    if run.epochs != EPOCHS["classification"] or run.init is not None:
+        return "transfer" if run.epochs == PUBLISHED_EPOCHS["fine-tuning"] and not run.task.label_noise else None
+    if run.epochs != PUBLISHED_EPOCHS["classification"] or run.init is not None:
         return None
     if run.task.label_noise:
         return "label-noise" if run.model == "resnet18" else None

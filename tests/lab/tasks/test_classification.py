@@ -172,7 +172,7 @@ def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(mo
             return F.one_hot(torch.zeros(len(x), dtype=torch.int64), 10)
 
     for size in (1, 100, 320, 1000):
-        monkeypatch.setattr(classification, "EVALUATION_BATCH", {"cpu": size})
+        monkeypatch.setattr(classification, "SMALL_IMAGE_BATCHES", {"cpu": size})
         found = Classification(Run("sgd"), CPU).evaluate(Fixed())
         assert found["test_accuracy"] == int((digits().test.y == 0).sum()) / 757
 

@@ -13,7 +13,7 @@ from ..data import DATASETS, FOLDER
 from ..recipes.plan import experiment_title
 
 END_OF_NAME = re.compile(r"seed\d+-[0-9a-f]{8}/?$")  # of the directory of a planned run
-DIGITS = 8  # of a digest that is shown
+DIGEST_DIGITS = 8  # of a digest that is shown
 
 
 def separate_experiments(rows: Sequence[dict[str, Any]]) -> None:
@@ -102,7 +102,7 @@ def _extend(rows: Sequence[dict[str, Any]], keys: Sequence[Any], words: str, pat
     labels = {}
     for key, name in zip(path_of, names, strict=True):
         digest = next(part for part in reversed([key] if isinstance(key, str) else key) if part)
-        labels[key] = name if names.count(name) == 1 else f"{name} ({digest[:DIGITS]})"
+        labels[key] = name if names.count(name) == 1 else f"{name} ({digest[:DIGEST_DIGITS]})"
     for row, key in zip(rows, keys, strict=True):
         row["experiment"] += f", {words} {labels[key]}"
 

@@ -18,7 +18,7 @@ from ..recipes.start import check_weights_given, weights_by_network
 from ..recipes.study import Study
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
-from ..study_run import NEEDS, plan_study, refuse_torchrun, run_study
+from ..study_run import STUDY_NEEDS, plan_study, refuse_torchrun, run_study
 from ..training.machine import Machine
 from ..training.run_dir import CHECKPOINT, RunState
 from .run_console import plan_table, show_runs, totals
@@ -66,7 +66,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     out = "folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)"
     add_running_flags(groups, out, "on a CPU 1, or 2 for demo")
-    command.set_defaults(run=_run, needs=NEEDS)
+    command.set_defaults(run=_run, needs=STUDY_NEEDS)
 
 
 def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:

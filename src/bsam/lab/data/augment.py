@@ -27,7 +27,7 @@ from .rand_augment import RandAugment, copied
 
 RESIZED_CROP = "resized-crop-flip"
 # make these random numbers independent of others from (seed, epoch)
-_STREAM = 0xA46
+_SHIFT_STREAM = 0xA46
 _CROP_STREAM = 0x2C0
 
 
@@ -69,7 +69,7 @@ class Augment:
         The crop is shifted by 0 to ``2 * pad`` pixels; the corner of the hole lies between ``-(cutout // 2)`` and
         ``side - cutout // 2 - 1``.
         """
-        random = np.random.default_rng((seed, epoch, _STREAM))
+        random = np.random.default_rng((seed, epoch, _SHIFT_STREAM))
         begin = random.integers(0, 2 * self.pad + 1, (n, 2))
         mirrored = random.integers(0, 2, n) * self.flip
         begin[:, 1] += mirrored * (side - 1)  # from the right edge to the left

@@ -28,7 +28,7 @@ CLASS = "#2f8fd0"  # the letters of the most probable class
 MIDDLE = "#ffffff"
 OUTLINE = "#202020"  # also the colour of letters; visible on light pictures
 SIDE = 360  # pixels, the longer side of a picture in a grid
-MAX_COLUMNS = 4  # of a grid
+PICTURES_PER_ROW = 4  # of a grid
 GAP = 12  # pixels between pictures
 LETTERS = 18  # pixels, the size of letters
 TEXT = 0.03  # size of letters below a photograph, relative to its shorter side
@@ -110,7 +110,7 @@ def stack(*pictures: PilImage) -> PilImage:
 
 def grid(pictures: Sequence[PilImage]) -> PilImage:
     """Return pictures in rows of at most four."""
-    return arrange([pictures[n : n + MAX_COLUMNS] for n in range(0, len(pictures), MAX_COLUMNS)], GAP)
+    return arrange([pictures[n : n + PICTURES_PER_ROW] for n in range(0, len(pictures), PICTURES_PER_ROW)], GAP)
 
 
 def scaled(picture: Picture, side: int) -> PilImage:

@@ -51,13 +51,13 @@ Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 Loader: TypeAlias = Callable[[Path], Any]
 
 IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
-MAX_POINTS = 1001  # about a million losses
+MAX_SURFACE_POINTS = 1001  # about a million losses
 ENTRY = (  # keys of each model in flatness.json
     *("file", "sha256", "parameters", "samples", "seconds"),
     *("sharpness", "trace", "eigenvalues", "density", "landscape"),
 )
-HINT = "remove flatness.json to measure again, or choose another folder"
-LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
+MEASURE_AGAIN_HINT = "remove flatness.json to measure again, or choose another folder"
+EQUAL_LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FlatnessSettings:
     points: int = setting(
         21,
         "number of points along each axis of the landscape; must be odd",
-        check=partial(check_count, high=MAX_POINTS),
+        check=partial(check_count, high=MAX_SURFACE_POINTS),
     )
     rho: float = setting(0.05, "radius of the sharpness", check=check_radius)
     mode: str = setting("eval", "mode of batch norm: eval uses its running statistics, train those of each batch")
@@ -383,7 +383,7 @@ def measured_entries(
                 if entry is not None:
                     before = entry["landscape"]["centre"]
                     loss = loss_of(*loaded, options)
-                    if not math.isclose(loss, before, rel_tol=LOSS_RTOL):
+                    if not math.isclose(loss, before, rel_tol=EQUAL_LOSS_RTOL):
                         changed = f"its loss was {before:.6g} and is {loss:.6g} now"
                         line.say(f"Measuring {path} again: {changed}. The loader or its data may have changed.")
                         entry = None
@@ -405,11 +405,11 @@ def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of the file; raise if they were measured with other settings."""
     if not file.exists():
         return []
-    with reading(file, HINT):
+    with reading(file, MEASURE_AGAIN_HINT):
         content = json.loads(read_bytes(file, MAX_TEXT))
         theirs = dict(content["settings"])
     check_settings(file.parent, theirs, settings)
-    with reading(file, HINT):
+    with reading(file, MEASURE_AGAIN_HINT):
         for entry in content["models"]:
             check_keys(entry, ENTRY)
         return [_with_nan(entry) for entry in content["models"]]

@@ -27,7 +27,7 @@ LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 TUNED_SGD = "SGD, tuned weight decay"
 WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
-NOTES = (
+DEMO_NOTES = (
     f"All rows share learning rate {DEMO['lr']:g} (cosine, {DEMO['warmup']} epochs of warm-up), weight decay "
     f"{DEMO['weight_decay']:g} (unless tuned), batch size {DEMO['batch']} and the number of epochs.",
     f"The data set is small: {DIGITS_TRAIN} training images of 8 x 8 pixels, "
@@ -87,7 +87,7 @@ def _baseline(methods: Sequence[str], **_: Any) -> str:
     },
     seeds=5,
     baseline=_baseline,
-    notes=NOTES,
+    notes=DEMO_NOTES,
     threads={"demo": 1},
     workers={"demo": 2},
 )

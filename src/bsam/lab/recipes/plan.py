@@ -25,13 +25,13 @@ NOT_COMPARED = frozenset(
     ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "curvature", "surface")
 ) | {*RADIUS_SCHEDULE, "sharpness_rho"}
 # settings that come first in titles, before those of the task
-FIRST = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
+FIRST_IN_TITLES = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
 # settings that the title words specially
 TITLED = frozenset(("task", "model", "data", "weights", "limit_train", "eval_split", "epochs", "init"))
 # entries of a description: numbers, which may be unknown (None), and checks of those that are no text
 NUMBERS = ("radius", "passes", "published")
 GIVEN = ("chosen", "published", "published_table")  # entries that only whoever plans a run gives
-WORDS = ("experiment", "row", "section", "column", "chosen", "published_table")  # of a plan
+TEXTS = ("experiment", "row", "section", "column", "chosen", "published_table")  # of a plan
 CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("place", "order"), partial(check_count, low=0)),
     **dict.fromkeys(NUMBERS, check_number),
@@ -111,7 +111,7 @@ class Plan:
 
     def _given(self) -> dict[str, Any]:
         """Return the entries of the description that do not follow from the run."""
-        given = {name: getattr(self, name) for name in (*WORDS, "order", "published", "tuned", "trial")}
+        given = {name: getattr(self, name) for name in (*TEXTS, "order", "published", "tuned", "trial")}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -182,7 +182,7 @@ def experiment_title(run: Run) -> str:
     usual = {**default_settings(type(run.task)), **preset_values(type(run.task), given)}
     further = [
         setting_text(settings[name], name)
-        for name in dict.fromkeys((*FIRST, *(item.name for item in fields(run.task)), *settings))
+        for name in dict.fromkeys((*FIRST_IN_TITLES, *(item.name for item in fields(run.task)), *settings))
         if settings[name] != usual[name] and name not in NOT_COMPARED | TITLED | {*task.worded}
     ]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])

@@ -23,7 +23,7 @@ WEIGHT_DECAY_FACTORS = (0.1, 1, 10, 100)  # weight decay helps most where SAM do
 WITHOUT_WEIGHT_DECAY = (0, 1e-3, 1e-2)  # the candidates if it is 0
 RUNGS = (0.325, 0.375)  # shares of the epochs after the first and the last halving: results/tuning has the comparison
 WINDOW = 0.05  # the share of the epochs over which the scores before the last epoch are averaged
-DIGITS = 9  # scores that agree so far are equal
+SCORE_DECIMALS = 9  # scores that agree so far are equal
 SPLITS = {"validation": "validation", "holdout": "held-out"}
 
 
@@ -150,8 +150,8 @@ def ranked(candidates: Mapping[int, Tried], higher: bool = True, score: str = "s
         value = getattr(candidates[number], score)
         return (
             tried.diverged,
-            math.inf if math.isnan(value) else sign * round(value, DIGITS),
-            round(tried.centre, DIGITS),
+            math.inf if math.isnan(value) else sign * round(value, SCORE_DECIMALS),
+            round(tried.centre, SCORE_DECIMALS),
         )
 
     return sorted(candidates, key=key)
@@ -329,7 +329,7 @@ class Choice:
         """
         if (best := self.best()) is None:
             return False
-        noise = (self.noise or 0.0) + 10**-DIGITS
+        noise = (self.noise or 0.0) + 10**-SCORE_DECIMALS
         sign = 1 if self.higher else -1
         others = [one for number, one in enumerate(self.table) if number != best]
         return any(sign * (self.tried(best, one.epoch).score - one.score) <= noise for one in others)

@@ -46,7 +46,7 @@ CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
 }
 
 DEFAULT_RADIUS = 0.05  # of SAM and BSAM; the paper's on CIFAR-10
-RADIUS = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
+RADIUS_BY_DATA = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def arguments_on(variant: MethodVariant, data: str) -> dict[str, Any]:
     if variant.method == BASE:
         return {}
     method = variant.method
-    radius = RADIUS.get(data, DEFAULT_RADIUS)
+    radius = RADIUS_BY_DATA.get(data, DEFAULT_RADIUS)
     shared = {} if radius == DEFAULT_RADIUS else dict.fromkeys(SAM_RADII.get(method, ()), radius)
     radii = {name: factor * radius for name, factor in variant.radii.items()}
     return {**shared, **DATA_ARGUMENTS.get(method, {}).get(data, {}), **variant.arguments, **radii}

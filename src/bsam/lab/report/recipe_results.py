@@ -29,14 +29,14 @@ from .recipe_table import ENDED, caption, cells_of, markdown, tables_of
 from .table import Table
 from .tuning_section import tuning_tables
 
-WORDS = {"train": "training"}  # for the names of splits
+SPLIT_WORDS = {"train": "training"}  # for the names of splits
 TABLE = "table.md"
 PAGE = "report.html"
 UNREADABLE = "unreadable"  # the state of a run with a damaged file
-TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
+TUNING_FLAGS = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
 # notes of a run with their keys: the split of its image files, its initial weights, and the digests of what it was
 # trained on
-NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("data",), "task": ("score",)}
+NOTE_KEYS = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("data",), "task": ("score",)}
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def check_folder(out: Path, study: Study) -> None:
     if not file.exists():
         return
     stored = read_json(file, dict, "choose another folder")
-    stored = dict.fromkeys(TUNED, False) | stored
-    names = [name for name in (*TUNED, "scale") if stored.get(name, ours[name]) != ours[name]]
+    stored = dict.fromkeys(TUNING_FLAGS, False) | stored
+    names = [name for name in (*TUNING_FLAGS, "scale") if stored.get(name, ours[name]) != ours[name]]
     settings = _different_settings(stored, study) if stored.get("recipe") == ours["recipe"] else []
     if stored.get("recipe") != ours["recipe"] or names or settings:
         scale = f" at the scale {stored['scale']}" if "scale" in names else ""
-        flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
+        flags = "".join(f", with {flag}" for name, flag in TUNING_FLAGS.items() if stored[name])
         there = "".join(f"; {text}" for text in settings)
         raise BsamRuntimeError(
             f"{file} holds other results ({stored.get('recipe')}{scale}{flags}{there}): choose another folder"
@@ -266,7 +266,7 @@ def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
     files = RunDir(state.path)
     task = task_of(plan.run)
     task.untrained(files.note)  # the table needs it
-    notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
+    notes = {name: files.note(name, keys=keys) for name, keys in NOTE_KEYS.items()}
     begun = (state.path / CONFIG).exists()
     return {
         "about": _about(plan, _stored_about(state.path)) if begun else dict(plan.about),
@@ -285,11 +285,10 @@ def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
 def origin_info(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the origin of the numbers as lines: splits of image files, weights, devices, versions and dates."""
     splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
-    lines = [
-        f"{title}: {' and '.join(f'{n:,} {WORDS.get(name, name)}' for name, n in data['images'].items())} images; "
-        f"{data['split']}."
-        for title, data in splits.items()
-    ]
+    lines = []
+    for title, data in splits.items():
+        counts = [f"{n:,} {SPLIT_WORDS.get(name, name)}" for name, n in data["images"].items()]
+        lines.append(f"{title}: {' and '.join(counts)} images; {data['split']}.")
     pretrained = [run for run in runs if "weights" in run and run["settings"].get("init") is None]
     weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in pretrained}
     lines += [

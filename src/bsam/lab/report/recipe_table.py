@@ -22,7 +22,7 @@ from .table import Cell, Table
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
 ENDED = ("finished", "diverged")
-MEAN = "Mean"  # the column of the score next to those of its parts
+MEAN_COLUMN = "Mean"  # the column of the score next to those of its parts
 EXTRAS = ("memorised", "top_eigenvalue", "training_seconds")  # shown if runs have them
 
 
@@ -44,7 +44,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     """
     task = task_class(runs["settings"].iloc[0]["task"])
     groups = task.groups
-    measures = [*((measure.title, measure) for measure in groups), (MEAN if groups else "", task.score)]
+    measures = [*((measure.title, measure) for measure in groups), (MEAN_COLUMN if groups else "", task.score)]
     cells = []
     baselines = {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
@@ -97,7 +97,7 @@ def tables_of(
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
     notes = footnotes(cells)
     decimals = published_tables()[published]["decimals"] if published else 2
-    has_parts = any(cell["column"] == MEAN for cell in cells)
+    has_parts = any(cell["column"] == MEAN_COLUMN for cell in cells)
     tables = []
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
         ours = []
@@ -110,7 +110,7 @@ def tables_of(
                 paper = paper_number(cell["paper"], notes, decimals)
                 method = cell["row"].partition(" (")[0] + PAPER_ROW
                 theirs.append({**place, "method": method, "": paper} if has_parts else {**place, "paper": paper})
-            if cell["chosen"] and (not has_parts or cell["column"] == MEAN):
+            if cell["chosen"] and (not has_parts or cell["column"] == MEAN_COLUMN):
                 ours.append({**place, "chosen": Cell(setting_text(cell["chosen"]))})
         parts = ("", "paper", *headers.values(), "chosen")
         tables.append(Table.pivot(title, [*ours, *theirs], "method", "column", parts))

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from ..common.printing import markdown_cell, printable
 
 Row: TypeAlias = Mapping[str, Any]
-GAP = "  "  # between columns of text
+COLUMN_GAP = "  "  # between columns of text
 LONGEST = 24  # characters of a word that text does not break
 PARTS = ("marks", "interval", "best", "more")  # of a cell, which rows of data may have
 
@@ -196,7 +196,7 @@ class Table:
         widths = _widths(self.columns, [header, *rows], width)
         if widths is not None:
             head, *body = (_lines(row, self.columns, widths) for row in (header, *rows))
-            rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
+            rule = "-" * (sum(widths) + len(COLUMN_GAP) * (len(widths) - 1))
             lines = [*head, rule, *(line for block in body for line in block)]
         notes = [textwrap.fill(printable(note), width) for note in self.notes]
         title = [textwrap.fill(printable(self.title), width)] if self.title else []
@@ -273,7 +273,7 @@ def _longest_word(text: str) -> int:
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
     """Return widths of columns, which are narrowed where it costs the fewest lines; None if they do not fit."""
-    room = width - len(GAP) * (len(columns) - 1)
+    room = width - len(COLUMN_GAP) * (len(columns) - 1)
     texts = list(zip(*rows, strict=True))
     least = [
         min(longest, LONGEST) if column.words else longest
@@ -300,7 +300,9 @@ def _lines(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
     cells = [_wrapped(text, width) for text, width in zip(row, widths, strict=True)]
     sides = ["<" if column.words else ">" for column in columns]
     return [
-        GAP.join(f"{part:{side}{width}}" for part, side, width in zip(parts, sides, widths, strict=True)).rstrip()
+        COLUMN_GAP.join(
+            f"{part:{side}{width}}" for part, side, width in zip(parts, sides, widths, strict=True)
+        ).rstrip()
         for parts in zip_longest(*cells, fillvalue="")
     ]
 

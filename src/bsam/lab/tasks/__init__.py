@@ -23,7 +23,7 @@ class StoredTask(Task, stored=True):
     """A task of the user whose module is not imported: what tables need of it, from the files of a run."""
 
 
-_STORED: dict[str, type[StoredTask]] = {}
+_STORED_TASKS: dict[str, type[StoredTask]] = {}
 
 
 def task_class(name: str) -> type[Task]:
@@ -38,7 +38,7 @@ def task_class(name: str) -> type[Task]:
         return TASKS[name]
     if isinstance(known := known_object(name), type) and issubclass(known, Task):
         return known
-    return _STORED[name] if name in _STORED else TASKS[settings_of_task(name).name]
+    return _STORED_TASKS[name] if name in _STORED_TASKS else TASKS[settings_of_task(name).name]
 
 
 def task_of(run: Run) -> type[Task]:
@@ -82,4 +82,4 @@ def describe_task(name: Any, note: Mapping[str, Any]) -> None:
         "groups": tuple(Score(**group) for group in note["groups"]),
         "loss_title": note["loss_title"],
     }
-    _STORED[name] = type("StoredTask", (StoredTask,), members, stored=True)
+    _STORED_TASKS[name] = type("StoredTask", (StoredTask,), members, stored=True)

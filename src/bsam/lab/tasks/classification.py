@@ -32,17 +32,16 @@ from .exported import Comparison, Network, Progress, compare_classifier, export_
 from .found import FoundClasses, NoteReader, Picture, Prediction, Shown, read_batches
 from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
 from .splits import WHOLE, Shares, holdout_mask
-from .task import Failure, Notes, Score, TaskBatch
+from .task import EVALUATION_BATCH, Failure, Notes, Score, TaskBatch
 
-EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
+SMALL_IMAGE_BATCHES = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
 SMALL_IMAGE = 64  # the side, in pixels, up to which images are evaluated in such batches
-LARGE_IMAGE_BATCH = 64
 CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; fewer if the first batch is smaller
 TOP = 3  # classes in a prediction
 MISTAKES_ON_PAGE = 8
 # relative to the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
 GUESSING = 0.99
-DIVERGED = 1.05
+DIVERGED_LOSS = 1.05
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
@@ -96,7 +95,7 @@ class Classification(ImageTask):
         self._set_samples(data)
         self._augment = _augmentation(augment, self.inputs, run.data)
         is_small = self.inputs.size <= SMALL_IMAGE
-        self._eval_batch_size = EVALUATION_BATCH[device.type] if is_small else LARGE_IMAGE_BATCH
+        self._eval_batch_size = SMALL_IMAGE_BATCHES[device.type] if is_small else EVALUATION_BATCH
         self.begin_epoch(0)
 
     def _set_samples(self, data: Dataset) -> None:
@@ -327,7 +326,7 @@ class Classification(ImageTask):
         names = inputs.class_names
         top = min(check_count("top", top), len(names))
         found = []
-        for batch in read_batches(files, lambda path: decode(path, inputs.decoding), LARGE_IMAGE_BATCH, on_message):
+        for batch in read_batches(files, lambda path: decode(path, inputs.decoding), EVALUATION_BATCH, on_message):
             x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
             likely = network(inputs(x.to(self.device))).float().softmax(1).cpu().topk(top)
             for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
@@ -481,7 +480,7 @@ class Classification(ImageTask):
             f"The network is no better than chance: accuracy {accuracy:.4f}, {round(1 / chance)} classes, loss "
             f"{lowest:.4g} ({guessing:.4g} by guessing)."
         )
-        return Failure(text, diverged=lowest > DIVERGED * guessing)
+        return Failure(text, diverged=lowest > DIVERGED_LOSS * guessing)
 
     @classmethod
     def not_initial(cls, run: Run) -> str:

@@ -28,10 +28,9 @@ from .found import FoundJoints, NoteReader, Prediction, Shown, read_batches, ske
 from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
 from .pose_outputs import decode, flip_merge, simcc_losses
 from .splits import WHOLE, Shares, holdout_size
-from .task import Failure, Notes, Score, TaskBatch
+from .task import EVALUATION_BATCH, Failure, Notes, Score, TaskBatch
 
-GROUPS = tuple(pose_outputs.LSP.groups)
-EVALUATION_BATCH = 64
+GROUPS = tuple(pose_outputs.LSP_SCORE.groups)
 SHOWN = 8  # persons of the evaluation set in the report
 
 
@@ -343,7 +342,7 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
             f"there is no score for the joints of {data.name}: use LSP or MPII from bsam.lab.data.persons"
         )
     score = pose_outputs.SCORES[data.skeleton]
-    if score is not pose_outputs.MPII:
+    if score is not pose_outputs.MPII_SCORE:
         return score, pose_outputs.torso_sizes(truth)
     if head_sizes is None:
         raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance for {score.title}: add them")

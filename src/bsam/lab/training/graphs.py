@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .trainer import TrainStep
 
 FILL = 0.9  # the largest share of the free memory that two passes side by side may take
-WARM_UP = 3  # eager steps before the capture, which allocate, choose kernels and compile
+WARM_UP_STEPS = 3  # eager steps before the capture, which allocate, choose kernels and compile
 
 
 @dataclass
@@ -46,7 +46,7 @@ class CapturedSteps:
         optimizer = self.train_step.optimizer
         method = optimizer if isinstance(optimizer, SharpnessAware) else None
         kind = self.train_step.kind()
-        if self._eager_steps[kind] < WARM_UP or (method is not None and self.probed(method.t)):
+        if self._eager_steps[kind] < WARM_UP_STEPS or (method is not None and self.probed(method.t)):
             self._eager_steps[kind] += 1
             torch.cuda.reset_peak_memory_stats()
             return self.train_step.step(*batch)
