@@ -305,7 +305,8 @@ class _Reader:
             run = stored_run(entry["run"])
             path = inside(file.parent, Path(entry["file"]).name)
             self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
-            self._digests[path], named[name] = entry["sha256"], self.rows[before:]  # none if it served to tune others
+            self._digests[path] = entry["sha256"]
+            named[name] = self.rows[before:]  # none if it served to tune others
         runs = named.get(name, [])  # none if it is not finished
         rows = [row for row in runs if self._weights(row["path"]) in (entry["sha256"], None)]
         if runs and not rows:

@@ -48,7 +48,8 @@ def paired_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) ->
         {'shared': 2, 'difference': 2.5, 'low': -3.853, 'high': 8.853, 'p': 0.126}
     """
     shared = [seed for seed in ours if seed in theirs]
-    a, b = (np.array([values[seed] for seed in shared], dtype=float) for values in (ours, theirs))
+    a = np.array([ours[seed] for seed in shared], dtype=float)
+    b = np.array([theirs[seed] for seed in shared], dtype=float)
     result = {"shared": len(shared), "difference": math.nan, "low": math.nan, "high": math.nan, "p": math.nan}
     if shared:
         result["difference"] = float((a - b).mean())

@@ -66,8 +66,9 @@ def _network_keys(rows: Sequence[Mapping[str, Any]], data: Sequence[str]) -> lis
     networks = _with_known(paths, [_digest(row, "network") for row in rows])
     keys = [(way, "") for way in ways]
     for numbers in group_by(range(len(rows)), lambda number: (data[number], ways[number])).values():
-        seeds = group_by(numbers, lambda number: rows[number]["seed"])
-        if any(len({networks[number] for number in same}) > 1 for same in seeds.values()):
+        seeds = {rows[number]["seed"] for number in numbers}
+        starts = {(rows[number]["seed"], networks[number]) for number in numbers}
+        if len(starts) > len(seeds):  # a seed has several initial networks
             for number in numbers:
                 keys[number] = ways[number], networks[number]
     return keys
@@ -84,11 +85,13 @@ def _digest(row: Mapping[str, Any], name: str) -> str | None:
 
 def _with_known(places: Sequence[str], digests: Sequence[str | None]) -> list[str]:
     """Return the digests; where there is none, the only one known of the same place, or else the place."""
-    known = group_by(zip(places, digests, strict=True), lambda pair: pair[0])
-    found = {place: {digest for _, digest in pairs} - {None} for place, pairs in known.items()}
+    known: dict[str, set[str]] = {place: set() for place in places}
+    for place, digest in zip(places, digests, strict=True):
+        if digest is not None:
+            known[place].add(digest)
     keys = []
     for place, digest in zip(places, digests, strict=True):
-        only = next(iter(found[place])) if len(found[place]) == 1 else place
+        only = next(iter(known[place])) if len(known[place]) == 1 else place
         keys.append(digest or only or place)
     return keys
 

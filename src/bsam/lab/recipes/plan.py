@@ -180,10 +180,12 @@ def experiment_title(run: Run) -> str:
     settings = run.settings()
     given = {name: value for name, value in settings.items() if name != "base"}  # the rates of AdamW are shown
     usual = {**default_settings(type(run.task)), **preset_values(type(run.task), given)}
+    of_task = [item.name for item in fields(run.task)]
+    left_out = NOT_COMPARED | TITLED | {*task.worded}
     further = [
         setting_text(settings[name], name)
-        for name in dict.fromkeys((*FIRST_IN_TITLES, *(item.name for item in fields(run.task)), *settings))
-        if settings[name] != usual[name] and name not in NOT_COMPARED | TITLED | {*task.worded}
+        for name in dict.fromkeys((*FIRST_IN_TITLES, *of_task, *settings))
+        if settings[name] != usual[name] and name not in left_out
     ]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
 

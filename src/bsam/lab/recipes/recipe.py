@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ...common.checks import check_count
@@ -124,16 +125,16 @@ class Recipe:
         for run in {plan.run.model: plan.run for plan in plans}.values():
             check_network(run)
         for names in (("section", "row", "column"), ("experiment", "row")):
-            cells = [tuple(plan.about[name] for name in names) for plan in plans]
+            cell_of = itemgetter(*names)
+            cells = [cell_of(plan.about) for plan in plans]
             if doubles := [cell for cell in cells if cells.count(cell) > 1]:
                 raise BsamValueError(
                     f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them "
                     "different rows, Plan(run, row=...)"
                 )
         experiments = group_by(plans, lambda plan: plan.about["experiment"]).values()
-        rows_of = [dict.fromkeys(plan.about["row"] for plan in group) for group in experiments]
-        if baseline is not None and not any(baseline_row(names, baseline) for names in rows_of):
-            known = "; ".join(dict.fromkeys(plan.about["row"] for plan in plans))
+        if baseline is not None and not any(baseline_row(_rows(group), baseline) for group in experiments):
+            known = "; ".join(_rows(plans))
             raise BsamValueError(f"baseline of the recipe {self.name} must be a row ({known}), got {baseline!r}")
 
 
@@ -212,6 +213,11 @@ def recipe(
         return Recipe(name, title, function, scales, seeds, tunable, study_without_runs)
 
     return make
+
+
+def _rows(plans: Iterable[Plan]) -> dict[str, None]:
+    """Return the rows of the plans in their order."""
+    return dict.fromkeys(plan.about["row"] for plan in plans)
 
 
 def _is_list(value: object) -> bool:

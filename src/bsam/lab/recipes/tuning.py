@@ -45,10 +45,11 @@ def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
     values = {**all_arguments(run.method, {}), **run.arguments}
     radii = [name for name in values if name.startswith("rho")] or ["lam"] * ("lam" in values)
     scaled = {name: values[name] for name in radii if values[name]}
-    return tuple(
-        {"arguments": {**run.arguments, **{name: factor * value for name, value in scaled.items()}}}
-        for factor in (TUNING_FACTORS if radii else ())
-    )
+    candidates = []
+    for factor in TUNING_FACTORS if radii else ():
+        multiplied = {name: factor * value for name, value in scaled.items()}
+        candidates.append({"arguments": {**run.arguments, **multiplied}})
+    return tuple(candidates)
 
 
 def with_tuned_radii(plans: Iterable[Plan]) -> list[Plan]:
@@ -201,7 +202,11 @@ class Choice:
         """For each candidate, the settings and arguments that differ between the candidates."""
         tried = [{**candidate, **candidate.get("arguments", {})} for candidate in self.plan.candidates]
         names = sorted({name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"})
-        return [{name: values[name] for name in names} for values in tried]
+
+        def different(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: values[name] for name in names}
+
+        return list(map(different, tried))
 
     @property
     def higher(self) -> bool:
@@ -264,6 +269,11 @@ class Choice:
     def trials(self) -> list[RunState]:
         """The tuning runs, each with the epoch that it is trained up to."""
         return self._trials(self.aims)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a tuning run has ended."""
+        return any(state.ended for state in self.trials)
 
     def tried(self, number: int, epoch: int) -> Tried:
         """Return a candidate after an epoch."""

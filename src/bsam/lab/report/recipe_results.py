@@ -92,8 +92,12 @@ def _different_settings(stored: Mapping[str, Any], study: Study) -> list[str]:
     usual = default_settings(type(study.plans[0].run.task))
     before = stored.get("settings", ours["settings"])
     now = ours["settings"]
-    values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
-    texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
+    texts = []
+    for name in {**before, **now}:
+        there = before.get(name, usual.get(name))
+        here = now.get(name, usual.get(name))
+        if there != here:
+            texts.append(f"{name} {there} there, {here} here")
     files = stored.get("weights", ours["weights"])
     given = ours["weights"]
     is_extended = bool(files) and files.items() <= given.items()  # by the networks of more files
@@ -197,7 +201,8 @@ def runs_of(finals: Sequence[Plan], out: Path, unreadable: Collection[str] = ())
         if stored != about:
             write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
-    rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
+    found = read_runs([out / plan.name for plan in begun], problems)
+    rows = {row["name"]: row for row in found.to_dict("records")}
     table = [
         {**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.settings_chosen}
         for plan in finals

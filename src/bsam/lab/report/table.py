@@ -133,11 +133,15 @@ class Table:
             SAM     96.30
         """
         rows = list(data)
-        cells = [(column, [column.cell(row) for row in rows]) for column in columns]
-        shown = [(column, these) for column, these in cells if not all(cell.is_empty for cell in these)]
-        legend = " ".join(column.note for column, _ in shown if column.note)
-        body = zip(*(these for _, these in shown), strict=True)
-        return cls(title, tuple(column for column, _ in shown), tuple(body), tuple(filter(None, (*notes, legend))))
+        shown: list[Column] = []
+        cells: list[list[Cell]] = []
+        for column in columns:
+            of_column = [column.cell(row) for row in rows]
+            if not all(cell.is_empty for cell in of_column):
+                shown.append(column)
+                cells.append(of_column)
+        legend = " ".join(column.note for column in shown if column.note)
+        return cls(title, tuple(shown), tuple(zip(*cells, strict=True)), tuple(filter(None, (*notes, legend))))
 
     @classmethod
     def pivot(
@@ -177,9 +181,12 @@ class Table:
             name = cell[row] if isinstance(cell[row], Cell) else Cell(cell[row])
             body.setdefault(name, {}).update({(cell[column], part): cell[part] for part in parts if part in cell})
             names[cell[column]] = None
-        keys = [(name, part) for name in names for part in parts if any((name, part) in row for row in body.values())]
+        filled = {key for found in body.values() for key in found}
+        keys = [(name, part) for name in names for part in parts if (name, part) in filled]
         columns = (Column(row, words=True), *(Column(part or name) for name, part in keys))
-        rows = ((name, *(found.get(key, Cell()) for key in keys)) for name, found in body.items())
+        rows: list[tuple[Cell, ...]] = []
+        for first, found in body.items():
+            rows.append((first, *(found.get(key, Cell()) for key in keys)))
         return cls(title, columns, tuple(rows), tuple(notes))
 
     def __str__(self) -> str:
@@ -191,7 +198,7 @@ class Table:
         If the columns are too narrow for the longest words, each row becomes a paragraph.
         """
         header = [column.title for column in self.columns]
-        rows = [[printable(str(cell)) for cell in row] for row in self.rows]
+        rows = [_printed(row) for row in self.rows]
         lines = _paragraphs(header, rows, width)
         widths = _widths(self.columns, [header, *rows], width)
         if widths is not None:
@@ -211,8 +218,10 @@ class Table:
 
     def to_csv(self) -> str:
         """Return the fields of all rows as CSV."""
-        lines = [[column.csv for column in self.columns], *([cell.csv for cell in row] for row in self.rows)]
-        return "".join(f"{','.join(fields)}\r\n" for fields in lines)
+        lines = [",".join(column.csv for column in self.columns)]
+        for row in self.rows:
+            lines.append(",".join(cell.csv for cell in row))
+        return "".join(f"{line}\r\n" for line in lines)
 
     def to_html(self, name: str = "table") -> str:
         """Return the table in a box that scrolls, for the style sheet and the script of the page.
@@ -222,14 +231,14 @@ class Table:
         """
         label = escape(self.title)
         head = "\n".join(map(_html_heading, self.columns))
-        rows = (
-            "\n".join(
+        rows = []
+        for line, row in enumerate(self.rows):
+            cells = [
                 _html_cell(cell, column, row[0], f"{name}-{line}-{place}", place == 0)
                 for place, (cell, column) in enumerate(zip(row, self.columns, strict=True))
-            )
-            for line, row in enumerate(self.rows)
-        )
-        body = "\n".join(f"<tr>\n{row}\n</tr>" for row in rows)
+            ]
+            rows.append("\n".join(["<tr>", *cells, "</tr>"]))
+        body = "\n".join(rows)
         kind = ' class="grid"' if any(cell.more for row in self.rows for cell in row) else ""
         return (
             f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
@@ -257,6 +266,10 @@ def _is_missing(value: Any) -> bool:
 # ---- text
 
 
+def _printed(row: Iterable[Cell]) -> list[str]:
+    return [printable(str(cell)) for cell in row]
+
+
 def _bound(text: str) -> str:
     """Return text in which no line breaks behind a ±."""
     return text.replace("± ", "±\u00a0")
@@ -275,9 +288,10 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
     """Return widths of columns, which are narrowed where it costs the fewest lines; None if they do not fit."""
     room = width - len(COLUMN_GAP) * (len(columns) - 1)
     texts = list(zip(*rows, strict=True))
+    longest_words = [max(map(_longest_word, of_column)) for of_column in texts]
     least = [
         min(longest, LONGEST) if column.words else longest
-        for column, longest in zip(columns, (max(map(_longest_word, these)) for these in texts), strict=True)
+        for column, longest in zip(columns, longest_words, strict=True)
     ]
     if sum(least) > room:
         return None
@@ -299,12 +313,11 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 def _lines(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     cells = [_wrapped(text, width) for text, width in zip(row, widths, strict=True)]
     sides = ["<" if column.words else ">" for column in columns]
-    return [
-        COLUMN_GAP.join(
-            f"{part:{side}{width}}" for part, side, width in zip(parts, sides, widths, strict=True)
-        ).rstrip()
-        for parts in zip_longest(*cells, fillvalue="")
-    ]
+    lines = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        aligned = [f"{part:{side}{width}}" for part, side, width in zip(parts, sides, widths, strict=True)]
+        lines.append(COLUMN_GAP.join(aligned).rstrip())
+    return lines
 
 
 def _paragraphs(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:

@@ -24,7 +24,7 @@ def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
     Both are empty if nothing was tuned or no tuning run has ended.
     """
     listed = [choice for choice in (decision.base, *decision.choices) if choice is not None]
-    begun = [choice for choice in listed if any(state.ended for state in choice.trials)]
+    begun = [choice for choice in listed if choice.begun]
     tables = []
     if begun and begun[0] is decision.base:
         tables.append(_base_table(begun[0]))

@@ -86,7 +86,8 @@ class Classification(ImageTask):
         self.settings = run.task_settings(ClassificationSettings)
         self.inputs = inputs_of(run, data)
         self.pixels = data.pixels
-        self.classes, self.image_size = data.classes, self.inputs.size
+        self.classes = data.classes
+        self.image_size = self.inputs.size
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         self._split = data.split
@@ -126,7 +127,8 @@ class Classification(ImageTask):
         self._original_splits = original, evaluation
         self.samples = len(train)
         self.eval_samples = len(scored)
-        self._train, self._labels = train.to(self._host), train.y.to(self.device)
+        self._train = train.to(self._host)
+        self._labels = train.y.to(self.device)
         self._x = self._train.x
         self._eval_split = scored.to(self._host)
         self._true_holdout = None if clean is None else clean.to(self._host)

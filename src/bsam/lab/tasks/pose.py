@@ -81,12 +81,14 @@ class Pose(ImageTask):
         test = data.test
         if run.eval_split == "holdout":
             end = len(self._train) - holdout_size(len(self._train))
-            self._train, test = self._train.part(slice(0, end)), self._train.part(slice(end, None))
+            test = self._train.part(slice(end, None))
+            self._train = self._train.part(slice(0, end))
         self._test = limit_samples(test, "limit_test", run.limit_test)
         self._stored_train = self._train.to(self._host, device)
         self._stored_test = self._test.to(self._host, device)
         self._x = self._stored_train.x
-        self.samples, self.eval_samples = len(self._train), len(self._test)
+        self.samples = len(self._train)
+        self.eval_samples = len(self._test)
         y = self._test.y.double()
         self._truth = torch.cat([apply(self._test.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)  # in the images
         self.rule, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
@@ -382,13 +384,13 @@ class PoseInputs:
     def from_json(cls, values: Mapping[str, Any]) -> PoseInputs:
         """Return the inputs from JSON values of ``dataclasses.asdict``; raise if one has another type."""
         lists = values["skeleton"]
-        pairs, edges = (
-            tuple((int(first), int(second)) for first, second in lists[name]) for name in ("pairs", "edges")
-        )
+        pairs = _joint_pairs(lists["pairs"])
+        edges = _joint_pairs(lists["edges"])
         if not all(isinstance(joint, str) for joint in lists["joints"]):
             raise TypeError
         skeleton = Skeleton(tuple(lists["joints"]), pairs, edges)
-        mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+        mean = tuple(map(float, values["mean"]))
+        std = tuple(map(float, values["std"]))
         return cls(int(values["side"]), float(values["k"]), mean, std, skeleton)
 
     def augment(self, **settings: Any) -> PoseAugment:
@@ -416,3 +418,7 @@ class PoseInputs:
         if flip_test:
             logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.mirrored, self.k)
         return decode(logits, self.k)
+
+
+def _joint_pairs(values: Sequence[Sequence[Any]]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(first), int(second)) for first, second in values)

@@ -116,7 +116,8 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
         ... )
         tensor([[[3.3000, 6.1000]]])
     """
-    logits, last = _full_precision(logits), logits.shape[-1] - 1
+    logits = _full_precision(logits)
+    last = logits.shape[-1] - 1
     largest = logits.argmax(-1, keepdim=True)
     middle = logits.gather(-1, largest)
     before = middle - logits.gather(-1, (largest - 1).clamp(min=0))
@@ -184,11 +185,10 @@ class PoseScore:
 
 
 def _groups(skeleton: Skeleton, head: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    pairs = {
-        name: tuple(joint for joint, title in enumerate(skeleton.joints) if title.endswith(f" {name}"))
-        for name in ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-    }
-    return {"head": head, **pairs}
+    groups = {"head": head}
+    for name in ("shoulder", "elbow", "wrist", "hip", "knee", "ankle"):
+        groups[name] = tuple(joint for joint, title in enumerate(skeleton.joints) if title.endswith(f" {name}"))
+    return groups
 
 
 #: PCKh@0.5 of MPII's 16 joints. A person's size is the head size

@@ -308,7 +308,8 @@ class Task:
                 f"Splits(train, {run.eval_split}=...)"
             )
         evaluation = _at(evaluation, _limited(evaluation, "limit_test", run.limit_test))
-        self.train, self.evaluation = (tuple(array.to(self.device) for array in part) for part in (train, evaluation))
+        self.train = tuple(array.to(self.device) for array in train)
+        self.evaluation = tuple(array.to(self.device) for array in evaluation)
         self.samples = len(train[0])
         self.eval_samples = len(evaluation[0])
         return splits["facts"]

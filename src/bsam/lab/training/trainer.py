@@ -503,7 +503,7 @@ class Trainer:
         """Load a state from :meth:`state_dict`."""
         self.network.load_state_dict(state["network"])
         groups = self.optimizer.param_groups
-        machine_settings = [{name: group[name] for name in _MACHINE_SETTINGS if name in group} for group in groups]
+        machine_settings = [_machine_settings(group) for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, machine_settings, strict=True):
             group.update(settings)
@@ -588,7 +588,8 @@ class TrainStep:
             samples = [t[chosen] for t in batch]
             if self.accumulate == 1:
                 return evaluate(*samples)
-            return (evaluate(*part) for part in zip(*(t.split(size) for t in samples), strict=True))
+            parts = zip(*(t.split(size) for t in samples), strict=True)
+            return (evaluate(*part) for part in parts)
 
         if isinstance(self.optimizer, SharpnessAware):
             return self.optimizer.backward(closure, self.scaler)
@@ -761,6 +762,10 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False, classes: 
     return BASES[run.base](groups, **{**arguments, **as_tuples(run.base_arguments)})
 
 
+def _machine_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in _MACHINE_SETTINGS if name in group}
+
+
 def trained_groups(run: Run, network: nn.Module, classes: int | None = None) -> list[dict[str, Any]]:
     """Return the groups of trained parameters: one group, one per learning rate, or those of the task.
 
@@ -771,11 +776,10 @@ def trained_groups(run: Run, network: nn.Module, classes: int | None = None) -> 
     if run.decay == "all":
         return groups
     bare = undecayed(network)
-    parts = [
-        {**group, "params": [p for p in group["params"] if (p in bare) == is_bare], **settings}
-        for group in groups
-        for is_bare, settings in ((False, {}), (True, {"weight_decay": 0.0}))
-    ]
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        parts.append({**group, "params": [p for p in group["params"] if p not in bare]})
+        parts.append({**group, "params": [p for p in group["params"] if p in bare], "weight_decay": 0.0})
     return [part for part in parts if part["params"]]
 
 
