@@ -1,3 +1,5 @@
+"""Steps of the trainer: the direction of each method and what it gets, against steps written by hand."""
+
 import pytest
 import torch
 import torch.nn.functional as F
