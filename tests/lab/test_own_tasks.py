@@ -124,12 +124,11 @@ class Moved(Task):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path, script_path, monkeypatch):
     """The name of a module with tasks, in the current folder."""
     name = f"own_tasks_{next(NUMBER)}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     return name
 
 
@@ -146,9 +145,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(script_path, monkeypatch, capsys):
     """A function that runs a command in this process, in the folder of the examples or another one."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*words, cwd=EXAMPLES, status=0):
         monkeypatch.chdir(cwd)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 import warnings
 
 import numpy as np
@@ -11,7 +12,6 @@ from PIL import Image
 from bsam.lab import cli
 from bsam.lab.config import Run
 from bsam.lab.inference.pictures import SIDE
-from bsam.lab.report.figures import class_report as module
 from bsam.lab.report.figures.class_report import (
     class_report,
     classes_table,
@@ -70,7 +70,7 @@ def test_files_without_mistakes_without_packages_and_of_other_tasks(monkeypatch)
     assert set(class_report(RUN, KEPT)) == {"classes.md", "confusion.html", "mistakes.png"}
     assert set(class_report(RUN, {**KEPT, "pixels": KEPT["pixels"][:0]})) == {"classes.md", "confusion.html"}
     assert class_report(RUN, {"pixels": KEPT["pixels"]}) == {}
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     assert set(class_report(RUN, KEPT)) == {"classes.md", "confusion.html"}
 
 
