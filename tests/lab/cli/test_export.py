@@ -16,7 +16,7 @@ from bsam.lab.inference import run_export
 from bsam.lab.models import build
 from bsam.lab.quantization import convert, load_quantized, quantize
 from bsam.lab.tasks import TASKS
-from bsam.lab.tasks.exported import compare_classes
+from bsam.lab.tasks.classifier_files import compare_classes
 from bsam.lab.tasks.pose_outputs import decode
 from bsam.lab.training.run_dir import RunDir
 from pose_runs import draw_figures

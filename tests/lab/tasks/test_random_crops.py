@@ -10,7 +10,7 @@ from bsam.lab.config import Run
 from bsam.lab.data.augment import RESIZED_CROP, ResizedCrop, normalise
 from bsam.lab.data.images import Resize, decode
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.exported import Preprocessing, example
+from bsam.lab.tasks.classifier_files import Preprocessing, example
 from bsam.lab.training import Machine, fit
 from helpers import draw_images
 

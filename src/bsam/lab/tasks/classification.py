@@ -27,8 +27,18 @@ from ..data.arrays import Dataset, Examples, duplicate_warnings, flip_labels, wr
 from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
 from ..data.images import decode
 from ..models import build, model_entry
-from ..quantization import calibrate, freeze_scales, quantize
-from .exported import Comparison, Network, Progress, compare_classifier, export_classifier
+from ..quantization import (
+    OnnxNetwork,
+    calibrate,
+    convert,
+    export_onnx,
+    freeze_scales,
+    load_quantized,
+    quantize,
+    save_quantized,
+)
+from .classifier_files import Preprocessing, compare_classes, example, metadata
+from .exported import ONNX, Comparison, Network, Progress
 from .found import FoundClasses, NoteReader, Picture, Prediction, Shown, read_batches
 from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
 from .splits import WHOLE, Shares, holdout_mask
@@ -353,11 +363,19 @@ class Classification(ImageTask):
 
     def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
         """Write a trained network to an ONNX file, or a quantized one to a safetensors file."""
-        return export_classifier(self, network, path, suffix)
+        about = metadata(self, suffix == ONNX)
+        if suffix == ONNX:
+            export_onnx(nn.Sequential(Preprocessing(self), network), path, example(self), metadata=about)
+        else:
+            save_quantized(convert(network), path, metadata=about)
+        return about
 
     def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
         """Compare a trained network with that of an exported file, on the evaluation images."""
-        return compare_classifier(self, network, path, suffix, progress)
+        if suffix == ONNX:
+            return compare_classes(self, network, OnnxNetwork(path), True, progress)
+        written = load_quantized(path, self.float_network()).to(self.device)
+        return compare_classes(self, network, written, False, progress)
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and labels, in their order."""

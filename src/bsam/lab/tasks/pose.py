@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,11 +20,12 @@ from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
 from ..data import DATASETS, DrawnPersonData, KnownData, PersonData, dataset_entry
 from ..data.images import check_box
-from ..data.persons import Persons, PoseData, Skeleton, cut_out, load_persons
+from ..data.persons import MARGIN, Persons, PoseData, Skeleton, cut_out, load_persons
 from ..data.pose_augment import POSE_AUGMENTATIONS, PoseAugment, apply, inverse
 from ..models import MODELS, build, input_config, model_entry
+from ..quantization import OnnxNetwork, export_onnx
 from . import pose_outputs
-from .exported import Comparison, Network, Progress, compare_pose, export_pose
+from .exported import Comparison, Network, Progress, Standardise, compare_scores, precision_text
 from .found import FoundJoints, NoteReader, Prediction, Shown, read_batches, skeletons
 from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
 from .pose_outputs import decode, flip_merge, simcc_losses
@@ -273,12 +275,34 @@ class Pose(ImageTask):
         return Shown("Skeletons", caption, found, labels)
 
     def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
-        """Write a trained network to an ONNX file."""
-        return export_pose(self, network, path)
+        """Write a trained network to an ONNX file that takes the pixels of the box."""
+        inputs = self.inputs
+        shape = len(inputs.mean), inputs.side, inputs.side
+        about = {
+            "task": "pose",
+            "model": self.run.model,
+            "input": f"float32 (n, {', '.join(map(str, shape))}), RGB pixels from 0 to 255 of the square around the "
+            "box; the file standardises them",
+            "input_range": json.dumps([0.0, 255.0]),
+            "input_size": json.dumps(shape),
+            "mean": json.dumps([255 * value for value in inputs.mean]),
+            "std": json.dumps([255 * value for value in inputs.std]),
+            "preprocessing": "in the file: (pixels - mean) / std",
+            "square": json.dumps({"margin": MARGIN}),
+            "joints": json.dumps(inputs.skeleton.joints),
+            "bins_per_pixel": json.dumps(inputs.k),
+            "output": "logits (n, joints, 2, bins) of x and of y; bin b is the coordinate b / bins_per_pixel",
+            "precision": precision_text(self.run.precision),
+        }
+        module = nn.Sequential(Standardise(inputs.mean, inputs.std), network)
+        export_onnx(module, path, torch.zeros(1, *shape), metadata=about)
+        return about
 
     def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
         """Compare a trained network with that of an exported file, on the evaluation images."""
-        return compare_pose(self, network, path)
+        standardise = Standardise(self.inputs.mean, self.inputs.std).to(self.device)
+        file = OnnxNetwork(path)
+        return compare_scores(self, network, lambda x: file(standardise.pixels(x)))
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""

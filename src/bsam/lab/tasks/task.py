@@ -6,7 +6,9 @@ score, and answers what others ask about them, so that nothing else depends on w
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields
@@ -29,7 +31,8 @@ from ..config import KINDS, TASK_SETTINGS, Preset, Run, TaskSettings, kind_of, t
 from ..data import DatasetEntry, Examples, TaskData
 from ..data.images import DecodeError
 from ..models import check_network
-from .exported import Comparison, Network, Progress, compare_task, export_task
+from ..quantization import OnnxNetwork, export_onnx
+from .exported import Comparison, Network, Progress, WithInputs, compare_scores, precision_text
 from .found import FoundValues, NoteReader, Prediction, Shown, drawn_pictures, read_batches
 from .splits import WHOLE, Arrays, Shares, Splits, holdout_mask, load_splits
 
@@ -227,11 +230,25 @@ class Task:
 
     def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
         """Write a trained network to a file of the format with this suffix; return its metadata, with ``input``."""
-        return export_task(self, network, path)
+        x = self.evaluation[0][:1]
+        shape = ", ".join(["n", *map(str, x.shape[1:])])
+        about = {
+            "task": self.run.task.name,
+            "model": self.run.model,
+            "input": f"{str(x.dtype).removeprefix('torch.')} ({shape}), samples as they are in the data; the file "
+            "makes the network's inputs",
+            "facts": json.dumps(self.facts),
+            "precision": precision_text(self.run.precision),
+        }
+        # a function, since a bound method would be copied with the data of its task
+        export_onnx(WithInputs(lambda x: self.inputs(x), network), path, x, metadata=about)
+        return about
 
     def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
         """Compare a trained network with that of an exported file, on the evaluation samples."""
-        return compare_task(self, network, path)
+        of_samples = copy.copy(self)
+        of_samples.inputs = lambda x: x  # type: ignore[method-assign]
+        return compare_scores(of_samples, lambda x: network(self.inputs(x)), OnnxNetwork(path))
 
     # ---- what follows
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -53,11 +53,29 @@ from ..config import (
     settings_of_task,
 )
 from ..data import FOLDER, dataset_entry
-from ..tasks import data_of, describe_task, task_class, task_of
+from ..tasks import Task, data_of, describe_task, task_class, task_of
 from .machine import DistributedContext, environment_info
 
-if TYPE_CHECKING:
-    from .trainer import Trainer
+
+class Training(Protocol):
+    """What a run directory stores of a run, and where its state is loaded."""
+
+    task: Task
+    compiled: bool
+    captured: bool
+    epochs: list[dict[str, Any]]
+    readings: list[dict[str, Any]]
+
+    @property
+    def progress(self) -> str:
+        """The epoch, or the step of an epoch, that has been reached."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of everything that changes in training."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state from :meth:`state_dict`."""
+
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -373,7 +391,7 @@ class RunWriter(RunDir):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def resume(self, trainer: Trainer, initial: Path | None = None) -> None:
+    def resume(self, trainer: Training, initial: Path | None = None) -> None:
         """Load the checkpoint, if there is one, and write what is known before the first epoch of this call.
 
         Args:
@@ -393,7 +411,7 @@ class RunWriter(RunDir):
             self._begin(trainer, initial)
         self._note_checkpoint(trainer)
 
-    def _begin(self, trainer: Trainer, initial: Path | None) -> None:
+    def _begin(self, trainer: Training, initial: Path | None) -> None:
         """Write the settings, the digests of data and initial network, the machine, and the metrics so far.
 
         The metrics are written again because a killed process may have written those of later epochs. Raise if the data
@@ -435,7 +453,7 @@ class RunWriter(RunDir):
                 self._events.add(metrics)
         self._write_metrics(trainer)
 
-    def save(self, trainer: Trainer, is_last: bool) -> None:
+    def save(self, trainer: Training, is_last: bool) -> None:
         """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
         if self._writes:
             if is_last or time.monotonic() - self._checkpoint_time >= self._every:
@@ -445,23 +463,23 @@ class RunWriter(RunDir):
             self._write_metrics(trainer)
         self._context.barrier()
 
-    def save_checkpoint(self, trainer: Trainer) -> None:
+    def save_checkpoint(self, trainer: Training) -> None:
         """Write a checkpoint in the middle of an epoch."""
         if self._writes:
             self._write_checkpoint(trainer)
         self._context.barrier()
 
-    def _write_checkpoint(self, trainer: Trainer) -> None:
+    def _write_checkpoint(self, trainer: Training) -> None:
         buffer = io.BytesIO()
         torch.save(trainer.state_dict(), buffer)
         write(self.path / CHECKPOINT, buffer.getbuffer())
         self._note_checkpoint(trainer)
 
-    def _note_checkpoint(self, trainer: Trainer) -> None:
+    def _note_checkpoint(self, trainer: Training) -> None:
         self._checkpoint_time = time.monotonic()
         self.checkpoint = trainer.progress
 
-    def _write_metrics(self, trainer: Trainer) -> None:
+    def _write_metrics(self, trainer: Training) -> None:
         write_json_lines(self.path / METRICS, trainer.epochs)
         if trainer.readings:
             write_json_lines(self.path / PROBE, trainer.readings)
