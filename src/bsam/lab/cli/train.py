@@ -165,7 +165,7 @@ def plan_text(trainer: Trainer) -> str:
     network, data = titles_of(run)
     notes = task.notes()
     wrong = task.wrong_labels(run, lambda name: notes.get(name, {}))
-    of_network = ", ".join(filter(None, (f"{parameters:,} parameters", task.network_words(run))))
+    of_network = ", ".join(filter(None, (f"{parameters:,} parameters", task.network_details(run))))
     data_words = task.data_words(run, wrong)
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"

@@ -111,6 +111,7 @@ class MeasuredModels:
         load: returns the network, its loss and its data, on a device.
         weights: returns the file whose content tells whether a network has changed.
         about: returns further values to record with the numbers.
+        warning: returns a sentence if a network that was loaded may not be the trained one.
     """
 
     paths: Sequence[Path]
@@ -119,6 +120,7 @@ class MeasuredModels:
     load: Callable[[Path, torch.device], Loaded]
     weights: Callable[[Path], Path] = lambda path: path
     about: Callable[[Path], dict[str, Any]] = lambda path: {}
+    warning: Callable[[Path], str | None] = lambda path: None
 
 
 def runs_in_folders(paths: Sequence[Path], on_message: Callable[[str], None]) -> list[Path]:
@@ -229,6 +231,7 @@ def find_models(
         load=lambda path, device: load_run(path, samples, device, data, models, named, **data_folders),
         weights=lambda path: path / NETWORK,
         about=_about,
+        warning=lambda path: RunDir(path).stale_code(runs[path]),
     )
 
 
@@ -378,6 +381,8 @@ def measured_entries(
             with reading(models.weights(path), "give another file"):
                 sha256 = hashlib.sha256(read_bytes(models.weights(path))).hexdigest()
             loaded = models.load(path, device)
+            if (warning := models.warning(path)) is not None:
+                line.say(warning)
             entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
                 if entry is not None:

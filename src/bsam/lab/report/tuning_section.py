@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..common.printing import group_by
@@ -44,7 +45,7 @@ def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
         place = (section, column if len(columns) > 1 else "")
         title = f"Tuning: {', '.join(filter(None, place))}, score on {SPLITS[choices[0].tuning.split]} samples"
         tables.append(Table.pivot(title, cells, "method", "factor"))
-    return tables, _notes(begun[0]) if begun else []
+    return tables, _notes(begun) if begun else []
 
 
 def _base_table(choice: Choice) -> Table:
@@ -63,7 +64,8 @@ def _base_table(choice: Choice) -> Table:
     return Table.pivot(title, cells, "lr", "weight decay")
 
 
-def _notes(first: Choice) -> list[str]:
+def _notes(choices: Sequence[Choice]) -> list[str]:
+    first = choices[0]
     seeds = "one extra seed"
     and_seeds = ""
     if first.tuning.seeds > 1:
@@ -75,12 +77,20 @@ def _notes(first: Choice) -> list[str]:
         brackets = " In brackets: the score on the true labels, and the choice by them where it differs."
     halved = set(first.aims) != {first.plan.run.epochs}
     stops = ", or after the epoch given, where the worse half stops," if halved else ""
+    unknown = ""
+    if not task_of(first.plan.run).score.share and any(
+        each.best() is not None and each.noise is None for each in choices
+    ):
+        unknown = (
+            " - The score is not the share of samples that are right, so one seed does not tell its standard error: "
+            "use --tune-seeds."
+        )
     return [
         f"Tuning: the score after the last epoch{stops} on {first.samples_text}, which the tuning runs did not train "
         f"on{labels}. All candidates use {seeds}. Ties go to the middle of the grid.{brackets}",
         f"Noise: the standard error of the best score, from the number of samples{and_seeds}. {NOISE} The choice is "
         f"within the noise: another candidate's score is within a standard error. {EDGE} At the edge of the grid: the "
-        "smallest or the largest candidate, a better one may lie beyond.",
+        f"smallest or the largest candidate, a better one may lie beyond.{unknown}",
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
 

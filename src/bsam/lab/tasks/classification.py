@@ -421,6 +421,18 @@ class Classification(ImageTask):
         return "" if bits is None else f"{bits} bits"
 
     @classmethod
+    def network_details(cls, run: Run) -> str:
+        """Say what has how many bits; empty without quantization.
+
+        Example:
+            >>> Classification.network_details(Run.of("sam", weight_bits=4, activation_bits=8))
+            'weights 4 bits, activations 8 bits'
+        """
+        settings = run.task_settings(ClassificationSettings)
+        bits = settings.weight_bits
+        return "" if bits is None else f"weights {bits} bits, activations {settings.activation_bits or bits} bits"
+
+    @classmethod
     def table_notes(cls, runs: Iterable[tuple[Run, float | None]]) -> list[str]:
         """Return a line with the label noise of the runs, one share of wrong labels for each data set and noise."""
         known: dict[tuple[str, float, str], tuple[Run, float | None]] = {}

@@ -543,8 +543,13 @@ class Task:
 
     @classmethod
     def network_words(cls, run: Run) -> str:
-        """Say how the network was changed; empty if it was not."""
+        """Say how the network was changed, for titles; empty if it was not."""
         return ""
+
+    @classmethod
+    def network_details(cls, run: Run) -> str:
+        """Say in full how the network was changed; empty if it was not."""
+        return cls.network_words(run)
 
     @classmethod
     def table_notes(cls, runs: Iterable[tuple[Run, float | None]]) -> list[str]:

@@ -42,6 +42,7 @@ from ..common.files import (
     write_json_lines,
 )
 from ..common.names import is_own, known_object, names_given
+from ..common.own_code import source_digest
 from ..config import (
     BASE,
     DIGEST_NAMES,
@@ -73,6 +74,7 @@ PREDICTIONS = "predictions.npz"
 TASK = "task"  # the note of a task of the user
 LOG = "log.txt"
 RERUN = "run the training command again, which restores it from the checkpoint"
+OWN_CODE = ("task", "model", "method")  # the settings that may name code of the user, besides the data
 OTHER_FOLDER = "choose another folder, or remove that one"
 REPAIR = f"remove it and {NETWORK} (if there is one), then {RERUN}"
 
@@ -161,11 +163,12 @@ class RunDir:
     """Read a run directory.
 
     ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a
-    digest of the data, digests of the initial network (if it is that of another run) and the number of samples that it
-    is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
-    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state from
-    which training resumes: after the last epoch, after an earlier one, or in the middle of one that a signal
-    interrupted, ``flatness.json`` the largest eigenvalue and the loss surface of the trained network,
+    digest of the data, digests of the initial network (if it is that of another run), the number of samples that it is
+    evaluated on and digests of the user's modules that the settings name, ``environment.json`` the machines that
+    trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the
+    probe's readings, ``checkpoint.pt`` the state from which training resumes: after the last epoch, after an earlier
+    one, or in the middle of one that a signal interrupted, ``flatness.json`` the largest eigenvalue and the loss
+    surface of the trained network,
     ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
     classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
     ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
@@ -284,6 +287,29 @@ class RunDir:
         note = self.note(name, hint)
         with reading(self.path / f"{name}.json", hint):
             return parse(note) if note else None
+
+    def changed_modules(self, run: Run, roles: Collection[str] = OWN_CODE) -> str:
+        """Return the names of the user's modules whose source has changed since the run began, in words; empty if none
+        has. Nothing is imported: of a module that is not, and of one without a source file, this is not known.
+
+        Args:
+            run: the settings.
+            roles: what the modules define.
+        """
+        name = IDENTITY.removesuffix(".json")
+        before = self.parsed(name, lambda note: dict(note.get("modules", {})), "remove it to continue") or {}
+        now = _module_digests(run, roles)
+        return " and ".join(module for module in now if before.get(module, now[module]) != now[module])
+
+    def stale_code(self, run: Run) -> str | None:
+        """Return a warning if the code of the trained network or of its task has changed; otherwise None."""
+        changed = self.changed_modules(run, ("task", "model"))
+        if not changed:
+            return None
+        return (
+            f"The code of {changed} has changed since the run in {self.path} was trained: the network may compute "
+            "something else than the trained one. Restore the code, or train again."
+        )
 
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
@@ -423,7 +449,8 @@ class RunWriter(RunDir):
         write_json(self.path / CONFIG, self._run.settings())
         if self._about is not None:
             write_json(self.path / ABOUT, dict(self._about))
-        write_json(file, {**identity, "eval_samples": task.eval_samples})
+        modules = _module_digests(self._run)
+        write_json(file, {**identity, "eval_samples": task.eval_samples, **({"modules": modules} if modules else {})})
         write_json(self.path / MACHINES, [*self.machines(), machine])
         for name, value in notes.items():
             write_json(self.path / f"{name}.json", value)
@@ -556,6 +583,15 @@ class Events:
             self.writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
         self.writer._get_file_writer().add_summary(self._end)
         self.writer.flush()
+
+
+def _module_digests(run: Run, roles: Collection[str] = OWN_CODE) -> dict[str, str]:
+    """Return digests of the source files of the user's modules that a run names, if they are imported."""
+    functions = task_of(run).functions(run) | {"method"}
+    names = {"task": run.task.name, "model": run.model, "method": run.method}
+    modules = {names[role].partition(":")[0] for role in roles if role in functions and is_own(names[role])}
+    digests = {module: source_digest(module) for module in sorted(modules)}
+    return {module: digest for module, digest in digests.items() if digest is not None}
 
 
 def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:

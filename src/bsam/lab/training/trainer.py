@@ -190,8 +190,9 @@ def fit(
         initial = initial_network(run, None if init is None else Path(init)) if out.is_new else None
         task = task_cls(run, context.device, **machine.folders)
         trainer = Trainer(run, task, context, callbacks.on_message, out.is_new, initial)
-        if not out.is_new and context.is_main and (warning := _other_processes(out, context.size)):
-            callbacks.on_message(warning)
+        if not out.is_new and context.is_main:
+            for warning in filter(None, (_other_processes(out, context.size), _other_code(out, run))):
+                callbacks.on_message(warning)
         out.resume(trainer, initial)
         if context.is_main:
             callbacks.at_start(trainer, len(trainer.epochs))
@@ -240,6 +241,17 @@ def _other_processes(run_dir: RunDir, processes: int) -> str | None:
     return (
         f"The number of processes was {number} and is now {processes}. The result may differ from that of an "
         "uninterrupted run, because batch norm and random numbers depend on this number."
+    )
+
+
+def _other_code(run_dir: RunDir, run: Run) -> str | None:
+    """Return a warning if a run continues with other code of the user, otherwise None."""
+    changed = run_dir.changed_modules(run)
+    if not changed:
+        return None
+    return (
+        f"The code of {changed} has changed since this run began: its remaining epochs are trained with the new code. "
+        "To train all epochs with the same code, restore it, or choose another folder."
     )
 
 
