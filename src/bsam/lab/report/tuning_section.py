@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from ..common.printing import group_by
@@ -45,7 +44,7 @@ def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
         place = (section, column if len(columns) > 1 else "")
         title = f"Tuning: {', '.join(filter(None, place))}, score on {SPLITS[choices[0].tuning.split]} samples"
         tables.append(Table.pivot(title, cells, "method", "factor"))
-    return tables, _notes(begun) if begun else []
+    return tables, _notes(begun[0]) if begun else []
 
 
 def _base_table(choice: Choice) -> Table:
@@ -64,8 +63,7 @@ def _base_table(choice: Choice) -> Table:
     return Table.pivot(title, cells, "lr", "weight decay")
 
 
-def _notes(choices: Sequence[Choice]) -> list[str]:
-    first = choices[0]
+def _notes(first: Choice) -> list[str]:
     seeds = "one extra seed"
     and_seeds = ""
     if first.tuning.seeds > 1:
@@ -78,12 +76,10 @@ def _notes(choices: Sequence[Choice]) -> list[str]:
     halved = set(first.aims) != {first.plan.run.epochs}
     stops = ", or after the epoch given, where the worse half stops," if halved else ""
     unknown = ""
-    if not task_of(first.plan.run).score.share and any(
-        each.best() is not None and each.noise is None for each in choices
-    ):
+    if first.tuning.seeds == 1 and not task_of(first.plan.run).score.share:
         unknown = (
-            " - The score is not the share of samples that are right, so one seed does not tell its standard error: "
-            "use --tune-seeds."
+            " - The score is not the share of samples that are right, so one seed does not tell its standard error; "
+            "several do (bsam compare --tune-seeds)."
         )
     return [
         f"Tuning: the score after the last epoch{stops} on {first.samples_text}, which the tuning runs did not train "

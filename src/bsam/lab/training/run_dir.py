@@ -168,12 +168,11 @@ class RunDir:
     trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the
     probe's readings, ``checkpoint.pt`` the state from which training resumes: after the last epoch, after an earlier
     one, or in the middle of one that a signal interrupted, ``flatness.json`` the largest eigenvalue and the loss
-    surface of the trained network,
-    ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
-    classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
-    ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
-    ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except
-    ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
+    surface of the trained network, ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some
+    samples. The task writes notes: classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and
+    ``weights.json``; pose ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification,
+    ``bsam train`` adds ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not
+    at all, except ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
     :class:`~bsam.lab.common.files.DamagedFile`; one that cannot be read now, for example because memory ran out,
     a :class:`~bsam.lab.common.files.ReadFailed`.
     """
