@@ -37,7 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bsam ...`` and return the exit status."""
     try:
         with terminable():
-            _run_command(sys.argv[1:] if argv is None else argv)
+            try:
+                words = sys.argv[1:] if argv is None else argv
+                parser = parser_of(words)
+                arguments = parser.parse_args(words)
+                if arguments.command is None:
+                    parser.print_help()
+                else:
+                    require_packages(getattr(arguments, "needs", {}))  # now rather than after the last epoch
+                    arguments.run(arguments)
+            finally:
+                sys.stdout.flush()  # an error in the flush at exit could not be caught
     except BsamError as error:
         own = own_error(error)
         return _end(EXIT_BAD_INPUT, str(error), before="" if own is None else own.traceback)
@@ -58,20 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem = f"{os.fsdecode(error.filename)}: {error.strerror or error}"
         return _end(EXIT_BAD_INPUT, f"{problem}. Check the path and its permissions, or choose another path.")
     return 0
-
-
-def _run_command(words: Sequence[str]) -> None:
-    """Parse the words and run the command."""
-    try:
-        parser = parser_of(words)
-        arguments = parser.parse_args(words)
-        if arguments.command is None:
-            parser.print_help()
-        else:
-            require_packages(getattr(arguments, "needs", {}))  # now rather than after the last epoch
-            arguments.run(arguments)
-    finally:
-        sys.stdout.flush()  # an error in the flush at exit could not be caught
 
 
 def parser_of(words: Sequence[str]) -> Parser:

@@ -30,8 +30,8 @@ from ...flatness.trace import LEAST_SAMPLES, trace
 from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.names import find_function, is_own
 from ..common.progress import ProgressLine
-from ..config import MAX_SEED, NOT_NEGATIVE, Run, check_values, method_title, setting
-from ..tasks import TASKS, Task, imported_task, named_task
+from ..config import MAX_SEED, NOT_NEGATIVE, Run, Settings, method_title, setting
+from ..tasks import TASKS, Task, named_task, task_of
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.machine import environment_info
 from ..training.run_dir import (
@@ -61,7 +61,7 @@ LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 
 
 @dataclass(frozen=True)
-class FlatnessSettings:
+class FlatnessSettings(Settings):
     """The settings of all measurements, which are flags of `bsam flatness`."""
 
     k: int = setting(50, "number of eigenvalues")
@@ -92,7 +92,7 @@ class FlatnessSettings:
     seed: int = setting(0, "seed of all random vectors", check=partial(check_count, low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         check_grid(self.span, self.points)
         check_mode(self.mode, self.micro_batch)
 
@@ -263,7 +263,7 @@ def load_run(
     named = [named_task(task) for task in tasks]
     run = RunDir(folder).run()
     check_named(run, folder, data, models, named)
-    kind: Any = imported_task(run)
+    kind: Any = task_of(run)
     task = kind(run, device, **data_folders)
     network = task.measured_network(RunDir(folder).load_into(task.network()))
     return network, task.loss, task.examples(images)

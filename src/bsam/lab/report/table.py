@@ -12,7 +12,7 @@ from html import escape
 from itertools import count, zip_longest
 from typing import Any, TypeAlias
 
-from ..common.printing import markdown_cell, printable
+from ..common.printing import printable
 
 Row: TypeAlias = Mapping[str, Any]
 GAP = "  "  # between columns of text
@@ -46,11 +46,6 @@ class Cell:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.text, *self.marks))) or ("-" if self.text is None else "")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it shows nothing."""
-        return not self.text and not self.marks
 
     @property
     def key(self) -> Any:
@@ -134,7 +129,7 @@ class Table:
         """
         rows = list(data)
         cells = [(column, [column.cell(row) for row in rows]) for column in columns]
-        shown = [(column, these) for column, these in cells if not all(cell.is_empty for cell in these)]
+        shown = [(column, these) for column, these in cells if any(cell.text or cell.marks for cell in these)]
         legend = " ".join(column.note for column, _ in shown if column.note)
         body = zip(*(these for _, these in shown), strict=True)
         return cls(title, tuple(column for column, _ in shown), tuple(body), tuple(filter(None, (*notes, legend))))
@@ -207,7 +202,8 @@ class Table:
         header = [column.title for column in self.columns]
         rule = ["---" if column.words else "---:" for column in self.columns]
         rows = [header, rule, *(map(str, row) for row in self.rows)]
-        return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+        shown = ([printable(text).replace("|", "\\|") for text in row] for row in rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in shown)
 
     def to_csv(self) -> str:
         """Return the fields of all rows as CSV."""
@@ -338,7 +334,7 @@ def _html_heading(column: Column) -> str:
 
 def _html_cell(cell: Cell, column: Column, row: Cell, name: str, is_name: bool) -> str:
     """Return a cell; what opens has an id, this name."""
-    classes = {"text": column.words, "best": cell.best, "none": cell.is_empty}
+    classes = {"text": column.words, "best": cell.best, "none": not (cell.text or cell.marks)}
     content = ""
     if cell.text:
         content = f'<span class="v">{escape(cell.text if column.words else number_text(cell.text))}</span>'

@@ -217,10 +217,6 @@ class RunDir:
             )
         return state.run
 
-    def has_checkpoint(self) -> bool:
-        """Return whether there is a checkpoint; without one, training starts with the first epoch."""
-        return (self.path / CHECKPOINT).exists()
-
     def state(self, run: Run | None = None, until: int | None = None) -> RunState:
         """Return the state of the run; raise if the directory holds a run with other settings.
 
@@ -348,7 +344,7 @@ class RunDir:
 
 
 class RunWriter(RunDir):
-    """Write a run directory, which stays locked until the end of the block.
+    """Write a run directory, which stays locked until the stack is closed.
 
     Args:
         path: created if it does not exist, and removed again if the run ends before anything is written. A directory
@@ -356,6 +352,7 @@ class RunWriter(RunDir):
         run: the settings.
         context: the processes of the run; only the first one writes.
         checkpoint_every: the minimum time between two checkpoints, in seconds.
+        stack: is closed at the end of the run.
         about: what the run is, for ``run.json``; None writes none.
     """
 
@@ -365,11 +362,11 @@ class RunWriter(RunDir):
         run: Run,
         context: DistributedContext,
         checkpoint_every: float,
+        stack: contextlib.ExitStack,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(path or "")
         self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
-        self.is_new = True  #: whether no earlier call wrote a checkpoint
         self._run = run
         self._context = context
         self._every = checkpoint_every
@@ -377,26 +374,21 @@ class RunWriter(RunDir):
         self._reads = path is not None
         self._writes = path is not None and context.is_main
         self._events: Events | None = None
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> RunWriter:
+        self._stack = stack
         if self._writes:
             require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
                 if (self.path / CONFIG).exists():
-                    check_settings(self.path, self.run(type(self._run.task)).settings(), self._run.settings())
+                    check_settings(self.path, self.run(type(run.task)).settings(), run.settings())
                 elif self.path.exists():
                     # a killed process may have left the description of the task, which is written first
-                    first = (f"{TASK}.json",) if is_own(self._run.task.name) else ()
+                    first = (f"{TASK}.json",) if is_own(run.task.name) else ()
                     refuse_other_files(self.path, (LOG, *first))
-            self._stack.enter_context(locked(self.path, "training"))
+            stack.enter_context(locked(self.path, "training"))
             remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
-        self._context.barrier()
-        self.is_new = not (self._reads and self.has_checkpoint())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        context.barrier()
+        #: whether no earlier call wrote a checkpoint
+        self.is_new = not (self._reads and (self.path / CHECKPOINT).exists())
 
     def resume(self, trainer: Trainer, initial: Path | None = None) -> None:
         """Load the checkpoint, if there is one, and write what is known before the first epoch of this call.
@@ -416,7 +408,8 @@ class RunWriter(RunDir):
             )
         if self._writes:
             self._begin(trainer, initial)
-        self._note_checkpoint(trainer)
+        self._checkpoint_time = time.monotonic()
+        self.checkpoint = trainer.progress
 
     def _begin(self, trainer: Trainer, initial: Path | None) -> None:
         """Write the settings, the digests of data and initial network, the machine, and the metrics so far.
@@ -429,7 +422,7 @@ class RunWriter(RunDir):
         events = self.path / "tensorboard"
         if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
-        identity: dict[str, Any] = {"task": task.identity(self._run), "data": task.fingerprint()}
+        identity: dict[str, Any] = {"task": task.identity or self._run.task.name, "data": task.fingerprint()}
         before = identity
         if not self.is_new and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
@@ -481,9 +474,6 @@ class RunWriter(RunDir):
         buffer = io.BytesIO()
         torch.save(trainer.state_dict(), buffer)
         write(self.path / CHECKPOINT, buffer.getbuffer())
-        self._note_checkpoint(trainer)
-
-    def _note_checkpoint(self, trainer: Trainer) -> None:
         self._checkpoint_time = time.monotonic()
         self.checkpoint = trainer.progress
 
@@ -712,18 +702,16 @@ def network_identity(network: Path) -> dict[str, str]:
     }
 
 
-def initial_network(run: Run, directory: Path | None = None) -> Path | None:
-    """Return the file with the network that a run starts from, or None if ``run.init`` is None.
+def initial_network(run: Run, directory: Path) -> Path:
+    """Return the file with the network that a run starts from.
 
     Raise a BsamError if the initial run is not finished or its network cannot be used for this run.
 
     Args:
         run: the settings.
-        directory: the directory of the initial run, if it is not at the path in ``run.init``.
+        directory: the directory of the initial run.
     """
-    if run.init is None:
-        return None
-    directory = directory or Path(run.init).expanduser()
+    directory = directory.expanduser()
     if not directory.is_dir():
         raise BsamValueError(f"there is no folder {directory}: --init must be a run directory of bsam train")
     initial = RunDir(directory).finished_run()
