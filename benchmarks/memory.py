@@ -113,7 +113,8 @@ def peaks(device: torch.device, case: Case | None, width: int = WIDTH, layers: i
         base = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
         known = {"batch": 1, "samples": 1, "classes": width}
         train_step = TrainStep(model, base) if case is None else case.train_step(base, model, **known)
-        train_step.begin_epoch(1)  # with the second term of SAF and MESA
+        if train_step.loss is not None:
+            train_step.loss.set_epoch(1)  # with the second term of SAF and MESA
         in_backward = in_step = 0
         cycle = 1 if case is None else case.cycle
         for t in range(WARM_UP + cycle):

@@ -155,7 +155,8 @@ def test_a_captured_training_continues_after_a_signal_in_an_epoch(name, tmp_path
         with pytest.raises(Terminated):
             first.train_epoch(0, lambda: int(next(looks) == 7))
     assert first.take_step._graphs
-    assert first.steps_done == 7
+    assert first.begun is not None
+    assert first.begun["steps"] == 7
     second, metrics, _ = train(run, state=through_a_file(first, tmp_path))
     assert apart(second, whole) < tolerance(run)
     for ours, theirs in zip(metrics, expected, strict=True):

@@ -305,6 +305,7 @@ def test_compare_with_tuning_in_two_processes(tmp_path, command, monkeypatch):
     text = command(*words, *SMALL, "--epochs", "2", "--out", out)
     assert "Test mean IoU in %, after the last of 2 epochs" in text
     assert "score on held-out samples" in text
+    assert "- The score is not the share of samples that are right" in " ".join(text.split())
     results = json.loads((out / "results.json").read_text())
     assert {run["task"]["score"]["name"] for run in results["runs"]} == {"miou"}
     assert len(results["tuning"]) == 4

@@ -76,8 +76,8 @@ class Evaluated(Classification):
 
     sizes: ClassVar[list[int]] = []
 
-    def _inputs_of(self, *arguments: object) -> object:
-        for x, y in super()._inputs_of(*arguments):  # type: ignore[arg-type]
+    def _stored(self, *arguments: object) -> object:
+        for x, y in super()._stored(*arguments):  # type: ignore[arg-type]
             self.sizes.append(len(x))
             yield x, y
 

@@ -30,8 +30,8 @@ from ...flatness.trace import LEAST_SAMPLES, trace
 from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.names import find_function, is_own
 from ..common.progress import ProgressLine
-from ..config import MAX_SEED, NOT_NEGATIVE, Run, check_values, method_title, setting
-from ..tasks import TASKS, Task, imported_task, named_task
+from ..config import MAX_SEED, NOT_NEGATIVE, Run, Settings, method_title, setting
+from ..tasks import TASKS, Task, named_task, task_of
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.machine import environment_info
 from ..training.run_dir import (
@@ -61,7 +61,7 @@ EQUAL_LOSS_RTOL = 1e-6  # relative difference within which two losses count as e
 
 
 @dataclass(frozen=True)
-class FlatnessSettings:
+class FlatnessSettings(Settings):
     """The settings of all measurements, which are flags of `bsam flatness`."""
 
     k: int = setting(50, "number of eigenvalues")
@@ -92,7 +92,7 @@ class FlatnessSettings:
     seed: int = setting(0, "seed of all random vectors", check=partial(check_count, low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         check_grid(self.span, self.points)
         check_mode(self.mode, self.micro_batch)
 
@@ -111,6 +111,7 @@ class MeasuredModels:
         load: returns the network, its loss and its data, on a device.
         weights: returns the file whose content tells whether a network has changed.
         about: returns further values to record with the numbers.
+        warning: returns a sentence if a network that was loaded may not be the trained one.
     """
 
     paths: Sequence[Path]
@@ -119,6 +120,7 @@ class MeasuredModels:
     load: Callable[[Path, torch.device], Loaded]
     weights: Callable[[Path], Path] = lambda path: path
     about: Callable[[Path], dict[str, Any]] = lambda path: {}
+    warning: Callable[[Path], str | None] = lambda path: None
 
 
 def runs_in_folders(paths: Sequence[Path], on_message: Callable[[str], None]) -> list[Path]:
@@ -229,6 +231,7 @@ def find_models(
         load=lambda path, device: load_run(path, samples, device, data, models, named, **data_folders),
         weights=lambda path: path / NETWORK,
         about=_about,
+        warning=lambda path: RunDir(path).stale_code(runs[path]),
     )
 
 
@@ -260,7 +263,7 @@ def load_run(
     named = [named_task(task) for task in tasks]
     run = RunDir(folder).run()
     check_named(run, folder, data, models, named)
-    kind: Any = imported_task(run)
+    kind: Any = task_of(run)
     task = kind(run, device, **data_folders)
     network = task.measured_network(RunDir(folder).load_into(task.network()))
     return network, task.loss, task.examples(images)
@@ -378,6 +381,8 @@ def measured_entries(
             with reading(models.weights(path), "give another file"):
                 sha256 = hashlib.sha256(read_bytes(models.weights(path))).hexdigest()
             loaded = models.load(path, device)
+            if (warning := models.warning(path)) is not None:
+                line.say(warning)
             entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
                 if entry is not None:

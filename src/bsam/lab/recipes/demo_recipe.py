@@ -19,7 +19,7 @@ from ..config import BASE, Run, arguments_of
 from ..data.arrays import DIGITS_TEST, DIGITS_TRAIN, DIGITS_VALIDATION
 from ..tasks import task_of
 from .paper_recipes import DEMO, method_run
-from .plan import Plan, titles_of
+from .plan import Plan
 from .recipe import recipe
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, variant_of, variants
 
@@ -100,7 +100,8 @@ def demo(methods: Sequence[str], epochs: int, warmup: float, **settings: Any) ->
     if "sgd" in names:
         sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])
         rows.append((sgd, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
-    noise = task_of(runs[0]).data_words(runs[0])
-    title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
+    task = task_of(runs[0])
+    noise = task.data_words(runs[0])
+    title = f"Demo: {', '.join([*task.titles(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
     known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
     return [Plan(run, row=row, candidates=tried, **known) for run, row, tried in rows]

@@ -14,7 +14,7 @@ from ..tasks import task_of
 from ..tasks.images import augmentation_of
 from ..tasks.pose_outputs import SCORES
 from ..training.run_dir import run_dir_name
-from .plan import Plan, titles_of
+from .plan import Plan
 from .recipe import recipe
 from .variants import BSAMS, MATCHED, arguments_on, variant_of, variants
 
@@ -145,7 +145,11 @@ def rho_min_study(**scale: Any) -> list[Plan]:
 def label_noise(**scale: Any) -> list[Plan]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
     runs = grid(TABLE_METHODS, axis=[{"label_noise": rate} for rate in NOISE_RATES], noise_labels="all", **scale)
-    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.settings()['label_noise']:.0%}") for run in runs]
+    plans = []
+    for run in runs:
+        section = ", ".join(task_of(run).titles(run))
+        plans.append(Plan(run, section=section, column=f"{run.settings()['label_noise']:.0%}"))
+    return plans
 
 
 @paper_recipe(
@@ -287,7 +291,7 @@ def pose(**settings: Any) -> list[Plan]:
     """
     # the paper does not state its radii for poses; we use those of CIFAR-10
     runs = [method_run(name, radii="cifar10", task="pose", **settings) for name in TABLE_METHODS]
-    section = f"{' on '.join(titles_of(runs[0]))}, {_pose_score(runs[0].data)} in %"
+    section = f"{' on '.join(task_of(runs[0]).titles(runs[0]))}, {_pose_score(runs[0].data)} in %"
     return [Plan(run, section=section, column="") for run in runs]
 
 
@@ -329,7 +333,7 @@ def quantization(networks: Sequence[str], data: Sequence[str], quantized_epochs:
     for base in grid(["sgd"], networks, data, curvature=True, **settings):
         init = run_dir_name(base)
         runs = [base, *grid(TABLE_METHODS, [base.model], [base.data], init=init, curvature=True, **quantized)]
-        column, title = titles_of(base)
+        column, title = task_of(base).titles(base)
         for run in runs:
             row = FULL_PRECISION if run.settings()["weight_bits"] is None else variant_of(run).title
             plans.append(Plan(run, section=f"{title}, W{QUANTIZED_BITS}A{QUANTIZED_BITS}", row=row, column=column))
@@ -367,7 +371,7 @@ def radius(totals: Sequence[float], **settings: Any) -> list[Plan]:
     proportion to the total.
     """
     sgd = method_run("sgd", curvature=True, **settings)
-    section = f"{', '.join(titles_of(sgd))}, {task_of(sgd).data_words(sgd)}"
+    section = f"{', '.join(task_of(sgd).titles(sgd))}, {task_of(sgd).data_words(sgd)}"
     plans = [Plan(sgd, section=section)]
     for total in totals:
         equal = {"rho_max": total / 2, "rho_min": total / 2}

@@ -103,7 +103,7 @@ class Plan:
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """What ``run.json`` in the run directory says: see :func:`describe`."""
-        network, data = titles_of(self.run)
+        network, data = task_of(self.run).titles(self.run)
         given = {"section": network, "column": data, **self._given()}
         if "order" in given:
             given["place"] = given.pop("order")  # its name in the file
@@ -167,7 +167,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
 def experiment_title(run: Run) -> str:
     """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
     task = task_of(run)
-    parts = [*titles_of(run), task.data_words(run), task.network_words(run)]
+    parts = [*task.titles(run), task.data_words(run), task.network_words(run)]
     if run.weights is not None:
         file = Path(run.weights)
         parts.append("pretrained" if run.weights == PRETRAINED or file.stem == run.model else f"pretrained {file.name}")
@@ -190,14 +190,6 @@ def experiment_title(run: Run) -> str:
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
 
 
-def titles_of(run: Run) -> tuple[str, str]:
-    """Return the titles of network and data, or their names if this version or a user's task does not know them."""
-    try:
-        return task_of(run).titles(run)
-    except BsamValueError:
-        return run.model, run.data
-
-
 def row_title(run: Run) -> str:
     """Return the title of a run's variant, with the arguments that differ from those that recipes use.
 
@@ -208,7 +200,7 @@ def row_title(run: Run) -> str:
     variant = variant_of(run)
     if run.method == BASE:
         return variant.title
-    usual = usual_arguments(run).get(variant.name) or all_arguments(run.method, {})
+    usual = usual_arguments(run, variant)
     values = all_arguments(run.method, run.arguments)
     different = [setting_text(value, name) for name, value in values.items() if value != usual.get(name)]
     different += [setting_text(value, name) for name in RADIUS_SCHEDULE if (value := getattr(run, name))]

@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamTypeError, BsamValueError
-from ..common.names import describe_error
+from ..common.names import describe_error, find_function, is_own
 from ..common.printing import group_by
 from ..config import Run, imported
+from ..tasks import task_of
 from .plan import Plan
-from .start import check_network, with_weights
+from .start import with_weights
 from .study import Study, seed_by_seed
 from .tuning import Tuning, with_tuned_radii
 from .variants import baseline_row
@@ -118,12 +119,13 @@ class Recipe:
         if not _is_list(listed) or not listed or not all(isinstance(item, Run | Plan) for item in listed):
             raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Plan, got {listed!r:.80}")
         plans = [item if isinstance(item, Plan) else Plan(item) for item in listed]
-        return [replace(plan, run=imported(plan.run)) for plan in plans]
+        return [replace(plan, run=imported(plan.run)) if is_own(plan.run.method) else plan for plan in plans]
 
     def _check(self, plans: Sequence[Plan], baseline: str | None) -> None:
         """Raise if a network does not exist, if two runs share a cell of the table, or if no row is the baseline."""
         for run in {plan.run.model: plan.run for plan in plans}.values():
-            check_network(run)
+            if "model" in task_of(run).functions(run):
+                find_function(run.model, "model")
         for names in (("section", "row", "column"), ("experiment", "row")):
             cell_of = itemgetter(*names)
             cells = [cell_of(plan.about) for plan in plans]

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ...common.errors import BsamError, BsamRuntimeError
-from ..analysis.outcome import score_title
+from ..analysis.outcome import comparison_advice, score_title
 from ..analysis.runs_table import COLUMNS, DAMAGED, RESULTS, read_epochs, read_runs
 from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
@@ -20,6 +20,7 @@ from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..paper import check_table, join
+from ..recipes.compare import COMPARE
 from ..recipes.plan import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks import task_of
@@ -137,9 +138,12 @@ def write_results(study: Study, decision: Decision) -> StudyResult:
     page = out / PAGE if len(begun) else None
     compared = None
     findings: list[str] = []
-    if study.baseline is not None and (runs["state"] == "finished").any():
+    if study.baseline is not None and runs["state"].isin(ENDED).any():
         compared = comparison(runs, compare_rows(runs, study.baseline), base_sentence(decision.base), page)
         findings += compared.sentences
+        if study.name == COMPARE and compared.nobody_learned:
+            has_diverged = not (runs["state"] == "finished").any()
+            findings.append(comparison_advice([plan.run for plan in decision.finals], has_diverged))
     if study.at_equal_radii:
         findings += _at_equal_radii(runs)
     cells = cells_of(runs, study.published)

@@ -12,7 +12,7 @@ from html import escape
 from itertools import count, zip_longest
 from typing import Any, TypeAlias
 
-from ..common.printing import markdown_cell, printable
+from ..common.printing import printable
 
 Row: TypeAlias = Mapping[str, Any]
 COLUMN_GAP = "  "  # between columns of text
@@ -46,11 +46,6 @@ class Cell:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.text, *self.marks))) or ("-" if self.text is None else "")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it shows nothing."""
-        return not self.text and not self.marks
 
     @property
     def key(self) -> Any:
@@ -137,7 +132,7 @@ class Table:
         cells: list[list[Cell]] = []
         for column in columns:
             of_column = [column.cell(row) for row in rows]
-            if not all(cell.is_empty for cell in of_column):
+            if any(cell.text or cell.marks for cell in of_column):
                 shown.append(column)
                 cells.append(of_column)
         legend = " ".join(column.note for column in shown if column.note)
@@ -213,8 +208,11 @@ class Table:
         """Return the rows in Markdown."""
         header = [column.title for column in self.columns]
         rule = ["---" if column.words else "---:" for column in self.columns]
-        rows = [header, rule, *(map(str, row) for row in self.rows)]
-        return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+        lines = []
+        for row in (header, rule, *(map(str, row) for row in self.rows)):
+            cells = [printable(text).replace("|", "\\|") for text in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
 
     def to_csv(self) -> str:
         """Return the fields of all rows as CSV."""
@@ -353,7 +351,7 @@ def _html_heading(column: Column) -> str:
 
 def _html_cell(cell: Cell, column: Column, row: Cell, name: str, is_name: bool) -> str:
     """Return a cell; what opens has an id, this name."""
-    classes = {"text": column.words, "best": cell.best, "none": cell.is_empty}
+    classes = {"text": column.words, "best": cell.best, "none": not (cell.text or cell.marks)}
     content = ""
     if cell.text:
         content = f'<span class="v">{escape(cell.text if column.words else number_text(cell.text))}</span>'

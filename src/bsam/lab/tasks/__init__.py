@@ -22,6 +22,9 @@ TASKS: dict[str, type[Task]] = {task.settings_type.name: task for task in (Class
 class StoredTask(Task, stored=True):
     """A task of the user whose module is not imported: what tables need of it, from the files of a run."""
 
+    def __init__(self, run: Run, *_: object, **__: object) -> None:
+        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
+
 
 _STORED_TASKS: dict[str, type[StoredTask]] = {}
 
@@ -44,14 +47,6 @@ def task_class(name: str) -> type[Task]:
 def task_of(run: Run) -> type[Task]:
     """Return the task of a run, as :func:`task_class` does."""
     return task_class(run.task.name)
-
-
-def imported_task(run: Run) -> type[Task]:
-    """Return the task of a run; raise if its module is not imported."""
-    task = task_of(run)
-    if issubclass(task, StoredTask):
-        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
-    return task
 
 
 def data_of(run: Run) -> DatasetEntry:

@@ -82,7 +82,7 @@ class Preprocessing(nn.Module):
         super().__init__()
         inputs = task.inputs
         self._pixels = task.pixels
-        self._resize = inputs.resize
+        self._inputs = inputs
         unit = 255.0 if inputs.in_bytes else 1.0
         self._is_identity = unit == 1.0 and not any(inputs.mean) and all(std == 1.0 for std in inputs.std)
         # constants rounded as in training, so that the inputs are the same bit for bit
@@ -98,7 +98,7 @@ class Preprocessing(nn.Module):
             x = (x - self._pixels.mean) / self._pixels.std
         if not self._is_identity:
             x = (x - self.shift) * self.scale
-        return self._resize(x)
+        return self._inputs.resize(x, self._inputs.size)
 
 
 def example(task: Classifier) -> Tensor:

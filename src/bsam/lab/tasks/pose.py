@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..quantization import OnnxNetwork, export_onnx
 from . import pose_outputs
 from .exported import Comparison, Network, Progress, Standardise, compare_scores, precision_text
 from .found import FoundJoints, NoteReader, Prediction, Shown, read_batches, skeletons
-from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
+from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples, stream
 from .pose_outputs import decode, flip_merge, simcc_losses
 from .splits import WHOLE, Shares, holdout_size
 from .task import EVALUATION_BATCH, Failure, Notes, Score, TaskBatch
@@ -155,11 +155,6 @@ class Pose(ImageTask):
     def chance(self) -> float:
         """Return the PCK of the mean pose."""
         return self.baseline()[self.score.name]
-
-    @classmethod
-    def identity(cls, run: Run) -> str:
-        """Return the name of the class when the first runs were written."""
-        return "bsam.tasks.pose.Pose"
 
     @classmethod
     def _model_with(cls, in_file: str | None, default: str | None) -> str | None:
@@ -345,7 +340,10 @@ class Pose(ImageTask):
         """
         step = 1 if limit is None else max(1, len(persons) // limit)
         rows = shares.of(torch.arange(len(persons), device=self._host)[::step][:limit].split(EVALUATION_BATCH))
-        for images, index in zip(self._read(persons.x, rows), rows, strict=True):
+        stored: Iterable[Tensor] = (persons.x[index] for index in rows)
+        if self._host != self.device:
+            stored = stream(persons.x, rows, self.device)
+        for images, index in zip(stored, rows, strict=True):
             where = index.to(self.device)
             yield self._augment(images, persons.y[where], persons.to_image[where])
 

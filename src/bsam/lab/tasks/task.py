@@ -123,6 +123,7 @@ class Task:
     presets: ClassVar[Sequence[Preset]] = ()  #: defaults of its runs
     uses: ClassVar[frozenset[str]] = frozenset()  #: settings of a run that most tasks ignore, such as ``augment``
     groups: ClassVar[Sequence[Score]] = ()  #: parts of the score with columns of their own in tables
+    identity: ClassVar[str] = ""  #: its name in ``identity.json``, if that is not the one of its settings
     loss_title: ClassVar[str] = "loss"  #: what :meth:`loss` computes, for labels of flatness measurements
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
 
@@ -540,11 +541,6 @@ class Task:
     worded: ClassVar[Sequence[str]] = ()  #: the settings that :meth:`data_words` and :meth:`network_words` speak of
 
     @classmethod
-    def identity(cls, run: Run) -> str:
-        """Return the name of the task in ``identity.json``."""
-        return run.task.name
-
-    @classmethod
     def titles(cls, run: Run) -> tuple[str, str]:
         """Return the titles of network and data."""
         return run.model, run.data
@@ -561,8 +557,13 @@ class Task:
 
     @classmethod
     def network_words(cls, run: Run) -> str:
-        """Say how the network was changed; empty if it was not."""
+        """Say how the network was changed, for titles; empty if it was not."""
         return ""
+
+    @classmethod
+    def network_details(cls, run: Run) -> str:
+        """Say in full how the network was changed; empty if it was not."""
+        return cls.network_words(run)
 
     @classmethod
     def table_notes(cls, runs: Iterable[tuple[Run, float | None]]) -> list[str]:
@@ -632,7 +633,9 @@ class Task:
 
     @classmethod
     def check_start(cls, run: Run, data_dir: Path | None = None) -> None:
-        """Raise if a run cannot start, before its data is read."""
+        """Raise if a run cannot start, before its data is read; a network of the user is imported."""
+        if ":" in run.model:
+            find_function(run.model, "model")
 
     @classmethod
     def data_entry(cls, run: Run) -> DatasetEntry:
