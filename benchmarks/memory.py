@@ -177,7 +177,7 @@ def peaks(
     layers: int = LAYERS,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, int]:
-    """Return the bytes of the parameters, the peaks of ``backward`` and of a whole step, and the bytes between steps."""
+    """Return the bytes of the parameters, at the peaks of ``backward`` and of a whole step, and between steps."""
     with counting(device) as counter:
         linear = (nn.Linear(width, width, bias=False, device=device, dtype=dtype) for _ in range(layers))
         model = nn.Sequential(*linear)
@@ -209,7 +209,8 @@ def builder(case: Case, width: int) -> Callable[[torch.optim.Optimizer, nn.Modul
 
     def build(base: torch.optim.Optimizer, model: nn.Module) -> Steps:
         train_step = case.train_step(base, model, batch=1, samples=1, classes=width)
-        train_step.begin_epoch(1)  # with the second term of SAF and MESA
+        if train_step.loss is not None:
+            train_step.loss.set_epoch(1)  # with the second term of SAF and MESA
         return train_step
 
     return build

@@ -143,7 +143,8 @@ def pages() -> dict[str, str]:
 def overview() -> str:
     """Return the page with the table of all methods."""
     rows = (
-        f"| [`{m.__name__}`]({name}.md) | {m.passes:.3g} | {m.memory_in_words()} | {m.needs_in_words() or '-'} | {m.purpose} |"
+        f"| [`{m.__name__}`]({name}.md) | {m.passes:.3g} | {m.memory_in_words()} | {m.needs_in_words() or '-'} "
+        f"| {m.purpose} |"
         for name, m in METHODS.items()
     )
     captured = ", ".join(m.title for m in METHODS.values() if m.capturable)

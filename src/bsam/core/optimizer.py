@@ -132,11 +132,11 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     _check_batch_norm: bool  # whether to raise if the closure runs batch norm: its statistics would not be restored
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Show the options by name in the signature of a method that passes them on as ``**options``."""
+        """Show the options by name in the signature of a method that passes them on, as ``**options``."""
         super().__init_subclass__(**arguments)
         signature = inspect.signature(cls.__init__)
         _, *parameters = signature.parameters.values()
-        if parameters and parameters[-1].name == "options":
+        if parameters and parameters[-1].kind == inspect.Parameter.VAR_KEYWORD:
             parent = next(c for c in cls.__mro__[1:] if issubclass(c, SharpnessAware))
             inherited = getattr(parent, "__signature__", inspect.signature(SharpnessAware.__init__)).parameters.values()
             known = {p.name for p in parameters}

@@ -18,9 +18,7 @@ from finished_runs import write_run
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
-    pages = []
-    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: pages.append(options))
+def test_what_a_recipe_writes(name, out, tmp_path, pages):
     experiment, _ = out(name)
     experiment = replace(experiment, tuning=None)
     result = write_results(experiment, experiment.decide(Snapshot(tmp_path)))

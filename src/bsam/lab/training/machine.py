@@ -234,28 +234,23 @@ class DistributedContext:
         work.wait()  # raises if a process has ended
 
 
-def is_first_process() -> bool:
-    """Return whether this process prints: the only one of a run, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
+@dataclass
 class Vote:
     """Let all processes act at the same step on a number that one of them has received."""
 
-    def __init__(self, context: DistributedContext) -> None:
-        self._context = context
-        self._pending: tuple[Any, Tensor] | None = None
+    context: DistributedContext
+    _pending: tuple[Any, Tensor] | None = None
 
     def __call__(self, number: int) -> int:
         """Give this process's number, and return the largest number that the processes gave in the previous call.
 
         With a single process, return its number at once.
         """
-        if self._context.size == 1:
+        if self.context.size == 1:
             return number
         largest = self.result()
         given = torch.tensor(number)
-        self._pending = dist.all_reduce(given, dist.ReduceOp.MAX, self._context.group, async_op=True), given
+        self._pending = dist.all_reduce(given, dist.ReduceOp.MAX, self.context.group, async_op=True), given
         return largest
 
     def result(self) -> int:
