@@ -64,7 +64,9 @@ class GivenUp:
     def _raise(self, *_: object) -> NoReturn:
         raise BsamRuntimeError(self._reason)
 
-    __iter__ = __getitem__ = __len__ = _raise
+    __iter__ = _raise
+    __getitem__ = _raise
+    __len__ = _raise
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

@@ -140,7 +140,8 @@ class Weights(PassPart):
         Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
         """
         w = [[t.data for t in bucket] for bucket in self._tensors]
-        self._backup = self._backup or self.allocate()
+        if in_backup:
+            self._backup = self._backup or self.allocate()
         use_other_memory(undo, self.params, self.layout.join(self._backup) if in_backup else None)
         undo.callback(self._come_back, self._backup)
         self._backup = w
