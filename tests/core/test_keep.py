@@ -181,8 +181,8 @@ def test_a_remembered_gradient_outlives_restart_and_a_second_backward(memory):
         if not first:
             first.append(flat(g - 0.5 * g_up))
             L.restart()
-            for _ in range(3):
-                g = L.grad(at=0.2 * L.grad())
+            for size in (0.1, 0.2, 0.3):
+                g = L.grad(at=self.vector([torch.full_like(p, size) for p in self.params]))
         return g
 
     optimizer, closure = optimizer_of(way)
