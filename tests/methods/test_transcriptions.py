@@ -338,7 +338,11 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "ksam": ("KSAM", ksam, {"k": 10}),
     "msam": ("MSAM", msam, {"rho": 0.3}),
     "aesam": ("AESAM", aesam, {"total_steps": STEPS}),
-    "aesam-lambda": ("AESAM", aesam, {"total_steps": STEPS, "rho": 0.2, "decay": 0.8, "lambda_1": -2.0, "lambda_2": 0.5}),
+    "aesam-lambda": (
+        "AESAM",
+        aesam,
+        {"total_steps": STEPS, "rho": 0.2, "decay": 0.8, "lambda_1": -2.0, "lambda_2": 0.5},
+    ),
     "aesam-reuse": ("AESAM", aesam, {"total_steps": STEPS, "alpha": 0.4}),
     "rst": ("RST", rst, {}),
     "rst-seed": ("RST", rst, {"rho": 0.2, "p": 0.3, "seed": 3}),

@@ -95,7 +95,7 @@ class Plan:
         for name, value in self._given().items():
             check_entry(name, value)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the run directory."""
         return run_dir_name(self.run)
