@@ -31,6 +31,7 @@ torch.set_num_threads(1)
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
 # So does each manual_seed, three times, for devices that are not there.
 torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
+os.fsync = lambda descriptor: None  # it waits for the disk, and no test cuts the power
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
