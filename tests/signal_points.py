@@ -80,10 +80,11 @@ def signal_points(
     last: dict[Stack, Point] = {}
     latest: dict[FrameType, Point] = {}  # the latest instruction of each frame
     calls = 0
+    outside = sys._getframe()  # with its callers, below every frame of the run
 
     def add(frame: FrameType | None, point: Point) -> None:
         stack = []
-        while frame is not None:
+        while frame is not None and frame is not outside:
             stack.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
         if not within or any(code.co_name in within for code, _ in stack):
