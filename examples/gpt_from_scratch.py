@@ -28,9 +28,9 @@ class GPT(nn.Module):
         return hidden @ self.characters.weight.T * WIDTH**-0.5
 
 
-def main(passes=2000, methods=("SAM", "FunctionalSAM", "half", "AdamW"), rho=0.05, seed=0):
+def main(passes=2000, methods=("SAM", "FunctionalSAM", "half", "AdamW"), rho=0.05, seed=0, last=40_000):
     text, losses = torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode())), {}
-    train, held_out = text[:-40_000], text[-40_000:].view(-1, CONTEXT)
+    train, held_out = text[:-last], text[-last:].view(-1, CONTEXT)
     for name in methods:
         torch.manual_seed(seed)
         model, steps = GPT(256), passes if name == "AdamW" else passes // 2

@@ -17,7 +17,7 @@ from bsam.lab.training.graphs import CapturedSteps
 from bsam.lab.training.machine import side_stream
 from bsam.lab.training.trainer import build_run_step
 
-STEPS, BATCH = 30, 6
+STEPS, BATCH = 12, 6
 SETTINGS = {"base": "adamw", "lr": 3e-3, "weight_decay": 0.3, "decay": "weights", "clip_norm": 4.0, "warmup": 1}
 SETTINGS |= {"epochs": 6, "batch": BATCH, "base_arguments": {"betas": [0.8, 0.95], "eps": 1e-4}}
 RUNS = {
@@ -40,7 +40,7 @@ def problem(device="cpu"):
 
 
 def rate(run: Run, step: int) -> float:
-    """Linear warm-up over the first of six epochs with five steps each, then half a cosine to 0."""
+    """Linear warm-up over the first of six epochs with two steps each, then half a cosine to 0."""
     warm = STEPS // run.epochs
     return run.lr * (step + 1) / warm if step < warm else run.lr * 0.5 * (
         1 + math.cos(math.pi * (step - warm) / (STEPS - warm))

@@ -1,6 +1,6 @@
 """Runs with captured steps, for the tests with CUDA graphs and for those with recorded operations.
 
-Two epochs should have twenty steps: the radius warm-ups end, and the late starts are, within these.
+Two epochs should have sixteen steps or more: the radius warm-ups end, and the late starts are, within these.
 """
 
 from __future__ import annotations

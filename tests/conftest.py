@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch.nn import functional as F
 
+from helpers import search_roughly
 from processes import Script
 
 gc.disable()  # until all tests are collected
@@ -30,6 +31,7 @@ torch.set_num_threads(1)
 fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
 # So does each manual_seed, three times, for devices that are not there.
 torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
+os.fsync = lambda descriptor: None  # it waits for the disk, and no test cuts the power
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
 
 
@@ -149,6 +151,8 @@ FIRST = (  # files with the longest tests, that fork processes, or that import l
     "test_accelerate.py",
     "test_lightning.py",
     "test_framework_ranks.py",
+    "test_guides.py",
+    "test_main.py",
     "test_frameworks.py",
     "test_transformers.py",
 )
@@ -185,12 +189,8 @@ def trace_without_shapes() -> None:
 
 @pytest.fixture
 def rough_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End the search for eigenvalues once their residuals are small, without the products that look for missed ones.
-
-    For tests of what uses eigenvalues; those of the search are in tests/flatness.
-    """
-    monkeypatch.setattr("bsam.flatness.spectrum.MIN_STEPS", 1)
-    monkeypatch.setattr("bsam.flatness.spectrum.MISSED", float("inf"))
+    """For tests of what uses eigenvalues; those of the search are in tests/flatness."""
+    search_roughly(monkeypatch)
 
 
 @pytest.fixture(scope="session")

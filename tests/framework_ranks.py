@@ -6,7 +6,6 @@ import contextlib
 import copy
 import importlib
 import logging
-import multiprocessing
 import os
 import warnings
 from functools import partial
@@ -21,7 +20,7 @@ import bsam
 from bsam.common.timm_import import import_torchvision
 from bsam.integrations.lightning import SharpnessAwareMixin
 from lightning_training import EPOCHS, Batches
-from processes import group_of_two
+from processes import fork_ranks, group_of_two
 
 METHODS = {
     "bsam": partial(bsam.BSAM, rho_max=0.2, rho_min=0.15),
@@ -142,11 +141,4 @@ def both_ranks(folder: Path) -> None:
         importlib.import_module("lightning.pytorch")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    processes = [multiprocessing.get_context("fork").Process(target=rank_in_group, args=(r, folder)) for r in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(100)
-    for process in processes:
-        process.kill()
-    raise SystemExit(any(process.exitcode for process in processes))
+    fork_ranks(rank_in_group, folder)

@@ -128,3 +128,9 @@ def trained_as(task: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, task.settings_type.name, task)
         yield
+
+
+def search_roughly(patch: pytest.MonkeyPatch) -> None:
+    """End the search for eigenvalues once their residuals are small, without the products that look for missed ones."""
+    patch.setattr("bsam.flatness.spectrum.MIN_STEPS", 1)
+    patch.setattr("bsam.flatness.spectrum.MISSED", float("inf"))

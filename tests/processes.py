@@ -99,6 +99,18 @@ class Command(Process):
             self.wait()
 
 
+def fork_ranks(function: Callable[[int, Path], object], folder: Path) -> None:
+    """End this process after two forks of it, which share its imports, have called ``function(rank, folder)``."""
+    ranks = [multiprocessing.get_context("fork").Process(target=function, args=(rank, folder)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(100)
+    for process in ranks:
+        process.kill()
+    raise SystemExit(any(process.exitcode for process in ranks))
+
+
 @contextlib.contextmanager
 def group_of_two(rank: int, folder: Path) -> Iterator[None]:
     """Make this process one of two gloo ranks. Both leave together: neither destroys a group that the other uses."""

@@ -36,8 +36,8 @@ press_ctrl_c: defaultdict[int, Any] = defaultdict(_thread.interrupt_main)
 
 
 @cache
-def _is_checked(code: CodeType, offset: int) -> bool:
-    return any(i.offset == offset and i.opname.startswith(CHECKED) for i in dis.get_instructions(code))
+def _checked_offsets(code: CodeType) -> frozenset[int]:
+    return frozenset(i.offset for i in dis.get_instructions(code) if i.opname.startswith(CHECKED))
 
 
 @contextmanager
@@ -84,10 +84,11 @@ def signal_points(
     last: dict[Stack, Point] = {}
     latest: dict[FrameType, Point] = {}  # the latest instruction of each frame
     calls = 0
+    outside = sys._getframe()  # with its callers, below every frame of the run
 
     def add(frame: FrameType | None, point: Point) -> None:
         stack = []
-        while frame is not None:
+        while frame is not None and frame is not outside:
             stack.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
         if not within or any(code.co_name in within for code, _ in stack):
@@ -106,7 +107,7 @@ def signal_points(
 
         def see(frame: FrameType, number: int) -> None:
             latest[frame] = call, number
-            if _is_checked(frame.f_code, frame.f_lasti):
+            if frame.f_lasti in _checked_offsets(frame.f_code):
                 add(frame, (call, number))
 
         return _trace_instructions(frame, see, leave)

@@ -20,6 +20,7 @@ from bsam.lab.inference import run_flatness
 from bsam.lab.recipes import RECIPES
 from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir, run_dir_name
+from helpers import search_roughly
 
 LONG = "x" * 300
 TRAIN = ("train", "--method", "sam", "--epochs", "1", "--limit-train", "128", "--limit-test", "50", "--device", "cpu")
@@ -34,6 +35,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatness_command, "flatness_figures", lambda entries: {})
+        search_roughly(patch)
         assert cli.main([*SMALL, "--out", "run"]) == 0
         assert cli.main(["flatness", "run", "--out", "flatness", *CHEAP]) == 0
     return folder

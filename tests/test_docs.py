@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -25,7 +26,7 @@ from bsam.lab.config import Run
 from bsam.lab.data import digits
 from bsam.lab.recipes import recipe_of, start
 from bsam.lab.recipes.compare import compared_runs
-from bsam.lab.recipes.plan import select
+from bsam.lab.recipes.plan import Plan, select
 from bsam.lab.tasks import images
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +143,12 @@ def _joined(block: str) -> list[str]:
     return re.sub(r"\\\n\s*", "", block).splitlines()
 
 
+@functools.cache
+def planned(recipe: str, scale: str | None, seeds: int) -> list[Plan]:
+    """The runs of a recipe, which several commands train."""
+    return recipe_of(recipe)(scale, seeds).plans
+
+
 def check_command(line: str) -> None:
     """Raise if the name or the arguments of a command are wrong."""
     words = shlex.split(line, comments=True)
@@ -156,8 +163,8 @@ def check_command(line: str) -> None:
         if arguments.command == "compare":
             compared_runs(arguments.methods, settings_of(arguments))
         if arguments.command == "run" and ":" not in arguments.recipe:  # tests/recipes runs those of a module
-            planned = recipe_of(arguments.recipe)(arguments.scale, arguments.seeds or 1).plans
-            assert select(planned, arguments.only, arguments.models, arguments.data)
+            plans = planned(arguments.recipe, arguments.scale, arguments.seeds or 1)
+            assert select(plans, arguments.only, arguments.models, arguments.data)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in words[1:])

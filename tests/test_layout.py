@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,12 @@ def is_number(factor: ast.expr) -> bool:
 
 
 def lines_with(condition, source: str) -> Iterator[int]:
-    return (node.lineno for node in ast.walk(ast.parse(source)) if condition(node))
+    return (node.lineno for node in nodes_of(source) if condition(node))
+
+
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
 
 
 EXAMPLES = {

@@ -25,6 +25,7 @@ from bsam.lab.common.files import save_tensors
 from bsam.lab.inference import run_flatness
 from bsam.lab.report.page import page
 from bsam.lab.training.run_dir import RunDir
+from helpers import search_roughly
 
 SMALL = ("--epochs", "1", "--batch", "8", "--device", "cpu")
 TRAIN = ("train", "--method", "sam", "--data", "folder:pets", "--model", "resnet8", "--image-size", "8", *SMALL)
@@ -62,6 +63,7 @@ def received_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_images(folder / "pets")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatness_command, "flatness_figures", lambda entries: {})
+        search_roughly(patch)
         assert cli.main([*QUANTIZED, "--out", "run"]) == 0
         assert cli.main(["flatness", "run", "--out", "run", *CHEAP]) == 0
         shutil.copytree("run", "unfinished")

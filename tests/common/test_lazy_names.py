@@ -34,7 +34,14 @@ from bsam import *
 assert BSAM is bsam.BSAM and flatness.trace is bsam.flatness.trace
 assert pickle.loads(b"cbsam\\nBSAM\\n.") is BSAM and b"bsam.methods.bsam" in pickle.dumps(BSAM)
 """
-CHECK = ("bsam.SharpnessAware", "pickle.loads(b'cbsam.methods.sam\\nSAM\\n.')", "bsam.methods.METHODS['gsam']")
+CHECK = """
+pickled = "pickle.loads(b'cbsam.methods.sam\\\\nSAM\\\\n.')"
+for expression in ("bsam.SharpnessAware", pickled, "bsam.methods.METHODS['gsam']"):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bsam"]:
+        del sys.modules[name]
+    import bsam
+    assert eval(expression).check.__name__ == "check_loop", expression
+"""
 
 
 def typed_names(package):
@@ -63,26 +70,15 @@ def test_every_method_is_a_name_of_the_package():
     assert all(getattr(bsam, method.__name__) is method for method in bsam.METHODS.values())
 
 
-def run(program):
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_in_a_fresh_interpreter():
-    """No torch before the first use, which may be in several threads; then star imports and pickles as ever."""
-    run(FRESH)
+    """No torch before the first use, which may be in several threads; then star imports and pickles as ever. Optimizers
+    have their check wherever they come from, each time after bsam is imported anew.
 
-
-def test_optimizers_have_their_check_wherever_they_come_from():
-    """One interpreter, since torch takes seconds; each time, bsam is imported anew."""
-    run(f"""
-import pickle, sys
-for expression in {CHECK}:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "bsam"]:
-        del sys.modules[name]
-    import bsam
-    assert eval(expression).check.__name__ == "check_loop", expression
-""")
+    One interpreter, since torch takes seconds.
+    """
+    program = [sys.executable, "-c", FRESH + CHECK]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("package", [bsam, bsam.lab], ids=lambda package: package.__name__)

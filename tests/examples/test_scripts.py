@@ -343,13 +343,13 @@ def test_check_finds_nothing(path, monkeypatch):
 
 def test_gpt(example):
     """The AdamW rows are a loop of plain torch; SAM and Functional SAM take half as many steps."""
-    names, losses, shown = example("gpt_from_scratch", passes=4)
+    names, losses, shown = example("gpt_from_scratch", passes=4, last=1_280)
     assert list(losses) == ["SAM", "FunctionalSAM", "half", "AdamW"]
     assert [int(steps) for steps in re.findall(r": (\d+) steps", shown)] == [2, 2, 2, 4]
     torch.manual_seed(0)
     model = names["GPT"](256)
     text = torch.tensor(list("\n".join(names["topics"][name] for name in sorted(names["topics"])).encode()))
-    held_out = text[-40_000:].view(-1, 64)
+    held_out = text[-1_280:].view(-1, 64)
 
     def loss_of(rows):
         return F.cross_entropy(model(rows)[:, :-1].reshape(-1, 256), rows[:, 1:].reshape(-1))
@@ -357,15 +357,15 @@ def test_gpt(example):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, 4, pct_start=0.1, cycle_momentum=False)
     for _ in range(4):
-        starts = torch.randint(len(text) - 40_000 - 64, (32, 1))
+        starts = torch.randint(len(text) - 1_280 - 64, (32, 1))
         optimizer.zero_grad()
-        loss_of(text[:-40_000][starts + torch.arange(64)]).backward()
+        loss_of(text[:-1_280][starts + torch.arange(64)]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
     assert losses["AdamW"] == pytest.approx(loss_of(held_out).item(), abs=1e-5)
     assert len(set(losses.values())) == 4
-    again = example("gpt_from_scratch", passes=4, methods=["SAM"], rho=0.0)[1]
+    again = example("gpt_from_scratch", passes=4, methods=["SAM"], rho=0.0, last=1_280)[1]
     assert again["SAM"] == pytest.approx(losses["half"], abs=1e-6)
     future = torch.randint(0, 256, (1, 64))
     changed = torch.cat([future[:, :40], torch.randint(0, 256, (1, 24))], dim=1)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from bsam.common.timm_import import import_torchvision
+from processes import Script
 
 ROOT = Path(__file__).parents[2]
 collect_ignore = ["hugging_face.py"]  # or every worker would import it at collection, for doctests
@@ -49,9 +50,12 @@ def _reset_accelerate() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def hf_ranks(two_ranks_of, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """The results of two processes that run hugging_face.py."""
-    return two_ranks_of(Path(__file__).with_name("hugging_face.py"), tmp_path_factory.mktemp("ranks"))
+def hf_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """The results of the two processes of hugging_face.py."""
+    folder = tmp_path_factory.mktemp("ranks")
+    script = Script(Path(__file__).with_name("hugging_face.py"), folder, output=folder / "printed.txt")
+    assert script.wait(300) == 0, (folder / "printed.txt").read_text()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 def import_framework(name: str) -> ModuleType:

@@ -1,6 +1,6 @@
 """A small language model, its data, and plain loops with which the Trainer and Accelerate are compared.
 
-As a script it is one rank of a two-process run on gloo: python hugging_face.py RANK FOLDER
+As a script it is a run of two processes on gloo: python hugging_face.py FOLDER
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transformers import OPTConfig, OPTForCausalLM, Trainer, TrainingArguments  
 
 from bsam.integrations.accelerate import backward
 from bsam.integrations.transformers import SharpnessAwareTrainer
-from processes import group_of_two
+from processes import fork_ranks, group_of_two
 
 LR, RHO, CLASSES = 0.2, 0.2, 7
 Batch = dict[str, Tensor]
@@ -196,9 +196,13 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "trainer-accumulate": partial(ddp_trainer, gradient_accumulation_steps=2),
 }
 
-if __name__ == "__main__":
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+
+def rank_in_group(rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # for Accelerate; the group exists already
     with group_of_two(rank, folder):
         torch.save({case: run(rank) for case, run in CASES.items()}, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    fork_ranks(rank_in_group, Path(sys.argv[1]))

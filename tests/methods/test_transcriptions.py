@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import bsam
 from helpers import assert_close, distance
 
-LR, MOMENTUM, DECAY, TINY, STEPS = 0.1, 0.9, 1e-2, 1e-12, 30
+LR, MOMENTUM, DECAY, TINY, STEPS = 0.1, 0.9, 1e-2, 1e-12, 18
 Tensors = list[Tensor]
 
 
@@ -337,27 +337,31 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "esam-seed": ("ESAM", esam, {"rho": 0.1, "beta": 0.8, "gamma": 0.7, "seed": 3}),
     "ksam": ("KSAM", ksam, {"k": 10}),
     "msam": ("MSAM", msam, {"rho": 0.3}),
-    "aesam": ("AESAM", aesam, {"total_steps": 30}),
-    "aesam-lambda": ("AESAM", aesam, {"total_steps": 30, "rho": 0.2, "decay": 0.8, "lambda_1": -2.0, "lambda_2": 0.5}),
-    "aesam-reuse": ("AESAM", aesam, {"total_steps": 30, "alpha": 0.4}),
+    "aesam": ("AESAM", aesam, {"total_steps": STEPS}),
+    "aesam-lambda": (
+        "AESAM",
+        aesam,
+        {"total_steps": STEPS, "rho": 0.2, "decay": 0.8, "lambda_1": -2.0, "lambda_2": 0.5},
+    ),
+    "aesam-reuse": ("AESAM", aesam, {"total_steps": STEPS, "alpha": 0.4}),
     "rst": ("RST", rst, {}),
     "rst-seed": ("RST", rst, {"rho": 0.2, "p": 0.3, "seed": 3}),
     "g-rst": ("RST", rst, {"gamma": 2.0}),
     "functional": ("FunctionalSAM", functional_sam, {}),
     "functional-schedule": ("FunctionalSAM", functional_sam, {"rho": 0.3, "rho_floor": 0.1}),
     "saner": ("SANER", saner, {}),
-    "saner-ramp": ("SANER", saner, {"rho": 0.2, "alpha": 0.2, "ramp": 20}),
+    "saner-ramp": ("SANER", saner, {"rho": 0.2, "alpha": 0.2, "ramp": 10}),
     "vasso": ("VaSSO", vasso, {}),
     "vasso-0.4": ("VaSSO", vasso, {"rho": 0.2, "theta": 0.4}),
     "crsam": ("CRSAM", crsam, {}),
     "crsam-strong": ("CRSAM", crsam, {"rho": 0.2, "gamma": 0.5, "beta": 0.3}),
     "sam-share": ("SAM", sam_on_a_share, {"ascent": 0.3}),
-    "sam-warmup": ("SAM", warmed_up(sam), {"rho": 0.2, "warmup": 12}),
+    "sam-warmup": ("SAM", warmed_up(sam), {"rho": 0.2, "warmup": 10}),
     "sam-late": ("SAM", warmed_up(sam), {"rho": 0.2, "rho_floor": 0.05, "warmup": 8, "start": 6}),
-    "bsam-warmup": ("BSAM", warmed_up(bsam_), {**RADII, "warmup": 15}),
+    "bsam-warmup": ("BSAM", warmed_up(bsam_), {**RADII, "warmup": 12}),
     "bsam-2-late": ("BSAM", warmed_up(bsam_), {**RADII, "passes": 2, "start": 9}),
-    "saner-late": ("SANER", warmed_up(saner), {"rho": 0.1, "ramp": 10, "start": 4}),
-    "looksam-late": ("LookSAM", warmed_up(look_sam), {"rho": 0.1, "warmup": 11, "start": 7}),
+    "saner-late": ("SANER", warmed_up(saner), {"rho": 0.1, "ramp": 8, "start": 4}),
+    "looksam-late": ("LookSAM", warmed_up(look_sam), {"rho": 0.1, "warmup": 6, "start": 5}),
     "msam-warmup": ("MSAM", warmed_up(msam), {"rho": 0.3, "warmup": 9}),
 }
 

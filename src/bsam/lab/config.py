@@ -21,7 +21,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, make_dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -140,6 +140,9 @@ def to_json_value(value: Any) -> Any:
     return [to_json_value(entry) for entry in value] if type(value) in (list, tuple) else value
 
 
+# the fields of a dataclass: a plan makes hundreds of runs, and ``fields`` looks for them each time
+fields_of: Callable[[type[Any]], tuple[Field[Any], ...]] = cache(fields)
+
 SET: Final = object()  # in ``when``: any value except None
 
 
@@ -203,13 +206,13 @@ class Settings:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the names of the arguments."""
         self = super().__new__(cls)
-        positional = [item.name for item in fields(cls) if not item.kw_only]  # type: ignore[arg-type]
+        positional = [item.name for item in fields_of(cls) if not item.kw_only]
         object.__setattr__(self, "_given", (*positional[: len(args)], *kwargs))
         return self
 
     def __post_init__(self) -> None:
         """Check the value of each field, and replace it by a copy in plain Python values."""
-        for item in fields(self):  # type: ignore[arg-type]
+        for item in fields_of(type(self)):
             value = to_json_value(getattr(self, item.name))  # a copy: the caller's values may change later
             object.__setattr__(self, item.name, value)
             check = item.metadata.get("check")
@@ -543,7 +546,7 @@ def _check_task(name: str, value: object) -> None:
             f"{name} must be the settings of a task with a name, such as ClassificationSettings(), got {value!r}: to "
             "give the name alone, use Run.of"
         )
-    if both := {item.name for item in fields(value)} & {item.name for item in fields(Run)}:
+    if both := {item.name for item in fields_of(type(value))} & {item.name for item in fields_of(Run)}:
         raise BsamValueError(f"{min(both)} of {type(value).__name__} is also a setting of Run: choose another name")
 
 
@@ -874,7 +877,7 @@ class Run(Settings):
         if "base" in given:
             given["base"] = find_base(given["base"])
         values = {name: value for name, value in preset_values(type(self.task), given).items() if name not in given}
-        of_task = {item.name: values.pop(item.name) for item in fields(self.task) if item.name in values}
+        of_task = {item.name: values.pop(item.name) for item in fields_of(type(self.task)) if item.name in values}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "task", replace(self.task, **of_task))  # which counts as given from now on
@@ -947,8 +950,8 @@ class Run(Settings):
             PoseSettings(simcc_k=2.0, simcc_sigma=6.0, flip_test=True)
         """
         kind = settings_of_task(task)
-        task_names = [item.name for item in fields(kind)]
-        known = [*(item.name for item in fields(cls)), *task_names]
+        task_names = [item.name for item in fields_of(kind)]
+        known = [*(item.name for item in fields_of(cls)), *task_names]
         for name in [name for name in settings if name not in known]:
             for owner in TASK_SETTINGS.values():
                 if name in [item.name for item in fields(owner)]:
@@ -974,9 +977,10 @@ class Run(Settings):
         unless the task is your own.
         """
         settings: dict[str, Any] = {}
-        for item in fields(self):
+        for item in fields_of(Run):
             if item.name == "task":
-                settings |= {part.name: to_json_value(getattr(self.task, part.name)) for part in fields(self.task)}
+                parts = fields_of(type(self.task))
+                settings |= {part.name: to_json_value(getattr(self.task, part.name)) for part in parts}
                 settings["task"] = self.task.name
             else:
                 settings[item.name] = to_json_value(getattr(self, item.name))
@@ -1032,7 +1036,7 @@ def default_settings(task: type[TaskSettings]) -> dict[str, Any]:
         (0.05, 0.1)
     """
     defaults: dict[str, Any] = {}
-    for item in (*fields(Run), *fields(task)):
+    for item in (*fields_of(Run), *fields_of(task)):
         if item.default_factory is not MISSING:
             defaults[item.name] = item.default_factory()
         elif item.default is not MISSING:

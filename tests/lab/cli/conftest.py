@@ -93,6 +93,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredModels]:
 
 
 @pytest.fixture
+def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a study write no page, which takes most of its time where nothing is trained."""
+    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *_, **__: None)
+
+
+@pytest.fixture
 def error_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """A function that runs a command, which must fail with status 2, and returns its line on the error stream."""
 

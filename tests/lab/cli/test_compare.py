@@ -88,6 +88,7 @@ def test_the_command_continues_and_gives_the_same_numbers(compared, capsys):
     assert f"SGD: too few seeds ({-gain:+.2f} points" in text_of(capsys)
 
 
+@pytest.mark.usefixtures("without_page")
 def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monkeypatch):
     fit = train_by(FakeFit(lambda run: 0.5 + run.seed / 100), monkeypatch)
     options = {"out": tmp_path, "machine": Machine("cpu"), **SETTINGS}
@@ -99,6 +100,7 @@ def test_more_seeds_and_methods_train_only_the_new_runs(compared, tmp_path, monk
     assert result.table[["mean", "n"]].values.tolist() == [[pytest.approx(50.5), 2]] * 3
 
 
+@pytest.mark.usefixtures("without_page")
 def test_a_comparison_with_other_settings_needs_another_folder(tmp_path, monkeypatch, error_of):
     """Also if the first one was interrupted before it wrote its results."""
     fit = train_by(FakeFit(), monkeypatch)
@@ -248,7 +250,7 @@ def test_a_base_that_could_not_be_tuned_stops_the_comparison(tmp_path, monkeypat
     assert "holds other results (compare, with --tune-base): choose another folder" in other
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("at_once", "without_page")
 @pytest.mark.parametrize("name", ["config.json", "identity.json"])
 def test_a_damaged_tuning_run_stops_only_the_method_that_it_tunes(name, tmp_path, monkeypatch, capsys):
     """The number of validation samples in identity.json is not needed to choose a radius."""
@@ -276,6 +278,7 @@ def test_a_damaged_tuning_run_stops_only_the_method_that_it_tunes(name, tmp_path
         assert results["sam"] == "done"
 
 
+@pytest.mark.usefixtures("without_page")
 def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, capsys):
     fit = train_by(FakeFit(), monkeypatch)
     runs = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})
@@ -319,6 +322,7 @@ def test_no_advice_if_a_network_learned(tmp_path, monkeypatch, capsys):
     assert "check the data" not in text_of(capsys)
 
 
+@pytest.mark.usefixtures("without_page")
 def test_defaults_follow_from_the_data_and_the_initial_run(digits_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fit = train_by(FakeFit(), monkeypatch)
@@ -391,6 +395,7 @@ def test_names_that_the_package_does_not_have():
     assert not hasattr(bsam, "compair")
 
 
+@pytest.mark.usefixtures("without_page")
 def test_the_share_of_wrong_labels_of_a_folder_of_images(images, tmp_path, capsys):
     """Of 12 images of three classes, 60 % are drawn: 0.6 * 2 / 3 * 12 = 4.8, so 5 labels are wrong."""
     noise = "60 % of labels drawn from all classes: 41.7 % wrong"

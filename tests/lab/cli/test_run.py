@@ -78,6 +78,7 @@ def test_smoke(name, tmp_path, capsys):
     assert left in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.usefixtures("without_page")
 def test_the_study_of_the_total_radius_compares_at_equal_radii(tmp_path, monkeypatch, capsys):
     """With known scores: BSAM is 3 points above SAM of the same total radius, whatever the radius is."""
     train_by(
@@ -144,6 +145,7 @@ def test_labels_of_runs_are_distinct(name, tmp_path):
         assert len(set(labels)) == len(labels)
 
 
+@pytest.mark.usefixtures("without_page")
 def test_a_selection_of_networks_and_data_sets(tmp_path, capsys):
     """The table shows all finished runs, and counts the missing runs of the selection."""
     command = ["run", "classification", "--out", str(tmp_path / "out")]
@@ -192,7 +194,7 @@ def test_the_error_after_the_table_lists_runs_that_failed_or_diverged(tmp_path, 
     assert (tmp_path / run_dir_name(runs[1]) / "log.txt").exists()
 
 
-@pytest.mark.usefixtures("demo_in_one_process")
+@pytest.mark.usefixtures("demo_in_one_process", "without_page")
 def test_a_run_whose_tuning_failed_is_not_trained(tmp_path, capsys, monkeypatch):
     """Nor one whose tuning runs another process holds. The row without tuning is trained."""
     tried = []
@@ -221,8 +223,14 @@ def test_torchrun_is_an_error(monkeypatch, tmp_path, error_of):
     assert "torchrun" in error_of("run", "label-noise", "--out", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder for runs that are not interrupted, so that each is trained once."""
+    return tmp_path_factory.mktemp("whole")
+
+
 @pytest.mark.parametrize(("jobs", "to_all"), [("1", False), ("2", False), ("2", True)])
-def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, tmp_path):
+def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, tmp_path, whole):
     """As a cluster sends SIGUSR1 before the end of a job's time, to all processes or to the first one."""
     command = ["compare", "--methods", "sgd", "sam", "--seeds", "1", "--epochs", "9", "--batch", "32"]
     command += ["--limit-train", "256", "--limit-test", "50", "--device", "cpu", "--checkpoint-every", "1000"]
@@ -239,7 +247,7 @@ def test_runs_stopped_by_a_signal_write_checkpoints_and_continue(jobs, to_all, t
     states = [torch.load(path, weights_only=True) for path in (tmp_path / "stopped").glob("*/checkpoint.pt")]
     assert [state["begun"]["steps"] > 0 for state in states] == [True] * int(jobs)
     runs = [RunDir(log.parent).run() for log in logs]
-    pairs = [run_all(runs, tmp_path / name, Machine("cpu")) for name in ("stopped", "whole")]
+    pairs = [run_all(runs, folder, Machine("cpu")) for folder in (tmp_path / "stopped", whole)]
     for ours, theirs in zip(*pairs, strict=True):
         assert [{**row, "seconds": 0} for row in ours.epochs] == [{**row, "seconds": 0} for row in theirs.epochs]
         networks = [(state.path / "model.safetensors").read_bytes() for state in (ours, theirs)]
@@ -267,6 +275,7 @@ def test_several_jobs_end_at_a_signal_to_all(number, status, how, tmp_path):
         assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # nobody waits for orphans
 
 
+@pytest.mark.usefixtures("without_page")
 def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
     first, second, *_ = (plan.run for plan in RECIPES["training-curves"]("smoke").plans)
     arguments = ["run", "training-curves", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
@@ -291,6 +300,7 @@ def test_interrupted_the_same_command_continues(tmp_path, capsys, monkeypatch):
     assert states == ["done"] * 2 + ["missing"] * 3
 
 
+@pytest.mark.usefixtures("without_page")
 def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, monkeypatch):
     numbers = []
     monkeypatch.setattr(study_run, "default_slots", lambda device, unfinished, on_cpu: numbers.append(unfinished) or 1)
@@ -301,6 +311,7 @@ def test_the_default_number_of_jobs_follows_from_the_unfinished_runs(tmp_path, m
     assert numbers == [2, len(variants()) - 2]
 
 
+@pytest.mark.usefixtures("without_page")
 def test_another_scale_does_not_empty_the_table(tmp_path, monkeypatch, error_of):
     train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]
@@ -337,6 +348,7 @@ def test_a_damaged_directory_is_reported_and_the_other_runs_are_trained(tmp_path
     assert "not finished" not in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.usefixtures("without_page")
 def test_results_without_a_run_with_a_damaged_note(tmp_path, monkeypatch, error_of):
     train_by(FakeFit(), monkeypatch)
     command = ["run", "label-noise", "--only", "sgd", "sam", "--out", str(tmp_path), "--device", "cpu"]

@@ -67,7 +67,7 @@ def test_each_operation_is_that_of_pillow(operation, channels, black_without_bit
             if not theirs.ops:
                 continue
             for side in (33, 8):
-                pixels = images(channels, side)
+                pixels = images(channels, side)[:: 2 if side == 33 else 1]
                 expected = np.stack([with_pillow(theirs, pixels[i], i) for i in range(len(pixels))])
                 found = ours(batch(pixels), range(len(pixels)))
                 assert torch.equal(found, batch(expected)), (name, side)

@@ -13,6 +13,7 @@ from bsam.lab.tasks import classification, pose
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.tasks.pose import Pose
 from bsam.lab.tasks.splits import Shares
+from pose_runs import draw_figures
 
 CPU = torch.device("cpu")
 
@@ -66,6 +67,7 @@ def test_classification(size, monkeypatch):
 @pytest.mark.parametrize("size", [2, 5])
 def test_pose(size, monkeypatch):
     monkeypatch.setattr(pose, "EVALUATION_BATCH", 8)
+    draw_figures(120, monkeypatch)
     same = {"task": "pose", "data": "stick_figures", "model": "simcc_resnet8", "image_size": 32}
     run = Run.of("sgd", limit_train=8, limit_test=30, **same)
     task = Pose(run, CPU)

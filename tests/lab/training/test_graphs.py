@@ -23,7 +23,7 @@ from recorded_steps import RecordedGraph, like_a_gpu, recording
 
 TOLERANCE = 1e-6  # losses are computed in float32, and a checkpoint stores the step count of AdamW in float32
 CPU = torch.device("cpu")
-SMALL = {"batch": 16}  # ten steps per epoch
+SMALL = {"batch": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +53,9 @@ def start(run: Run, captured: bool, change=lambda groups: None) -> Trainer:
     return trainer
 
 
-def train(run: Run, captured: bool, epochs=(0, 1), state=None, change=lambda groups: None) -> Trainer:
-    trainer = start(run.changed(**SMALL), captured, change)
-    assert trainer.steps == 10
+def train(run: Run, captured: bool, epochs=(0, 1), state=None, change=lambda groups: None, steps=10) -> Trainer:
+    trainer = start(run.changed(**SMALL, limit_train=16 * steps), captured, change)
+    assert trainer.steps == steps
     if state is not None:
         trainer.load_state_dict(state)
     trainer.losses = [trainer.train_epoch(number)["train_loss"] for number in epochs]
@@ -70,12 +70,12 @@ def distance(a: Trainer, b: Trainer) -> float:
 def test_captured_steps_are_plain_steps(run):
     # a kind is captured in its fourth step, and ramps must end
     several = kinds_of_steps(run) > 1 or run.rho_warmup or "ramp" in run.arguments
-    epochs = (0, 1) if several else (0,)
-    captured, plain = train(run, True, epochs), train(run, False, epochs)
+    epochs, per_epoch = ((0, 1), 8) if several else ((0,), 6)
+    captured, plain = (train(run, is_captured, epochs, steps=per_epoch) for is_captured in (True, False))
     assert len(captured.take_step._graphs) == kinds_of_steps(run)
     assert distance(captured, plain) < TOLERANCE
     assert captured.losses == pytest.approx(plain.losses, rel=1e-6)
-    steps = 10 * len(epochs)
+    steps = per_epoch * len(epochs)
     assert all(int(n) == steps for name, n in captured.network.state_dict().items() if name.endswith("batches_tracked"))
     if isinstance(captured.optimizer, SharpnessAware):
         assert captured.optimizer.t == steps
@@ -113,12 +113,12 @@ def test_the_graph_of_a_loss_serves_all_epochs(arguments):
     """SAF reads and writes other logits in each of them."""
     method = "saf" if arguments else "mesa"
     run = Run.of(method, {"start_epoch": 1, **arguments}, **{**SAME, "epochs": 6})
-    captured, plain = train(run, True, epochs=range(6)), train(run, False, epochs=range(6))
+    captured, plain = (train(run, is_captured, epochs=range(6), steps=5) for is_captured in (True, False))
     assert len(captured.take_step._graphs) == 2
     assert distance(captured, plain) < TOLERANCE
     ours, theirs = captured.train_step.loss.state_dict(), plain.train_step.loss.state_dict()
     assert all(torch.allclose(ours[name], t) for name, t in theirs.items() if isinstance(t, torch.Tensor))
-    sgd = train(Run.of("sgd", **{**SAME, "epochs": 6}), False, epochs=range(6))
+    sgd = train(Run.of("sgd", **{**SAME, "epochs": 6}), False, epochs=range(6), steps=5)
     assert distance(plain, sgd) > 100 * TOLERANCE
 
 

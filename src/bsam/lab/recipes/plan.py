@@ -95,7 +95,7 @@ class Plan:
         for name, value in self._given().items():
             check_entry(name, value)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the run directory."""
         return run_dir_name(self.run)
@@ -117,7 +117,12 @@ class Plan:
 
 def with_seed(plans: Sequence[Plan], seed: int, **more: Any) -> list[Plan]:
     """Return the plans with another seed and other settings; runs that start from another of them still do."""
-    new = [replace(plan, run=plan.run.changed(seed=seed, **more)) for plan in plans]
+    new = [
+        plan if plan.run.seed == seed and not more else replace(plan, run=plan.run.changed(seed=seed, **more))
+        for plan in plans
+    ]
+    if all(plan.run.init is None for plan in new):
+        return new
     names = {old.name: plan.name for old, plan in zip(plans, new, strict=True)}
     return [
         replace(plan, run=replace(plan.run, init=names[plan.run.init])) if plan.run.init in names else plan

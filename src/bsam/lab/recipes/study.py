@@ -149,7 +149,7 @@ class Study:
         finals = []
         waiting = {}
         for plan in plans:
-            choice = choices.get(_key(plan.run))
+            choice = choices.get(_key(plan.run)) if choices else None
             pending = [tried for tried in (base, choice) if tried is not None and tried.best() is None]
             if pending:
                 waiting[plan.name] = [state.path.name for state in pending[0].states]

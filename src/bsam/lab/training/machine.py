@@ -340,14 +340,17 @@ def why_compile_fails(device: torch.device) -> str | None:
 # ---- what is noted of the machine
 
 
+@functools.cache
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed. Looking for it takes milliseconds."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     """Return versions, machine and date as plain values; with a device, also its description."""
-    versions: dict[str, str | None] = {}
-    for package in ("torch", "numpy", "scikit-learn", "timm", "pillow"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     on_device: dict[str, Any] = {}
     if device is not None and device.type == "cuda":
         on_device["device"] = torch.cuda.get_device_name(device)
@@ -359,7 +362,7 @@ def environment_info(device: torch.device | None = None) -> dict[str, Any]:
     return {
         "bsam": __version__,
         "python": platform.python_version(),
-        **versions,
+        **{package: version_of(package) for package in ("torch", "numpy", "scikit-learn", "timm", "pillow")},
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         **on_device,
