@@ -141,7 +141,7 @@ def to_json_value(value: Any) -> Any:
 
 
 # the fields of a dataclass: a plan makes hundreds of runs, and ``fields`` looks for them each time
-fields_of: Callable[[type[Any]], tuple[Field[Any], ...]] = cache(fields)
+fields_of = cache(fields)
 
 SET: Final = object()  # in ``when``: any value except None
 
