@@ -22,7 +22,20 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, make_dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 import torch
@@ -141,7 +154,7 @@ def to_json_value(value: Any) -> Any:
 
 
 # the fields of a dataclass: a plan makes hundreds of runs, and ``fields`` looks for them each time
-fields_of = cache(fields)
+fields_of = cast(Callable[[type[Any]], tuple[Field[Any], ...]], cache(fields))
 
 SET: Final = object()  # in ``when``: any value except None
 
