@@ -206,8 +206,7 @@ def digits(seed: int = 0) -> Dataset:
     std = x[train].std()
     x = (x - mean) / std
     pixels = Pixels(0.0, 16.0, float(mean), float(std))
-    examples = Examples(x, y)
-    sets = [examples.at(torch.from_numpy(rows)) for rows in (train, validation, test)]
+    sets = [Examples(x[rows], y[rows]) for rows in (train, validation, test)]
     return Dataset("digits", 10, sets[0], sets[1], sets[2], mean=(0.0,), std=(1.0,), pixels=pixels)
 
 

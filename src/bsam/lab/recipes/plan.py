@@ -8,16 +8,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ...common.checks import check_count, check_flag, check_number
+from ...common.checks import check_count, check_flag, check_number, is_number
 from ...common.errors import BsamError, BsamValueError
-from ..common.names import find_name
+from ..common.names import find_name, is_own
 from ..common.printing import count_text
 from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, known_method, preset_values
 from ..models.weights import PRETRAINED
 from ..tasks import task_class, task_of
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from ..training.trainer import CURVATURE_SAMPLES
-from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants
+from .variants import all_arguments, passes_of, usual_arguments, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
 # settings that do not make another experiment: those of the row, of the seed, of speed and of measurements
@@ -147,7 +147,11 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
     """
     variant = variant_of(run)
     tuned = bool(known.get("tuned", False))
-    is_unknown = run.method != BASE and known_method(run.method) is None  # a stored run of somebody's class
+    is_unknown = is_own(run.method) and known_method(run.method) is None  # a stored run of somebody's class
+    arguments = all_arguments(run.method, run.arguments)
+    # their sum is the total radius: to first order, SAM and BSAM correct the gradient in proportion to it
+    names = ("rho_max", "rho_min") if "rho_max" in arguments else ("rho",)
+    radii: list[Any] = [arguments.get(name) for name in names]
     order = list(variants())
     about: dict[str, Any] = {
         "experiment": experiment_title(run),
@@ -156,7 +160,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
         "section": "",
         "column": "",
         "variant": variant.name,
-        "radius": total_radius(run),
+        "radius": float(sum(radii)) if all(map(is_number, radii)) else None,
         "passes": None if is_unknown else passes_of(run),
         "tuned": tuned,
         "trial": False,

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ...common.checks import is_number
 from ...methods import METHODS
 from ..common.names import is_own
 from ..config import BASE, Run, arguments_of, known_method, method_class, method_title
@@ -171,7 +170,8 @@ def all_arguments(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     The defaults of a class of the user that was not imported are unknown, and left out.
     """
     values: dict[str, Any] = {}
-    if method != BASE and known_method(method) is not None:
+    is_unknown = is_own(method) and known_method(method) is None
+    if method != BASE and not is_unknown:
         parameters = inspect.signature(method_class(method)).parameters
         defaults = {name: parameters[name].default for name in arguments_of(method)}
         values = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
@@ -179,17 +179,6 @@ def all_arguments(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("rho_floor") is not None and values["rho_floor"] == values.get("rho"):
         values["rho_floor"] = None
     return values
-
-
-def total_radius(run: Run) -> float | None:
-    """Return rho, or rho_max + rho_min; None if the method has neither.
-
-    To first order in the radii, SAM and BSAM correct the gradient in proportion to it.
-    """
-    values = all_arguments(run.method, run.arguments)
-    names = ("rho_max", "rho_min") if "rho_max" in values else ("rho",)
-    radii: list[Any] = [values.get(name) for name in names]
-    return float(sum(radii)) if all(map(is_number, radii)) else None
 
 
 def radius_choice(run: Run) -> str:

@@ -167,7 +167,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process's device and rank, and the number of processes.
+    """This process's device and rank, and the number of processes. Its methods are called only if there are several.
 
     Values other than gradients are exchanged through the CPU, in a group of processes that wait without a time limit:
     one of them may be downloading data, or measuring the trained network.
@@ -190,42 +190,34 @@ class DistributedContext:
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network, wrapped to average gradients over the processes."""
-        if self.size == 1:
-            return network
         return DistributedDataParallel(network, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the processes."""
-        if self.size > 1:
-            dist.all_reduce(value)
+        dist.all_reduce(value)
         return value / self.size
 
     def broadcast(self, value: T) -> T:
         """Return the first process's value on all processes."""
+        self.barrier()
         values = [value]
-        if self.size > 1:
-            self.barrier()
-            dist.broadcast_object_list(values, src=0, group=self.group)
+        dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
+        self.barrier()
         values: list[Any] = [value] * self.size
-        if self.size > 1:
-            self.barrier()
-            dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def copy_buffers(self, network: nn.Module) -> None:
         """Copy the first process's buffers, such as the statistics of batch norm, to all processes."""
-        if self.size > 1:
-            for buffer in network.buffers():
-                dist.broadcast(buffer, src=0)
+        for buffer in network.buffers():
+            dist.broadcast(buffer, src=0)
 
     def barrier(self) -> None:
         """Wait for all processes, without a time limit. Signals are handled meanwhile."""
-        if self.size == 1:
-            return
         work = dist.barrier(self.group, async_op=True)
         pause = 1e-3
         while not work.is_completed():
@@ -242,12 +234,7 @@ class Vote:
     _pending: tuple[Any, Tensor] | None = None
 
     def __call__(self, number: int) -> int:
-        """Give this process's number, and return the largest number that the processes gave in the previous call.
-
-        With a single process, return its number at once.
-        """
-        if self.context.size == 1:
-            return number
+        """Give this process's number, and return the largest number that the processes gave in the previous call."""
         largest = self.result()
         given = torch.tensor(number)
         self._pending = dist.all_reduce(given, dist.ReduceOp.MAX, self.context.group, async_op=True), given

@@ -404,7 +404,8 @@ class RunWriter(RunDir):
                     refuse_other_files(self.path, (LOG, *first))
             stack.enter_context(locked(self.path, "training"))
             remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
-        context.barrier()
+        if context.size > 1:
+            context.barrier()
         #: whether no earlier call wrote a checkpoint
         self.is_new = not (self._reads and (self.path / CHECKPOINT).exists())
 
@@ -459,8 +460,12 @@ class RunWriter(RunDir):
         write_json(self.path / CONFIG, self._run.settings())
         if self._about is not None:
             write_json(self.path / ABOUT, dict(self._about))
-        modules = _module_digests(self._run)
-        write_json(file, {**identity, "eval_samples": task.eval_samples, **({"modules": modules} if modules else {})})
+        identity["eval_samples"] = task.eval_samples
+        if any(is_own(name) for name in (self._run.task.name, self._run.model, self._run.method)):
+            modules = _module_digests(self._run)
+            if modules:
+                identity["modules"] = modules
+        write_json(file, identity)
         write_json(self.path / MACHINES, [*self.machines(), machine])
         for name, value in notes.items():
             write_json(self.path / f"{name}.json", value)
@@ -480,13 +485,15 @@ class RunWriter(RunDir):
             if self._events is not None:
                 self._events.add(trainer.epochs[-1])
             self._write_metrics(trainer)
-        self._context.barrier()
+        if self._context.size > 1:
+            self._context.barrier()
 
     def save_checkpoint(self, trainer: Training) -> None:
         """Write a checkpoint in the middle of an epoch."""
         if self._writes:
             self._write_checkpoint(trainer)
-        self._context.barrier()
+        if self._context.size > 1:
+            self._context.barrier()
 
     def _write_checkpoint(self, trainer: Training) -> None:
         buffer = io.BytesIO()

@@ -186,8 +186,10 @@ def fit(
         if machine.download:
             if context.is_main_of_machine:
                 download(run.data, machine.data_dir, sys.stderr.isatty())
-            context.barrier()
-        stack.enter_context(side_stream(context.device))
+            if context.size > 1:
+                context.barrier()
+        if context.device.type == "cuda":
+            stack.enter_context(side_stream(context.device))
         out = RunWriter(folder, run, context, machine.checkpoint_every, stack, about)
         initial = None
         if out.is_new and run.init is not None:
@@ -211,8 +213,7 @@ def fit(
                         out.save_checkpoint(trainer)
                     raise
                 metrics |= trainer.evaluate()
-                if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
-                    reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint, folder))
+                if folder is not None and (reason := _divergence(trainer, metrics, out.checkpoint, folder)):
                     out.record_divergence(reason)
                     raise Diverged(reason)
                 if run.sharpness_rho is not None and context.is_main:
@@ -227,7 +228,8 @@ def fit(
         surface = top = None
         if len(trainer.epochs) == run.epochs:
             if run.curvature or run.surface is not None:
-                flatness, surface = context.broadcast(_flatness(trainer) if context.is_main else ({}, None))
+                measured = _flatness(trainer) if context.is_main else ({}, None)
+                flatness, surface = measured if context.size == 1 else context.broadcast(measured)
                 top = largest_eigenvalue(flatness)
             predictions = {} if folder is None else trainer.predictions()
             files = callbacks.report(run, predictions) if predictions else {}
@@ -265,11 +267,26 @@ def _epoch(metrics: Mapping[str, Any]) -> Epoch:
     return Epoch(numbers, None if sharpness is None else Sharpness(**sharpness))
 
 
-def _divergence(run: Run, epoch: int, name: str, value: float, saved: str, folder: str | Path) -> str:
-    """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
-    checkpoint = f"The checkpoint of {saved} is kept in {folder}" if saved else "No checkpoint was written"
-    loss = name.replace("train_", "training_").replace("_", " ")
-    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
+def _divergence(trainer: Trainer, metrics: Mapping[str, Any], saved: str, folder: str | Path) -> str | None:
+    """Return a message if a loss is not finite, the same in all processes; otherwise None.
+
+    Args:
+        trainer: has trained the epoch.
+        metrics: those of the epoch.
+        saved: the epoch of the checkpoint; empty if there is none.
+        folder: the run directory.
+    """
+    message = None
+    losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
+    name = next((name for name, value in losses.items() if not math.isfinite(value)), None)
+    if name is not None:
+        checkpoint = f"The checkpoint of {saved} is kept in {folder}" if saved else "No checkpoint was written"
+        loss = name.replace("train_", "training_").replace("_", " ")
+        message = (
+            f"the {loss} is {losses[name]} in epoch {metrics['epoch']}: a smaller lr (now {trainer.run.lr:g}) or "
+            f"radius may help. {checkpoint}"
+        )
+    return trainer.context.broadcast(message) if trainer.context.size > 1 else message
 
 
 class Trainer:
@@ -336,7 +353,7 @@ class Trainer:
         self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
         if self._emulated:
             say("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
-        wrapped = context.wrap(self.network)
+        wrapped = context.wrap(self.network) if context.size > 1 else self.network
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
         total = self.steps * run.epochs
         self.train_step = build_run_step(run, task, model, total, self.captured, context.size, self.network)
@@ -380,7 +397,7 @@ class Trainer:
         ours = indices[first:, self.context.rank :: self.context.size]  # this process's share of each batch
         done = first
         stop = 0
-        vote = Vote(self.context)
+        vote = Vote(self.context) if self.context.size > 1 else None
         with self._seeded(number), emulated_bf16(self._emulated):
             if begun:
                 total += self._restore_share(begun)
@@ -393,19 +410,24 @@ class Trainer:
                 if self.average is not None:
                     self.average.update()
                 done = i + 1
-                if stop := vote(received()):
+                stop = received() if vote is None else vote(received())
+                if stop:
                     break
             if self.probe is not None:
                 self.readings += [asdict(reading) for reading in self.probe.readings]
                 self.probe.readings.clear()
-            if stop := max(stop, vote.result()):
-                shares = self.context.gather(self._share(total))
-                if all(math.isfinite(share["total"]) for share in shares):
+            if vote is not None:
+                stop = max(stop, vote.result())
+            if stop:
+                share = self._share(total)
+                shares = [share] if vote is None else self.context.gather(share)
+                if all(math.isfinite(each["total"]) for each in shares):
                     progress = {"steps": done, "lr": lr, "radii": radii, "seconds": time.perf_counter() - start}
                     self.begun = {**progress, "shares": shares}
                 raise Terminated(stop)
-        loss = float(self.context.mean(total)) / self.steps
-        return {"train_loss": loss, "lr": lr, **radii, "seconds": time.perf_counter() - start}
+        if self.context.size > 1:
+            total = self.context.mean(total)
+        return {"train_loss": float(total) / self.steps, "lr": lr, **radii, "seconds": time.perf_counter() - start}
 
     def _share(self, total: Tensor) -> dict[str, Any]:
         """Return what differs between processes in the middle of an epoch: the sum of losses and the generators."""
@@ -467,7 +489,8 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics; all processes evaluate the network of the first one."""
         network = self.result_network.eval()
-        self.context.copy_buffers(network)
+        if self.context.size > 1:
+            self.context.copy_buffers(network)
         with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
             metrics = self.task.evaluate(network)
         score = f"{self.run.eval_split}_{self.task.score.name}"
@@ -484,11 +507,6 @@ class Trainer:
             return {}
         with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
             return self.task.predictions(self.result_network.eval())
-
-    def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Return the name and value of the first non-finite loss, the same in all processes; None if all are finite."""
-        losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
-        return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
 
     def measured_network(self) -> nn.Module:
         """Return the network for flatness measurements."""
