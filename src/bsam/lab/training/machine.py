@@ -290,15 +290,12 @@ def is_bf16_emulated(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def emulated_bf16(on: bool = True) -> Iterator[None]:
-    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing if ``on`` is false.
+def emulated_bf16() -> Iterator[None]:
+    """Silence torch's warning that oneDNN cannot multiply in bf16.
 
     On aarch64, torch tries oneDNN anyway, warns, and disables oneDNN for the whole process, even for fp32. The setting
     is restored on exit.
     """
-    if not on:
-        yield
-        return
     before = torch.backends.mkldnn.enabled
     try:
         with warnings.catch_warnings():

@@ -350,8 +350,10 @@ class Trainer:
         self.compiled = run.compile and failure is None
         if failure is not None:
             say(f"torch.compile does not work on this machine ({failure}): continuing without it.")
-        self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
-        if self._emulated:
+        # the context of passes in training and evaluation
+        self._in_bf16: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        if run.precision == "bf16" and is_bf16_emulated(context.device):
+            self._in_bf16 = emulated_bf16
             say("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
         wrapped = context.wrap(self.network) if context.size > 1 else self.network
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
@@ -398,7 +400,7 @@ class Trainer:
         done = first
         stop = 0
         vote = Vote(self.context) if self.context.size > 1 else None
-        with self._seeded(number), emulated_bf16(self._emulated):
+        with self._seeded(number), self._in_bf16():
             if begun:
                 total += self._restore_share(begun)
             for i, batch in enumerate(self.task.batches(ours), start=first):
@@ -491,7 +493,7 @@ class Trainer:
         network = self.result_network.eval()
         if self.context.size > 1:
             self.context.copy_buffers(network)
-        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
+        with autocast(self.run, self.context.device), self._in_bf16():
             metrics = self.task.evaluate(network)
         score = f"{self.run.eval_split}_{self.task.score.name}"
         if not isinstance(metrics, Mapping) or score not in metrics:
@@ -505,7 +507,7 @@ class Trainer:
         """Return the task's predictions for some samples; empty except in the first process."""
         if not self.context.is_main:
             return {}
-        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
+        with autocast(self.run, self.context.device), self._in_bf16():
             return self.task.predictions(self.result_network.eval())
 
     def measured_network(self) -> nn.Module:
@@ -745,8 +747,8 @@ def autocast(run: Run, device: torch.device) -> torch.autocast:
 @contextlib.contextmanager
 def as_trained(run: Run, device: torch.device) -> Iterator[None]:
     """Evaluate networks in the precision of the run's training, without gradients."""
-    emulated = run.precision == "bf16" and is_bf16_emulated(device)
-    with torch.no_grad(), autocast(run, device), emulated_bf16(emulated):
+    is_emulated = run.precision == "bf16" and is_bf16_emulated(device)
+    with torch.no_grad(), autocast(run, device), emulated_bf16() if is_emulated else contextlib.nullcontext():
         yield
 
 
