@@ -254,3 +254,105 @@ def test_gradients_from_before_a_restart_cannot_be_used(memory):
     optimizer, closure = optimizer_of(way)
     with pytest.raises(bsam.BsamError, match=r"from before L.restart"):
         optimizer.step(closure)
+
+
+def test_a_vector_that_is_remembered_and_returned(memory):
+    """Clipping ``p.grad`` does not change what is remembered, nor does a second ``backward``."""
+    seen = []
+
+    def way(self, L):
+        g = L.grad()
+        seen.append(flat(g))
+        self.remember("seen", g)
+        return g
+
+    optimizer, closure = optimizer_of(way)
+    optimizer.backward(closure)
+    optimizer.backward(closure)
+    for p in optimizer.params:
+        p.grad.zero_()
+    optimizer.step()
+    assert torch.equal(flat(optimizer.recall("seen")), seen[1])
+
+
+def test_a_kept_sum_with_the_weights_is_that_at_w(memory):
+    def way(self, L):
+        g = L.grad()
+        self.expected = flat(g) + torch.cat([p.detach().flatten() for p in self.params])
+        d = g + self.vector(self.params)
+        L.grad(at=10 * g, keep=d)
+        return d
+
+    optimizer, closure = optimizer_of(way)
+    optimizer.backward(closure)
+    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in optimizer.params]), optimizer.expected)
+
+
+def test_map_in_place_after_remember_raises(memory):
+    def way(self, L):
+        g = L.grad()
+        self.remember("seen", g)
+        return L.grad(at=g.map_(lambda _, t: 100 * t) * 1e-3)
+
+    optimizer, closure = optimizer_of(way)
+    with pytest.raises(bsam.BsamError, match="map_ has overwritten"):
+        optimizer.step(closure)
+
+
+def test_map_in_place_never_writes_to_the_state(memory):
+    def way(self, L):
+        g = L.grad()
+        m = self.recall("seen", missing=g)
+        state = [t.clone() for t in m.tensors()]
+        m.map_(lambda _, t: t.mul_(2))
+        m.map_(lambda _, t: t.mul_(2))
+        if self.t:
+            assert all(torch.equal(a, b) for a, b in zip(self.recall("seen").tensors(), state, strict=True))
+        self.remember("seen", 0.5 * g.copy() if self.t else self.vector(state))
+        return L.grad(at=m * 0.01)
+
+    optimizer, closure = optimizer_of(way)
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_an_adaptive_perturbation_survives_a_large_loss_scale_in_float16(memory, adaptive):
+    """The gradient without the scale is below the smallest number of float16."""
+    found = {}
+    for dtype in (torch.float16, torch.float32):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        x = torch.randn(16, 8)
+        model, x = model.half().to(dtype), x.half().to(dtype)
+        base = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = bsam.BSAM(base, model, adaptive=True) if adaptive else bsam.ASAM(base, model)
+        seen, epsilon = [], optimizer.epsilon
+        optimizer.epsilon = lambda *a, seen=seen, epsilon=epsilon: seen.append(flat(epsilon(*a)).float()) or epsilon(*a)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+        optimizer.backward(lambda model=model, x=x: 3e-8 * model(x).float().square().sum(), scaler)
+        found[dtype] = seen[0]
+    torch.testing.assert_close(found[torch.float16], found[torch.float32], rtol=0.05, atol=1e-3)
+
+
+def test_an_observer_sees_the_perturbation_of_the_pass(memory):
+    seen = []
+
+    class Observer:
+        def due(self, step):
+            return True
+
+        def observe(self, optimizer, L):
+            seen.append(L.evaluations[1].at.norm())
+
+    def way(self, L):
+        e = 0.1 * L.grad()
+        self.length = e.norm()
+        d = L.grad(at=e)
+        e.map_(lambda _, t: 100 * t)
+        return d
+
+    optimizer, closure = optimizer_of(way)
+    optimizer.observers.append(Observer())
+    optimizer.step(closure)
+    torch.testing.assert_close(seen[0], optimizer.length)

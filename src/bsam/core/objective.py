@@ -270,6 +270,7 @@ class Objective:
 
     def _note_evaluation(self, at: Vector | None, loss: Tensor, gradient: Vector) -> None:
         gradient.observe()
+        at = None if at is None else 1.0 * at
         self.evaluations.append(Evaluation(at, loss, 1.0 * gradient))  # a vector that ``map_`` leaves alone
 
     def _run(

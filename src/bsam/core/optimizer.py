@@ -289,9 +289,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     def _own(self, v: Vector, *, wide: bool = False) -> Vector:
         """Return the vector, evaluated now if its terms may change during the step, or if its sum is to be ``wide``."""
         is_half = any(bucket.real_dtype.itemsize < 4 for bucket in v.layout.buckets)
-        if (wide and is_half) or not all(term.scratch or term.stable for term in v.terms):
+        if (is_half and (wide or v.is_mixed)) or not v.is_settled:
             return Vector(v.tensors(wide=wide), v.layout, scratch=True)
-        return v
+        return 1.0 * v  # a vector that ``map_`` leaves alone
 
     def recall(self, name: str, missing: Vector | None = None) -> Any:
         """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.

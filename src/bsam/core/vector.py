@@ -180,8 +180,8 @@ class Vector:
     def times(self, other: Vector) -> Vector:
         """Return the elementwise product, in new memory."""
         self._check_like(other)
-        a, x = self._factored()
-        b, y = other._factored()
+        a, x = self.factored()
+        b, y = other.factored()
         products = []
         for k, bucket in enumerate(self.layout.buckets):
             factors = [combined(v._parts(k), bucket.real_dtype) for v in (x, y)]
@@ -209,14 +209,14 @@ class Vector:
 
     @torch.no_grad()
     def map_(self, f: Callable[..., Tensor], *others: Vector) -> Vector:
-        """Apply ``f`` as :meth:`map` does, in the memory of this vector if it is a gradient that nobody observes.
+        """Change this vector as :meth:`map` does, in its own memory if it is a gradient that nobody observes.
 
-        Vectors that were computed from it lazily can no longer be used.
+        Vectors that were computed from it lazily can no longer be used, nor can a method have remembered it before.
         """
         (term, *rest) = self.terms
         if rest or not term.scratch or term.observed:
-            self.terms = self.map(f, *others).terms
-            return self
+            self.terms = self.copy().terms
+            (term,) = self.terms
         for k, old in enumerate(term.buckets):
             for t, new in zip(old, self._mapped(f, others, k), strict=True):
                 t.copy_(new)
@@ -276,8 +276,8 @@ class Vector:
     def dot(self, other: Vector) -> Tensor:
         """Return the inner product, for complex parameters its real part, as a 0-dim tensor on their device."""
         self._check_like(other)
-        a, x = self._factored()
-        b, y = other._factored()
+        a, x = self.factored()
+        b, y = other.factored()
         product = x.norm() ** 2 if x.is_term and x.terms.keys() == y.terms.keys() else x._dot(y)
         return product if is_one(a) and is_one(b) else product * a * b
 
@@ -288,12 +288,17 @@ class Vector:
         return not rest and not isinstance(c, PerGroup) and is_one(c)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the entries stay the same until the end of the step: not those of the weights, which move."""
+        return all(term.scratch or term.stable for term in self.terms)
+
+    @property
     def is_mixed(self) -> bool:
         """Whether a term has another type of entries than the parameters."""
         pairs = [pair for term in self.terms for pair in zip(term.buckets, self.layout.buckets, strict=True)]
         return any(tensors[0].dtype != bucket.real_dtype for tensors, bucket in pairs)
 
-    def _factored(self) -> tuple[Scalar, Vector]:
+    def factored(self) -> tuple[Scalar, Vector]:
         """Return a factor and a vector whose product is this vector: a single term without its factor."""
         (term, c), *rest = self.terms.items()
         return (1.0, self) if rest or isinstance(c, PerGroup) else (c, self._with({term: 1.0}))

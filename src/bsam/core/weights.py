@@ -242,7 +242,8 @@ class Gradients(PassPart):
 
     def store(self, wanted: Collection[Vector]) -> None:
         """Evaluate the sums among these vectors, in the memory of gradients that no other one of them needs."""
-        store([v for v in wanted if len(v.terms) > 1], wanted, over_reused=True)
+        sums = [v for v in wanted if len(v.terms) > 1 and v.is_settled]
+        store(sums, wanted, over_reused=True)
         self._terms += [ref(term) for v in wanted for term in v.terms if term.scratch]
 
     def _give_up(self, terms: Iterable[Term], needed: Collection[Vector], reason: str) -> None:
@@ -268,7 +269,7 @@ class Gradients(PassPart):
                 "built on?"
             )
         results = self.results.vectors
-        store(results, [direction])  # the next line overwrites gradients
+        store(results, [1.0 * direction])  # a vector may be both; the next line overwrites gradients
         buckets = direction.materialize_()
         entries = direction.layout.join(buckets)
         both = [(t, local(g)) for t, g in zip(entries, self._earlier, strict=True) if g is not None]

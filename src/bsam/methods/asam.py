@@ -65,12 +65,15 @@ class ASAM(ScheduledRadius):
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        v, length = rescaled(self, g, self.eta)
+        v, length = rescaled(self, g, self.eta, in_place=True)
         return L.grad(at=self.epsilon(v, "rho", length), keep=())
 
 
-def rescaled(optimizer: SharpnessAware, v: Vector, eta: float) -> tuple[Vector, Tensor]:
-    """Return ``T^2 v``, in the memory of ``v``, and the length of ``T v``; T depends on the sizes of the weights."""
+def rescaled(optimizer: SharpnessAware, g: Vector, eta: float, *, in_place: bool = False) -> tuple[Vector, Tensor]:
+    """Return ``T^2 g``, perhaps in the memory of ``g``, and the length of ``T g``; T depends on the weights.
+
+    A factor of ``g``, such as that of a loss scale, is left out until the end: it may underflow in half precision.
+    """
     modules = () if optimizer.model is None else (optimizer.model, *optimizer.others)
     scales = {p for module in modules for name, p in module.named_parameters() if name.rpartition(".")[-1] == "weight"}
     scaled = [p.dim() >= 2 or p in scales for p in optimizer.params]
@@ -79,5 +82,7 @@ def rescaled(optimizer: SharpnessAware, v: Vector, eta: float) -> tuple[Vector, 
     def multiplied(i: int, entries: Tensor) -> Tensor:
         return weights[i].abs().add_(eta).mul_(entries) if scaled[i] else entries
 
-    length = optimizer.counted(v.map_(multiplied)).norm()  # |T v|
-    return v.map_(multiplied), length
+    factor, v = g.factored()
+    v = v if in_place else v.copy()
+    length = optimizer.counted(v.map_(multiplied) * factor).norm()
+    return v.map_(multiplied) * factor, length

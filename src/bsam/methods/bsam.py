@@ -163,7 +163,7 @@ class BSAM(SharpnessAware):
 
     def algorithm_1(self, L: Objective, g: Vector) -> Vector:
         """Return the direction of Algorithm 1, from the gradient ``g``."""
-        v, length = rescaled(self, g.copy(), self.eta) if self.adaptive else (g, self.counted(g).norm())
+        v, length = rescaled(self, g, self.eta) if self.adaptive else (g, self.counted(g).norm())
         e_max = self.epsilon(v, "rho_max", length)  # line 4
         e_min = self.epsilon(v, "rho_min", length)  # line 6
         if self.start_from_min:
