@@ -234,10 +234,10 @@ def test_what_a_function_must_not_return(case, package):
 def test_modules_and_functions_that_cannot_be_used(code, end, word, package, capsys):
     name = package(code)
     assert cli.main(["train", "--method", "sgd", "--data", f"{name}{end}"]) == 2
-    told = capsys.readouterr().err
+    *shown, told = capsys.readouterr().err.splitlines()
     assert word in told
     assert name in told
-    assert told.count("\n") == 1
+    assert shown == [] or (shown[0].startswith("Traceback") and all("bsam" not in line for line in shown))
 
 
 def test_a_classifier_does_not_learn_persons(package):

@@ -23,6 +23,9 @@ _OWN: dict[str, Any] = {}  # the user's objects that were imported or passed, by
 OWN_CLASS = "MODULE:CLASS"  # how the user names a method or a task of their own
 
 
+imported_packages: set[str] = set()  # of the modules that the user has named: their errors are the user's
+
+
 def find_name(kind: str, name: object, known: Collection[str], own: str = "") -> str:
     """Return the known name that equals ``name``, ignoring case; if there is none, raise with the closest match.
 
@@ -127,6 +130,7 @@ def _import_object(name: str, role: str) -> Any:
     importlib.invalidate_caches()  # the module may have been created after its folder was searched
     try:
         module = importlib.import_module(module_name)
+        imported_packages.add(module_name.partition(".")[0])
     except ImportError as error:
         raise BsamValueError(
             f"the {role}'s module {module_name!r} cannot be imported from the installed packages or from "

@@ -12,10 +12,10 @@ from types import FrameType
 from typing import NamedTuple
 
 from ...common.errors import BsamError
+from .names import imported_packages
 
 PACKAGE = __name__.partition(".")[0]
 OUT_OF_MEMORY = "OutOfMemoryError"  # a class of torch, which takes seconds to import
-INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source_digest(module: str) -> str | None:
@@ -74,7 +74,5 @@ def _package(frame: FrameType) -> str:
 
 
 def _is_own(frame: FrameType) -> bool:
-    """Return whether a frame is neither ours nor that of an installed package, and its source is a file."""
-    file = Path(frame.f_code.co_filename)
-    is_installed = _package(frame) in sys.stdlib_module_names or INSTALLED.intersection(file.parts)
-    return _package(frame) != PACKAGE and not is_installed and file.is_file()
+    """Return whether a frame belongs to a package of which the user has named a module."""
+    return _package(frame) in imported_packages - {PACKAGE}
