@@ -128,8 +128,8 @@ def build_cases(
         if train_step.loss is not None:  # it needs the outputs of a first epoch
             with torch.no_grad():
                 for batch in batches:
-                    train_step.losses(*batch)
-            train_step.begin_epoch(1)
+                    train_step.evaluate(*batch)
+            train_step.loss.set_epoch(1)
         return Steps(train_step, batches, case.cycle)
 
     def forward_backward() -> None:

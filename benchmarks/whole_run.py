@@ -35,7 +35,7 @@ from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.machine import CHECKPOINT_EVERY, side_stream
 from bsam.lab.training.run_dir import RunWriter
-from bsam.lab.training.trainer import Trainer
+from bsam.lab.training.trainer import Trainer, as_trained
 from bsam.methods import METHODS
 from step_time import spread
 from throughput import BATCH, noise
@@ -164,7 +164,8 @@ def evaluations(trainer: Trainer, device: torch.device) -> list[dict[str, Any]]:
                 task._eval_batch_size, seconds = size, []
                 for _ in range(REPEATS + 1):
                     begin = time.perf_counter()
-                    trainer._in_eval_mode(lambda _, network=network: task.evaluate(network))  # type: ignore[misc]
+                    with as_trained(trainer.run, device):
+                        task.evaluate(network.eval())
                     seconds.append(time.perf_counter() - begin)
                 row = {"way": way, "batch": size, "first": seconds[0], "seconds": statistics.median(seconds[1:])}
                 rows.append(row)

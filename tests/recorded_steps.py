@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bsam.core import vector
-from bsam.core.tensors import Layout
+from bsam.core.tensors import Bucket
 from bsam.lab.training.graphs import CapturedSteps
 
 WAIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # operations with these wait for the device
@@ -103,7 +103,7 @@ def like_a_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     patch.setattr(CapturedSteps, "_fits_side_by_side", lambda steps: False)
-    patch.setattr(Layout, "on_cpu", property(lambda layout: False, lambda layout, value: None), raising=False)
+    patch.setattr(Bucket, "on_cpu", False)
     patch.setattr(vector.Vector, "_coefficient", _factor)
     patch.setattr(sys.modules["torch.optim.adam"], "_get_capturable_supported_devices", lambda **_: ["cpu"])
 

@@ -52,8 +52,10 @@ def _traced(trace: Trace) -> Iterator[None]:
         gc.enable()
 
 
-def _trace_instructions(frame: FrameType, see: Callable[[FrameType, int], object]) -> Trace:
-    """Call ``see`` before each instruction of a frame, with the number of the instruction."""
+def _trace_instructions(
+    frame: FrameType, see: Callable[[FrameType, int], object], leave: Callable[[FrameType], object] = lambda frame: None
+) -> Trace:
+    """Call ``see`` before each instruction of a frame, with the number of the instruction; at its end ``leave``."""
     number = 0
     frame.f_trace_opcodes = True
     frame.f_trace_lines = False
@@ -63,6 +65,8 @@ def _trace_instructions(frame: FrameType, see: Callable[[FrameType, int], object
         if event == "opcode":
             see(frame, number)
             number += 1
+        elif event == "return":
+            leave(frame)
         return trace
 
     return trace
@@ -106,7 +110,10 @@ def signal_points(
             if frame.f_lasti in _checked_offsets(frame.f_code):
                 add(frame, (call, number))
 
-        return _trace_instructions(frame, see)
+        return _trace_instructions(frame, see, leave)
+
+    def leave(frame: FrameType) -> None:
+        latest.pop(frame, None)  # so that its variables live as long as in an untraced run
 
     prepare()
     run()  # fills caches

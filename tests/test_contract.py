@@ -108,7 +108,7 @@ def test_every_method_is_listed_once_and_describes_itself():
     assert len(set(METHODS.values())) == len(METHODS)
     for m in METHODS.values():
         assert m.is_loss is not issubclass(m, torch.optim.Optimizer)
-        assert all((m.title, m.reference, m.purpose, m.memory, m.passes >= 1))
+        assert all((m.title, m.reference, m.purpose, m.passes >= 1, m.memory >= m.memory_kept >= 0))
     assert {name for name, m in METHODS.items() if m.is_loss} == {"saf", "mesa"}
 
 

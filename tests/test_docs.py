@@ -171,6 +171,10 @@ def check_command(line: str) -> None:
     elif words[0] == "python":
         scripts = (ROOT / words[1], ROOT / "benchmarks" / "machine.py")
         known = "".join(script.read_text(encoding="utf-8") for script in scripts)
+        if "--" in words:  # of results/add_runs.py: the flags of bsam train follow
+            end = words.index("--")
+            check_command(shlex.join(["bsam", "train", *words[end + 1 :]]))
+            words = words[:end]
         assert all(f'"{flag}"' in known for flag in words if flag.startswith("--"))
     else:
         assert words[:2] in (["pip", "install"], ["pip", "download"], ["npm", "pack"], ["ray", "start"])

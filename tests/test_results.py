@@ -133,32 +133,78 @@ def test_the_sentences_on_flipped_labels(sentence, pages):
     assert all(sentence in PAGES[page] for page in pages)
 
 
+SMOOTHED = {  # the runs without label smoothing, their titles, and the published numbers
+    "noise40-sgd": ("SGD", 70.25),
+    "noise40-sam": ("SAM", 79.71),
+    "noise40-sam-rho0.1": ("SAM (sum)", None),
+    "noise40-bsam-released": ("BSAM (as released)", 85.58),
+    "noise60-sgd": ("SGD", 48.50),
+    "noise60-sam": ("SAM", 67.22),
+    "noise80-sgd": ("SGD", 28.91),
+}
+
+
+def without_smoothing(name: str) -> Path:
+    folder = f"cifar10-resnet18-{name.partition('-')[0]}-no-smoothing"
+    return ROOT / "results" / folder / f"{name}-nosmooth-seed0.jsonl"
+
+
 def test_the_tables_without_label_smoothing():
     """One seed of each row, without and with label smoothing, beside the published number."""
     text = PAGES["docs/results.md"]
-    published = {"40": {"SGD": 70.25, "SAM": 79.71, "SAM (sum)": None}, "60": {"SGD": 48.50, "SAM": 67.22}}
-    names = {"SGD": "sgd", "SAM": "sam", "SAM (sum)": "sam-rho0.1"}
-    above, explained, gaps = {}, [], []
-    for rate, numbers in published.items():
-        folder = ROOT / f"results/cifar10-resnet18-noise{rate}-no-smoothing"
-        for title, paper in numbers.items():
-            name = f"noise{rate}-{names[title]}"
-            files = folder / f"{name}-nosmooth-seed0.jsonl", RERUN / f"{name}-seed0.jsonl"
-            rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
-            without, smoothed = (100 * row["test_accuracy"] for row in rows)
-            cells = [f"{100 * row['test_accuracy']:.2f} | {100 * row['memorised']:.1f}" for row in rows]
-            assert f"| {title} | {' | '.join(cells)} | {'-' if paper is None else f'{paper:.2f}'} |" in text
-            if paper is not None:
-                above[rate, title] = without - paper
-            if title == "SAM":
-                explained.append(f"{smoothed - without:.1f}")
-                gaps.append(f"{smoothed - paper:.1f}")
-    shown = {key: f"{abs(gap):.1f}" for key, gap in above.items()}
-    assert [gap > 0 for gap in above.values()] == [True, True, False, True]
-    assert f"SGD and SAM are {shown['40', 'SGD']} and {shown['40', 'SAM']} points above the published" in text
-    assert f"are {shown['60', 'SGD']} points below and {shown['60', 'SAM']} above." in text.replace("\n", " ")
-    both = f"{explained[0]} of {gaps[0]} and {explained[1]} of {gaps[1]} points"
-    assert f"SAM's gap at both rates, {both}" in text.replace("\n", " ")
+    stored = {path.name for path in ROOT.glob("results/*-no-smoothing/*.jsonl")}
+    assert stored == {without_smoothing(name).name for name in SMOOTHED}
+    above, explained, gaps = {}, {}, {}
+    for name, (title, paper) in SMOOTHED.items():
+        files = without_smoothing(name), RERUN / f"{name}-seed0.jsonl"
+        rows = [json.loads(file.read_text(encoding="utf-8").splitlines()[-1]) for file in files]
+        without, smoothed = (100 * row["test_accuracy"] for row in rows)
+        cells = [f"{100 * row['test_accuracy']:.2f} | {100 * row['memorised']:.1f}" for row in rows]
+        assert f"| {title} | {' | '.join(cells)} | {'-' if paper is None else f'{paper:.2f}'} |" in text
+        if paper is not None:
+            above[name] = without - paper
+            explained[name] = f"{smoothed - without:.1f}"
+            gaps[name] = f"{smoothed - paper:.1f}"
+    assert [name for name, gap in above.items() if gap < 0] == ["noise60-sgd", "noise80-sgd"]
+    sgd, sam, released, sgd_60, sam_60, sgd_80 = (f"{abs(gap):.1f}" for gap in above.values())
+    assert max(float(gap) for gap in (sgd, sam, released)) < 1  # "agree with the paper"
+    assert f"SGD, SAM and BSAM as released are {sgd}, {sam} and {released} points above the published" in text
+    assert f"SGD and SAM are {sgd_60} points below the published numbers and {sam_60} above." in text
+    assert f"SGD is {sgd_80} points below the paper with and without" in text
+    assert gaps["noise80-sgd"] == f"-{sgd_80}"
+    first = f"{explained['noise40-sam']} of SAM's {gaps['noise40-sam']} points"
+    second = f"{explained['noise40-bsam-released']} of the {gaps['noise40-bsam-released']} points of BSAM as released"
+    assert f"It accounts for {first}, and for {second}." in text
+    assert f"accounts for {explained['noise60-sam']} of SAM's {gaps['noise60-sam']} points." in text
+    numbers = [f"{last(without_smoothing(name).stem, without_smoothing(name).parent):.2f}" for name in SMOOTHED]
+    assert f"smoothing ({numbers[3]}, {numbers[1]} and {numbers[0]}, 1 seed each)" in PAGES["README.md"]
+    changes = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+    first = "SGD {}, SAM {}, SAM at 0.1 {}, BSAM as released {} (published: 70.25, 79.71, BSAM 85.58), at 60 % SGD"
+    sentence = f"{first} {{}}, SAM {{}} (published: 48.50, 67.22), at 80 % SGD {{}} (published: 28.91)"
+    assert sentence.format(*numbers) in changes
+
+
+def test_the_best_epochs_without_label_smoothing():
+    """The highest test accuracy of all epochs, and how far it is above the published numbers."""
+    text, shown, above = PAGES["docs/results.md"], [], []
+    for name, (title, paper) in SMOOTHED.items():
+        scores = [
+            100 * json.loads(line)["test_accuracy"]
+            for line in without_smoothing(name).read_text(encoding="utf-8").splitlines()
+        ]
+        best = max(scores)
+        assert scores.count(best) == 1
+        shown.append((f"{best:.2f}", title, scores.index(best) + 1))
+        if paper is not None:
+            above.append(best - paper)
+    of_40, of_60, of_80 = shown[:4], shown[4:6], shown[6:]
+    (first, title, epoch), *others = of_40
+    texts = [f"{score} for {name} ({number})" for score, name, number in others]
+    texts[-1] = texts[-1].replace("BSAM (as released)", "BSAM as released")
+    sentence = f"with 40 %, {first} for {title} (epoch {epoch}), {', '.join(texts[:-1])} and {texts[-1]}"
+    texts = [f"{score} for {name} ({number})" for score, name, number in (*of_60, *of_80)]
+    assert f"{sentence}; with 60 %, {texts[0]} and {texts[1]}; with 80 %, {texts[2]}." in text
+    assert f"these are {min(above):.1f} to {max(above):.1f} points above it" in text
 
 
 def test_the_table_of_random_crops():
@@ -197,7 +243,7 @@ def test_the_sentences_on_the_papers_label_noise():
     assert f"another order | {sgd[1]:.2f}, {sam[1]:.2f}, **{three[1]:.2f}** |" in text
     assert f"As released, BSAM reaches {released[1]:.2f} (paper: 78.27). Algorithm 1 reaches {three[1]:.2f}" in text
     assert f"reaches {shifted:.2f}, against {sam[1]:.2f} without it and {released[1]:.2f} for BSAM as released" in text
-    assert f"over two seeds is {std:.1f} there" in text
+    assert f"and {std:.1f} there, and those with 40 % wrong" in text
     assert f"({mean:.2f} and 70.25)" in text
     above = f"{sam[0] - 79.71:.1f}, {three[0] - 85.58:.1f} and {released[0] - 85.58:.1f} points above the published"
     assert f"are {above}" in text
@@ -205,7 +251,7 @@ def test_the_sentences_on_the_papers_label_noise():
     lead, behind, gain = three[0] - sam[0], wide[0] - three[0], wide[0] - sam[0]
     assert f"BSAM is {lead:.1f} points above SAM at 0.05 and {behind:.1f} below SAM at 0.1" in text
     assert f"these differences are {gain:.1f}, {lead:.1f} and {behind:.1f} (1 seed)" in page
-    assert f"(2 seeds; with 36 % wrong labels {behind:.1f}, 1 seed)" in guide
+    assert f"(2 seeds; with 36 and 54 % wrong labels {behind:.1f} and" in guide
     assert f"(1): below by {behind:.1f} | {three[0]:.2f} and {wide[0]:.2f} |" in text
     assert f"above by {three[1] - wide[1]:.1f}, but both hardly train | {three[1]:.2f} and {wide[1]:.2f} |" in text
     assert f"SAM falls from {sam[1]:.2f} at 0.05 to {wide[1]:.2f} at 0.1" in text
@@ -219,34 +265,56 @@ def test_the_sentences_on_the_papers_label_noise():
 
 
 def test_the_sentences_on_60_percent_label_noise():
-    """One seed, without Algorithm 1; published: SGD 48.50, SAM 67.22, BSAM 76.37."""
-    names = ("sgd", "sam", "sam-rho0.1", "bsam-released")
+    """One seed; published: SGD 48.50, SAM 67.22, BSAM 76.37."""
+    names = ("sgd", "sam", "sam-rho0.1", "bsam-released", "bsam")
     assert sorted(path.stem for path in RERUN.glob("noise60-*")) == sorted(f"noise60-{name}-seed0" for name in names)
-    sgd, sam, wide, released = (last(f"noise60-{name}-seed0", RERUN) for name in names)
-    readme, text, page, guide = PAGES.values()
+    sgd, sam, wide, released, three = (last(f"noise60-{name}-seed0", RERUN) for name in names)
+    _, text, page, guide = PAGES.values()
     changelog = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
     gain, lead, behind = wide - sam, released - sam, wide - released
-    order = [sgd, sam, released]
-    assert order == sorted(order)
-    shown = ", ".join(f"{score:.2f}" for score in order)
-    assert f"60 % label noise, **BSAM as released** | open (1 seed) | {shown} |" in text
-    assert "| the same: 60 % label noise, **Algorithm 1**; 20 %; CIFAR-100 | not run | |" in text
+    own_lead, own_behind = three - sam, wide - three
+    for title, bsam in {"BSAM as released": released, "Algorithm 1": three}.items():
+        order = [sgd, sam, bsam]
+        assert order == sorted(order)
+        shown = ", ".join(f"{score:.2f}" for score in order)
+        assert f"60 % label noise, **{title}** | open (1 seed) | {shown} |" in text
+    assert f"60 % label noise | too few seeds (1): below by {own_behind:.1f} | {three:.2f} and {wide:.2f} |" in text
+    above = f"{sam - 67.22:.1f}, {three - 76.37:.1f} and {released - 76.37:.1f} points above the published"
+    assert f"BSAM as released are {above}" in text
+    assert f"Algorithm 1 is {three - released:.1f} points above the released code. SAM at 0.1 is" in text
+    assert f"at 60 %, {own_lead:.1f} above and {own_behind:.1f} below." in text
     assert f"(1): below by {behind:.1f} | {released:.2f} and {wide:.2f} |" in text
     assert f"At 60 % (54 % wrong), SGD reaches {sgd:.2f} (1), and 48.50 in BSAM's paper" in text
-    assert f"at 20 % (18 % wrong), {last('noise20-sgd-seed0', RERUN):.2f} (1), and 85.94 in the paper" in text
     assert f"({sgd:.2f} and 48.50)" in text
-    assert f"are {sam - 67.22:.1f} and {released - 76.37:.1f} points above the published numbers" in text
-    assert f"SAM at 0.1 is {behind:.1f} points above BSAM as released and {gain:.1f} above SAM at 0.05" in text
+    above = f"{own_behind:.1f} points above Algorithm 1, {behind:.1f} above BSAM as released and {gain:.1f} above SAM"
+    assert f"SAM at 0.1 is {above} at 0.05" in text
     ends = [json.loads((RERUN / f"noise60-{name}-seed0.jsonl").read_text("utf-8").splitlines()[-1]) for name in names]
     shares = [f"{100 * end['memorised']:.1f} %" for end in ends]
     assert f"SGD predicts {shares[0]} of the wrong labels, SAM at 0.05 {shares[1]}, BSAM as" in text
-    assert f"BSAM as released {shares[3]}, and SAM at 0.1 {shares[2]}." in text
-    assert f"(0.1) reaches {wide:.2f} (1), {behind:.1f} points above BSAM as released" in readme
-    assert f"they are {gain:.1f}, {lead:.1f} and {behind:.1f} for BSAM as released (1 seed)" in page
-    assert f"With 54 % wrong labels, it is {behind:.1f} points above BSAM as released (1 seed;" in guide
-    assert f"| 54 % | 200 | {sgd:.1f} | {sam:.1f} | {wide:.1f} | - | {released:.1f} |" in guide
+    assert f"BSAM as released {shares[3]}, Algorithm 1 {shares[4]}, and SAM at 0.1 {shares[2]}." in text
+    own = f"they are {gain:.1f}, {own_lead:.1f} and {own_behind:.1f}"
+    assert f"{own}, and {gain:.1f}, {lead:.1f} and {behind:.1f} for BSAM as released (1 seed)" in page
+    assert f"and 54 % wrong labels 3.5 and {own_behind:.1f}, 1 seed)" in guide
+    assert f"| 54 % | 200 | {sgd:.1f} | {sam:.1f} | {wide:.1f} | {three:.1f} | {released:.1f} |" in guide
     assert f"twice SAM's usual radius still trains, and is {gain:.1f} points better (1 seed)" in guide
-    assert f"SGD {sgd:.2f}, SAM {sam:.2f}, SAM at 0.1 {wide:.2f}, BSAM as released {released:.2f} (one" in changelog
+    assert f"So does Algorithm 1 of BSAM, {own_behind:.1f} points below SAM at that radius" in guide
+    scores = f"SGD {sgd:.2f}, SAM {sam:.2f}, SAM at 0.1 {wide:.2f}, BSAM as released {released:.2f}, Algorithm 1"
+    assert f"{scores} {three:.2f} (one seed each)" in changelog
+
+
+def test_the_sentences_on_20_percent_label_noise():
+    """Two seeds of SGD, one of SAM; published: SGD 85.94, SAM 90.44."""
+    found = {path.stem: last(path.stem, RERUN) for path in RERUN.glob("noise20-*")}
+    assert found.keys() == {"noise20-sgd-seed0", "noise20-sgd-seed1", "noise20-sam-seed0"}
+    sgd = [found["noise20-sgd-seed0"], found["noise20-sgd-seed1"]]
+    mean, std, sam = statistics.fmean(sgd), statistics.stdev(sgd), found["noise20-sam-seed0"]
+    text = PAGES["docs/results.md"]
+    changelog = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split())
+    assert f"| SAM above SGD: 20 % label noise | open (1 seed) | {sam:.2f} and {mean:.2f} |" in text
+    assert f"at 20 % (18 % wrong), {mean:.2f} ± {std:.2f} (2), and 85.94 in the paper" in text
+    assert f"SGD's standard deviation over two seeds is {std:.1f} and" in text
+    assert f"{mean - 85.94:.1f} points ({mean:.2f} and 85.94) and {sam - 90.44:.1f} ({sam:.2f} and 90.44)" in text
+    assert f"Results at 20 %: SGD {mean:.2f} (two seeds), SAM {sam:.2f} (one seed)" in changelog
 
 
 def test_the_sentences_on_80_percent_wrong_labels():
@@ -274,6 +342,17 @@ def test_the_sentences_on_clean_labels():
     assert wide < min(found[f"sgd-seed{seed}"] for seed in range(3))
     assert max(abs(sam - found["sam-seed0"]) for sam in (fixed, falling)) <= 0.1 + 1e-9
     assert "With this seed, SAM at 0.05 reaches 96.61, so all three are within 0.1 points of each other" in results
+    seeds = {name: {n: found[f"{name}-seed{n}"] for n in range(3)} for name in ("sgd", "sam", "bsam")}
+    words = [f"{scores[0]:.2f}, {scores[1]:.2f} and {scores[2]:.2f}" for scores in seeds.values()]
+    assert "Seeds 0 to 2: SGD {}; SAM {}; BSAM {};".format(*words) in results
+    sgd, sam, bsam = (statistics.fmean(scores.values()) for scores in seeds.values())
+    assert f"| **confirmed**, 3 seeds | {sam:.2f} and {sgd:.2f} |" in results
+    assert f"| open, 3 seeds | {bsam:.2f} and {sam:.2f};" in results
+    gain, lead = paired_difference(seeds["sam"], seeds["sgd"]), paired_difference(seeds["bsam"], seeds["sam"])
+    interval = f"(3 seeds; 95 % interval: {gain['low']:.2f} to {gain['high']:.2f}; the paper: {96.74 - 96.18:.2f})"
+    assert f"SAM is {gain['difference']:.2f} points above SGD {interval}" in results
+    assert f"SAM is {lead['difference']:.2f} ({lead['low']:.2f} to {lead['high']:.2f}), which neither" in results
+    assert lead["low"] < 0 < 0.08 < lead["high"]
 
 
 @pytest.mark.parametrize("folder", [CLEAN, NOISE, RADIUS, DIGITS, RERUN], ids=lambda folder: folder.name)
@@ -611,8 +690,11 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
         ],
     ),
     (
-        "the same: 60 % label noise, **BSAM as released**",
-        ["SAM better than SGD: ResNet-18, CIFAR-10, 60 % of labels drawn from all"],
+        "the same: 60 % label noise, **Algorithm 1**",
+        [
+            f"{pair}: ResNet-18, CIFAR-10, 60 % of labels drawn from all"
+            for pair in ("SAM better than SGD", "BSAM better than SAM")
+        ],
     ),
     (
         "the same: 80 % label noise, **Algorithm 1**",
@@ -621,6 +703,7 @@ CLAIMS = [  # rows of the table of claims, and the verdicts of the page that the
             for pair in ("SAM better than SGD", "BSAM better than SAM")
         ],
     ),
+    ("SAM above SGD: 20 % label noise", ["SAM better than SGD: ResNet-18, CIFAR-10, 20 % of labels drawn from all"]),
     (
         "the same: 40 % *wrong* labels, which is [harder](#harder-40-wrong-labels)",
         [
@@ -684,16 +767,89 @@ def test_the_claims_have_the_outcomes_of_the_page():
     assert left_out == {"tf_efficientnet_lite0, Flowers-102, pretrained, 30 epochs"}  # one or two seeds, in no row
 
 
-def test_a_run_is_added(tmp_path, monkeypatch):
+@pytest.fixture
+def add_runs(monkeypatch):
+    """Run results/add_runs.py."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["add_runs.py", *map(str, words)])
+        runpy.run_path(str(ROOT / "results" / "add_runs.py"), run_name="__main__")
+
+    return call
+
+
+def test_a_run_is_added(tmp_path, add_runs):
     run = tmp_path / "runs" / "mine"
     FakeFit(lambda run: 0.75)(Run("sam", {"rho": 0.2}, epochs=2), run)
     (tmp_path / "folder").mkdir()
     for _ in range(2):
-        monkeypatch.setattr(sys, "argv", ["add_runs.py", str(tmp_path / "folder"), str(run), "--commit", "abc"])
-        runpy.run_path(str(ROOT / "results" / "add_runs.py"), run_name="__main__")
+        add_runs(tmp_path / "folder", run, "--commit", "abc")
     found = read_runs(tmp_path / "folder")
     assert found[["row", "score", "radius", "state"]].values.tolist() == [["SAM, rho 0.2", 75.0, 0.2, "finished"]]
     assert json.loads((tmp_path / "folder" / "results.json").read_text())["runs"][0]["commit"] == "abc"
+
+
+def test_a_run_is_added_from_its_metrics(tmp_path, add_runs):
+    """A run of `results/` whose directory is gone gets the entry that it had, instead of the one that it is missing."""
+    stored = json.loads((RERUN / "results.json").read_text(encoding="utf-8"))
+    known = next(entry for entry in stored["runs"] if entry["folder"] == "noise40-bsam-seed0")
+    missing = {**known, "folder": "planned", "state": "missing", "last": None, "metrics": None}
+    others = [entry for entry in stored["runs"] if entry["folder"] not in ("noise40-bsam-seed0", "noise40-sam-seed0")]
+    folder, metrics = tmp_path / "folder", RERUN / known["metrics"]
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps({**stored, "runs": [missing, *others]}))
+    flags = ("--model", "resnet18", "--data", "cifar10", "--label-noise", 0.4, "--precision", "bf16", "--compile")
+    add_runs(folder, "--metrics", metrics, "--name", "mine", "--commit", "abc", "--", *flags, "--method", "bsam")
+    results = json.loads((folder / "results.json").read_text())
+    *kept, added = results["runs"]
+    assert kept == others
+    assert results["recipe"] == stored["recipe"]
+    assert (folder / "mine.jsonl").read_bytes() == metrics.read_bytes()
+    assert added["machines"] == []
+    assert (added["folder"], added["metrics"], added["commit"]) == ("mine", "mine.jsonl", "abc")
+    assert stored_run(added["settings"]) == stored_run(known["settings"])
+    for name in ("state", "last", "wrong_labels", "about"):
+        assert added[name] == known[name], name
+
+    add_runs(folder, "--metrics", RERUN / "noise40-sam-seed0.jsonl", "--", *flags, "--method", "sam")
+    added = json.loads((folder / "results.json").read_text())["runs"][-1]
+    known = next(entry for entry in stored["runs"] if entry["folder"] == "noise40-sam-seed0")
+    assert (added["folder"], added["last"], added["about"]) == (known["folder"], known["last"], known["about"])
+
+
+def test_metrics_of_an_unfinished_run_are_refused(tmp_path, add_runs):
+    with pytest.raises(SystemExit, match="200 of 300 epochs"):
+        add_runs(tmp_path, "--metrics", CLEAN / "sam-seed2.jsonl", "--", "--method", "sam", "--epochs", 300)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_runs_added_from_metrics_have_the_settings_of_their_rows():
+    """They differ from another run of their row in the seed, and from one of their experiment in the method."""
+    for folder, name, other in (
+        (CLEAN, "sam-seed2", "sam-seed1"),
+        (CLEAN, "bsam-seed2", "bsam-seed1"),
+        (RERUN, "noise20-sgd-seed1", "noise20-sgd-seed0"),
+        (RERUN, "noise20-sam-seed0", "noise20-sgd-seed0"),
+        (RERUN, "noise60-bsam-seed0", "noise60-sam-seed0"),
+    ):
+        entries = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+        ours, theirs = (next(entry for entry in entries if entry["folder"] == each) for each in (name, other))
+        settings, others = (stored_run(entry["settings"]).settings() for entry in (ours, theirs))
+        names = {key for key in settings if settings[key] != others[key]}
+        assert names == ({"seed"} if ours["about"]["row"] == theirs["about"]["row"] else {"method"})
+        same = ("experiment", "section", "column")
+        assert [ours["about"][key] for key in same] == [theirs["about"][key] for key in same]
+        assert ours["wrong_labels"] == theirs["wrong_labels"]
+        wide = json.loads((folder / ours["metrics"]).read_text(encoding="utf-8").splitlines()[0])
+        assert ("rho_min" in wide) == (settings["method"] == "bsam")  # the metrics are those of the method
+        assert ("memorised" in wide) == (settings["label_noise"] > 0)
+
+
+def test_the_tables_are_made_from_the_runs():
+    tables = runpy.run_path(str(ROOT / "results" / "write_tables.py"))
+    for name in tables["FOLDERS"]:
+        folder = ROOT / "results" / name
+        assert tables["table"](folder) == (folder / "table.md").read_text(encoding="utf-8")
 
 
 def test_radius_warmup():

@@ -41,9 +41,9 @@ averages over the steps; AE-SAM's depends on the data. The passes of ESAM and K-
 of the gradients in its first pass and uses half of the samples in its second, and K-SAM uses `k` samples in both. Both
 need one more forward pass to choose the samples.
 
-**Extra memory** is measured on the CPU beyond the peak of the base optimizer, in units of the parameters' size
-(`benchmarks/memory.py`). "Kept" memory persists between steps and is saved in `state_dict` (for
-{losses}, in the `state_dict` of the loss).
+**Extra memory** is that of a step on a GPU beyond the peak of the base optimizer, in units of the parameters' size
+([Benchmarks](../benchmarks.md#memory) has the numbers for the CPU and for bfloat16). "Kept" memory persists between
+steps and is saved in `state_dict` (for {losses}, in the `state_dict` of the loss). SAF also keeps logits.
 
 A **CUDA graph** always replays the same step; a method with a few kinds of steps needs a graph for each. Steps of these
 methods can be captured, those of SANER after its `ramp`: {captured}.
@@ -143,7 +143,8 @@ def pages() -> dict[str, str]:
 def overview() -> str:
     """Return the page with the table of all methods."""
     rows = (
-        f"| [`{m.__name__}`]({name}.md) | {m.passes:.3g} | {m.memory} | {m.needs_in_words() or '-'} | {m.purpose} |"
+        f"| [`{m.__name__}`]({name}.md) | {m.passes:.3g} | {m.memory_in_words()} | {m.needs_in_words() or '-'} "
+        f"| {m.purpose} |"
         for name, m in METHODS.items()
     )
     captured = ", ".join(m.title for m in METHODS.values() if m.capturable)
@@ -159,7 +160,7 @@ def method_page(name: str, method: type[MethodInfo]) -> str:
         title=method.title,
         purpose=method.purpose,
         passes=method.passes,
-        memory=method.memory,
+        memory=method.memory_in_words(),
         needs=method.needs_in_words() or "only a closure that returns the loss",
         captured="can" if method.capturable else "cannot",
         name=name,

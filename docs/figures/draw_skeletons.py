@@ -17,11 +17,10 @@ from bsam.lab.inference.pictures import (
     save,
     scaled,
     side_legend,
-    stack,
     text_picture,
 )
-from bsam.lab.recipes.plan import titles_of
 from bsam.lab.recipes.variants import variant_of
+from bsam.lab.tasks import task_of
 from bsam.lab.tasks.found import Picture
 from bsam.lab.tasks.pose import PoseInputs
 from bsam.lab.training import Machine, Run, fit
@@ -32,7 +31,7 @@ SETTINGS = {"image_size": 32, "simcc_sigma": 3.0, "limit_train": 400, "batch": 1
 PERSON, PERSONS = 180, 8  # pixels, the side of a person; the number of columns
 
 if __name__ == "__main__":
-    rows = []
+    drawings = []  # row by row
     with tempfile.TemporaryDirectory() as folder:
         for method in ("base", "bsam"):
             run = Run.of(method, task="pose", data="stick_figures", model="simcc_resnet8", **SETTINGS)
@@ -45,9 +44,9 @@ if __name__ == "__main__":
                 persons = zip(arrays["pixels"][:PERSONS], joints, strict=False)
                 pictures = [Picture(pixels, joints=places, skeleton=skeleton) for pixels, places in persons]
                 drawn = [scaled(picture, PERSON) for picture in pictures]
-                if title != ["label"] or not rows:
-                    rows.append([text_picture(title, PERSON), *drawn])
-    sheet, path = arrange(rows, GAP), HERE / "skeletons.png"
-    where = text_picture([f"{' on '.join(titles_of(run))}, seed {run.seed}"], sheet.width)
-    save(stack(where, sheet, side_legend()), path)
+                if title != ["label"] or not drawings:
+                    drawings += [text_picture(title, PERSON), *drawn]
+    sheet, path = arrange(drawings, 1 + PERSONS, GAP), HERE / "skeletons.png"
+    where = text_picture([f"{' on '.join(task_of(run).titles(run))}, seed {run.seed}"], sheet.width)
+    save(arrange([where, sheet, side_legend()]), path)
     print(path, path.stat().st_size)

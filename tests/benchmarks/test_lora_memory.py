@@ -7,7 +7,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-UNITS = {"SAM": 2, "BSAM2": 2, "BSAM3": 3}
+UNITS = {"SAM": 1, "BSAM2": 2, "BSAM3": 3}
 
 
 @pytest.mark.filterwarnings("ignore")

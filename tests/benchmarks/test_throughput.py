@@ -14,7 +14,7 @@ class Tiny(nn.Sequential):
 
 
 def test_all_methods(throughput, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bsam.lab.tasks.classification.build_network", lambda *_: Tiny())
+    monkeypatch.setattr("bsam.lab.tasks.classification.build_float_network", lambda *_: Tiny())
     compared, divergence = [], distillation.divergence
     monkeypatch.setattr(distillation, "divergence", lambda *given: compared.append(1) or divergence(*given))
     out = tmp_path / "throughput.json"
@@ -30,7 +30,7 @@ def test_all_methods(throughput, tmp_path, capsys, monkeypatch):
 
 
 def test_sgd_is_always_timed(throughput, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bsam.lab.tasks.classification.build_network", lambda *_: Tiny())
+    monkeypatch.setattr("bsam.lab.tasks.classification.build_float_network", lambda *_: Tiny())
     out = tmp_path / "throughput.json"
     flags = ["--device", "cpu", "--models", "resnet8", "--steps", "1", "--rounds", "1", "--methods", "VaSSO"]
     throughput.main([*flags, "--out", str(out)])

@@ -40,7 +40,7 @@ class Tiny(nn.Sequential):
 
 @pytest.mark.parametrize(("method", "every", "checkpoints"), [("sgd", "60", 1), ("sam", "0", 3)])
 def test_results(method, every, checkpoints, whole_run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bsam.lab.tasks.classification.build_network", lambda *_: Tiny())
+    monkeypatch.setattr("bsam.lab.tasks.classification.build_float_network", lambda *_: Tiny())
     monkeypatch.setattr(whole_run, "SIZES", (100, 256))
     before = Trainer.evaluate, RunWriter.save
     flags = ["--device", "cpu", "--epochs", "3", "--steps", "2", "--evaluation", "--checkpoint-every", every]

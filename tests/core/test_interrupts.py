@@ -15,6 +15,7 @@ from torch.nn.attention import _cur_sdpa_kernel_backends
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 import bsam
+from bsam.core.tensors import Bucket
 from bsam.core.undo import Undo
 from bsam.flatness import HessianOperator, Probe, landscape, sharpness
 from helpers import alike, same, sgd
@@ -121,6 +122,28 @@ def test_an_interrupted_backward_changes_nothing(method, settings, every):
     backward()
     optimizer.step()
     assert alike(expected, training.current())
+
+
+@pytest.mark.parametrize(("method", "settings"), [(bsam.BSAM, {}), (bsam.LookSAM, {"k": 1}), (bsam.ASAM, {})])
+def test_an_interrupt_where_memory_is_freed_changes_nothing(method, settings, monkeypatch):
+    """As on a GPU, where the backup of the weights ends with the passes, and gradients are overwritten by sums."""
+    monkeypatch.setattr(Bucket, "on_cpu", False)
+    freeing = ("keep_only", "free", "store", "store_", "_drop_backup", "begin_pass")
+    training = Training(method, **settings)
+    optimizer = training.optimizer
+
+    def backward():
+        optimizer.backward(training.loss)
+
+    points = signal_points(backward, training.reset, within=freeing)
+    training.reset()
+    for point in points[::29]:
+        torch.set_rng_state(training.state[2])
+        interrupt(backward, point)
+        training.check_unchanged()
+        assert optimizer._weights._backup == []
+        with pytest.raises(bsam.BsamError, match=NOTHING):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("method", [bsam.SAM, bsam.BSAM, bsam.VaSSO])

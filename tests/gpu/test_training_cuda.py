@@ -16,7 +16,7 @@ from bsam.lab.config import BASES, CAPTURABLE, Run
 from bsam.lab.tasks import images
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
-from bsam.lab.training.graphs import WARM_UP, CapturedSteps
+from bsam.lab.training.graphs import WARM_UP_STEPS, CapturedSteps
 from bsam.lab.training.machine import DistributedContext, side_stream
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 from bsam.lab.training.trainer import Trainer
@@ -155,7 +155,8 @@ def test_a_captured_training_continues_after_a_signal_in_an_epoch(name, tmp_path
         with pytest.raises(Terminated):
             first.train_epoch(0, lambda: int(next(looks) == 7))
     assert first.take_step._graphs
-    assert first.steps_done == 7
+    assert first.begun is not None
+    assert first.begun["steps"] == 7
     second, metrics, _ = train(run, state=through_a_file(first, tmp_path))
     assert apart(second, whole) < tolerance(run)
     for ours, theirs in zip(metrics, expected, strict=True):
@@ -253,7 +254,7 @@ def test_a_graph_of_an_earlier_run_is_not_destroyed_during_a_capture():
     steps = CapturedSteps(SumOfBatch())
     with side_stream(device_of()):
         x = torch.ones(3, device="cuda")
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_STEPS):
             steps(x)
         earlier = torch.cuda.CUDAGraph()
         with torch.cuda.graph(earlier, stream=torch.cuda.current_stream()):
@@ -429,12 +430,16 @@ def test_fit_trains_on_the_device_and_restores_the_callers_state():
 def test_consecutive_runs_do_not_affect_each_other():
     """Each has a separate graph, and the memory of earlier ones is freed."""
     first = fit(RUNS["sam"], machine=Machine("cuda")).score
-    gc.collect()  # a run is part of reference cycles
-    torch.cuda.synchronize()
-    used = torch.cuda.memory_allocated()
+    used = allocated()
     for _ in range(3):
         fit(RUNS["bsam"], machine=Machine("cuda"))
     assert fit(RUNS["sam"], machine=Machine("cuda")).score == pytest.approx(first, abs=0.02)
+    assert allocated() < used + 20e6
+
+
+def allocated():
+    """Return the allocated bytes without reference cycles, and without the 34 MB that cuBLAS keeps for each stream."""
     gc.collect()
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() < used + 20e6
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated()

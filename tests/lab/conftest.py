@@ -1,8 +1,10 @@
 """What the tests of reports and of commands share."""
 
 import os
+import sys
 
 import pytest
+import torch
 
 from bsam.lab.recipes import RECIPES
 from bsam.lab.running import runner
@@ -25,8 +27,40 @@ def small_measurements(monkeypatch):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """Let the queue look at its runs, and read directories again, without waiting."""
-    monkeypatch.setattr(runner, "LOOK", 0)
+    """Let the queue look at its runs often, and read directories again almost without waiting."""
+    monkeypatch.setattr(runner, "LOOK", 0.05)
+
+
+@pytest.fixture
+def script_path(monkeypatch):
+    """Search for modules as the console script does; folders that commands add are gone after the test."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A function that lets the error stream be a terminal; pytest replaces the stream before each test."""
+    return lambda: monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A function that sets the number of GPUs that torch sees."""
+
+    def see(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return see
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    """The options of the pages of studies, which are not drawn."""
+    options = []
+    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *given, **named: options.append(named))
+    return options
 
 
 @pytest.fixture(name="finished_run")

@@ -110,11 +110,9 @@ class Pair(nn.Module):
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def module(tmp_path: Path, script_path: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """A function that writes a module into the current folder, from which it can be imported, and returns its name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of the console script
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def write(code: str) -> str:
         name = f"own_names_{next(NUMBER)}"

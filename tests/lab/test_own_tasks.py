@@ -124,12 +124,11 @@ class Moved(Task):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own(tmp_path, script_path, monkeypatch):
     """The name of a module with tasks, in the current folder."""
     name = f"own_tasks_{next(NUMBER)}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     return name
 
 
@@ -146,9 +145,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(script_path, monkeypatch, capsys):
     """A function that runs a command in this process, in the folder of the examples or another one."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*words, cwd=EXAMPLES, status=0):
         monkeypatch.chdir(cwd)
@@ -307,6 +305,7 @@ def test_compare_with_tuning_in_two_processes(tmp_path, command, monkeypatch):
     text = command(*words, *SMALL, "--epochs", "2", "--out", out)
     assert "Test mean IoU in %, after the last of 2 epochs" in text
     assert "score on held-out samples" in text
+    assert "- The score is not the share of samples that are right" in " ".join(text.split())
     results = json.loads((out / "results.json").read_text())
     assert {run["task"]["score"]["name"] for run in results["runs"]} == {"miou"}
     assert len(results["tuning"]) == 4

@@ -15,28 +15,27 @@ from bsam.lab.training import Machine
 from fake_fit import FakeFit, train_by
 
 
-def test_the_executor_follows_from_the_machine(monkeypatch):
+def test_the_executor_follows_from_the_machine(gpus, monkeypatch):
     made = []
-    monkeypatch.setattr(module, "default_slots", lambda device, unfinished, on_cpu: 10 * unfinished + on_cpu)
     monkeypatch.setattr(module, "local_processes", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(module, "ray_tasks", lambda *arguments: made.append(arguments))
     machine = Machine("cuda:1")
     study = replace(RECIPES["radius"]("smoke"), threads=7)
     callbacks = StudyCallbacks()
     module._executor(replace(machine, jobs=3), study, 4, callbacks)
-    module._executor(machine, replace(study, workers=2), 4, callbacks)
+    module._executor(Machine("cpu"), replace(study, workers=2), 4, callbacks)
     module._executor(Machine("cuda", ray="auto", gpus_per_run=0.5), study, 4, callbacks)
     assert made == [
         (3, "cuda:1", 7, callbacks.on_message, False),
-        (42, "cuda:1", 7, callbacks.on_message, True),
+        (2, "cpu", 7, callbacks.on_message, True),
         (Machine("cuda", ray="auto", gpus_per_run=0.5),),
     ]
     with module._executor(replace(machine, jobs=1, device="cpu"), study, 4, callbacks) as executor:
         assert executor is None  # in this process
     for unfinished, jobs in ((4, 2), (1, None)):  # timed runs do not share a device
         made.clear()
-        monkeypatch.setattr(module, "devices_of", lambda device: ["cuda:0", "cuda:1"])
-        module._executor(replace(machine, device="cpu"), replace(study, timed=True), unfinished, callbacks)
+        gpus(2)
+        module._executor(Machine("cuda"), replace(study, timed=True), unfinished, callbacks)
         assert [arguments[0] for arguments in made] == ([] if jobs is None else [jobs])
 
 
@@ -85,7 +84,7 @@ def test_callbacks_from_python(tmp_path, monkeypatch):
         (4, {"ray": "auto", "gpus_per_run": 1.0}, 1, False),
     ],
 )
-def test_runs_on_one_device_share_it(slots, options, devices, shared, monkeypatch):
-    monkeypatch.setattr(module, "devices_of", lambda device: [f"cuda:{number}" for number in range(devices)])
+def test_runs_on_one_device_share_it(slots, options, devices, shared, gpus):
+    gpus(devices)
     executor = None if slots is None else SimpleNamespace(slots=lambda: slots)
     assert module._is_shared(Machine(**options), executor) is shared

@@ -10,7 +10,7 @@ class AlternatingSAM(bsam.SharpnessAware):
 
     title, reference, purpose = "Toy SAM", "Nobody, 2026", "To be found."
     passes = 2
-    memory = "3"
+    memory = 3
 
     def __init__(self, base, model, *, rho: float = 0.05, **options):
         super().__init__(base, model, {"rho": rho}, **options)

@@ -194,7 +194,6 @@ def _find_radius(optimizer: SharpnessAware, L: Objective, undo: Undo) -> list[st
         full = {WARMUP: 0, START: 0, "steps_taken": 0}
         undo.callback(group.update, {name: group[name] for name in full})
         group.update(full)
-    undo.set_attributes([(optimizer, "_offset", None), (optimizer, "_values", {})])
     undo.callback(vars(optimizer).pop, "epsilon", None)
     vars(optimizer)["epsilon"] = epsilon
     against = Need.MOMENTUM in optimizer.needs

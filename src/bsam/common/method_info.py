@@ -28,7 +28,8 @@ class MethodInfo:
     purpose: ClassVar[str] = ""  # what the method is for
     arxiv: ClassVar[str] = ""  # the paper's number on arXiv; empty if it is not there
     passes: float = 2  # per step, on average, with the default arguments; instances may override it
-    memory: ClassVar[str] = "2"  # extra memory in a step, and how much is kept after it; 1 is the size of the weights
+    memory: ClassVar[float] = 1  # in a step on a GPU, beyond that of the base optimizer; 1 is the size of the weights
+    memory_kept: ClassVar[float] = 0  # of it, between steps
     needs: tuple[Need, ...] = ()  # with the default arguments; instances may override it
     is_loss: ClassVar[bool] = False  # a loss, not an optimizer
     capturable: ClassVar[bool] = False  # whether steps of one kind launch the same kernels on the same memory
@@ -42,6 +43,17 @@ class MethodInfo:
     def passes_with(cls, arguments: Mapping[str, Any]) -> float:
         """Return the passes per step with these arguments, on average if steps differ."""
         return cls.passes
+
+    @classmethod
+    def memory_in_words(cls) -> str:
+        """Describe the extra memory of the method.
+
+        Example:
+            >>> import bsam
+            >>> bsam.SAM.memory_in_words(), bsam.LookSAM.memory_in_words()
+            ('1', '3, 1 kept')
+        """
+        return f"{cls.memory:g}" + (f", {cls.memory_kept:g} kept" if cls.memory_kept else "")
 
     @classmethod
     def needs_in_words(cls) -> str:

@@ -16,13 +16,15 @@ from ..common.errors import BsamRuntimeError, BsamTypeError, BsamValueError
 from .loss_scale import LossScale
 from .passes import Buffers, PassPart
 from .ranks import Ranks
-from .tensors import Scalar, use_other_memory
+from .step_state import Results
+from .tensors import use_other_memory
 from .undo import Undo
-from .vector import Vector
+from .vector import BY_KEEP, BY_STORE, Vector
 from .weights import Gradients, Weights
 
 Closure: TypeAlias = Callable[..., Any]
 Subset: TypeAlias = Tensor | slice  # of the samples of a batch
+Keep: TypeAlias = Vector | Sequence[Vector] | None
 Backward: TypeAlias = Callable[[Tensor, Tensor | None], None]  # called with the loss and the outputs of a micro-batch
 
 OUTSIDE = (
@@ -95,6 +97,7 @@ class Objective:
         side_by_side: bool = False,
         loss_check: LossCheck | None = None,
         with_outputs: bool = False,
+        results: Results | None = None,
     ) -> None:
         self.loss: Tensor | None = None  # from the first evaluation
         self.keep_evaluations = False  # for observers; off by default, since it keeps gradients alive
@@ -103,7 +106,7 @@ class Objective:
         self._closure = closure
         self._weights = weights
         self._buffers = buffers
-        self.gradients = Gradients(weights, ranks)
+        self.gradients = Gradients(weights, ranks, results)
         self._parts: list[PassPart] = [weights, self.gradients, *others, buffers]
         self._ranks = ranks
         self._side_by_side = side_by_side
@@ -192,10 +195,21 @@ class Objective:
         return self._sample_losses
 
     def grad(
-        self, at: Vector | None = None, *, subset: Subset | None = None, wrt: Sequence[bool] | None = None
+        self,
+        at: Vector | None = None,
+        *,
+        subset: Subset | None = None,
+        wrt: Sequence[bool] | None = None,
+        keep: Keep = None,
     ) -> Vector:
-        """Return the gradient at ``w + at``."""
-        return self.value_and_grad(at, subset=subset, wrt=wrt)[1]
+        """Return the gradient at ``w + at``.
+
+        ``keep`` says which vectors the step still needs once the weights have moved: one, several, or ``()``. The
+        memory of all other gradients of the step, and of ``at``, is freed before the pass, and using them raises an
+        error; a sum that is kept becomes one vector. What the method has remembered is always kept. By default,
+        everything is.
+        """
+        return self.value_and_grad(at, subset=subset, wrt=wrt, keep=keep)[1]
 
     def grads(self, *points: Vector) -> list[Vector]:
         """Return the gradients at several points.
@@ -233,9 +247,14 @@ class Objective:
         return at_w and self._weights.on_one_gpu and torch.cuda.is_current_stream_capturing()
 
     def value_and_grad(
-        self, at: Vector | None = None, *, subset: Subset | None = None, wrt: Sequence[bool] | None = None
+        self,
+        at: Vector | None = None,
+        *,
+        subset: Subset | None = None,
+        wrt: Sequence[bool] | None = None,
+        keep: Keep = None,
     ) -> tuple[Tensor, Vector]:
-        """Return the mean loss and its gradient at ``w + at``; None is ``w`` itself.
+        """Return the mean loss and its gradient at ``w + at``; None is ``w`` itself. See :meth:`grad` for ``keep``.
 
         With ``subset``, the closure is called with these indices of samples. ``wrt`` has one flag per parameter; if it
         is False, the gradient counts as zero and, except with FSDP, is not computed.
@@ -244,10 +263,14 @@ class Objective:
             return self.value(at, subset=subset), self._take_gradient(wrt, 1.0, without_reducer=False)
         inputs = None if wrt is None else [p for p, wanted in zip(self._weights.params, wrt, strict=True) if wanted]
         inputs = None if self._weights.layout.mesh is not None else inputs
-        loss, gradient = self._run(at, subset, lambda loss, _: self._backward(loss, inputs), wrt)
+        loss, gradient = self._run(at, subset, lambda loss, _: self._backward(loss, inputs), wrt, keep=keep)
         if self.keep_evaluations and subset is None and wrt is None:
-            self.evaluations.append(Evaluation(at, loss, gradient))
+            self._note_evaluation(at, loss, gradient)
         return loss, gradient
+
+    def _note_evaluation(self, at: Vector | None, loss: Tensor, gradient: Vector) -> None:
+        gradient.observe()
+        self.evaluations.append(Evaluation(at, loss, 1.0 * gradient))  # a vector that ``map_`` leaves alone
 
     def _run(
         self,
@@ -256,10 +279,13 @@ class Objective:
         backward: Backward,
         wrt: Sequence[bool] | None = None,
         by_closure: bool = True,
+        keep: Keep = None,
     ) -> tuple[Tensor, Vector]:
         """Run one pass, and return the mean loss and the gradient."""
         without_reducer = wrt is not None or (self._ranks is not None and self._ranks.inside_ddp_forward)
-        loss, batches = self._evaluate(at, subset, backward, without_reducer=without_reducer, by_closure=by_closure)
+        loss, batches = self._evaluate(
+            at, subset, backward, without_reducer=without_reducer, by_closure=by_closure, keep=keep
+        )
         return loss, self._take_gradient(wrt, batches, without_reducer)
 
     def grad_and_signals(self) -> tuple[Vector, list[Tensor]]:
@@ -280,11 +306,14 @@ class Objective:
 
         loss, gradient = self._run(None, None, backward, by_closure=False)
         if self.keep_evaluations:
-            self.evaluations.append(Evaluation(None, loss, gradient))
+            self._note_evaluation(None, loss, gradient)
         return gradient, signals
 
-    def pull_back(self, signals: Sequence[Tensor], at: Vector | None = None) -> Vector:
-        """Return the transposed Jacobian of the outputs at ``w + at``, times the signals of the micro-batches."""
+    def pull_back(self, signals: Sequence[Tensor], at: Vector | None = None, *, keep: Keep = None) -> Vector:
+        """Return the transposed Jacobian of the outputs at ``w + at``, times the signals of the micro-batches.
+
+        See :meth:`grad` for ``keep``.
+        """
         rest = list(signals)
 
         def backward(loss: Tensor, outputs: Tensor | None) -> None:
@@ -297,18 +326,17 @@ class Objective:
                     "this method would not train them. Concatenate all outputs into one tensor"
                 )
 
-        return self._run(at, None, backward, by_closure=False)[1]
+        return self._run(at, None, backward, by_closure=False, keep=keep)[1]
 
-    def extrapolate(self, g: Vector, g_e: Vector, k: Scalar, *, keep: bool) -> tuple[Vector, Vector]:
-        """Return ``g``, and the gradient at ``w - k e`` to first order, from those at ``w`` and ``w + e``.
+    def store(self, *vectors: Vector) -> None:
+        """Evaluate these vectors, in the memory of gradients that no other one of them needs.
 
-        The second is ``g - k (g_e - g)`` up to the factor ``1 / (1 + k)``: ``u = g - share * g_e`` with ``share = k /
-        (1 + k)``. To save memory, unless ``keep``, ``u`` overwrites ``g``, which is returned as ``u + share * g_e``.
+        All other gradients of the step are freed, except what the method has remembered. This saves memory where a
+        combination takes the place of a gradient.
         """
-        share = k / (1 + k)
-        u = g - share * g_e
-        u = Vector(u.tensors(), u.layout) if keep else u.evaluate_(copy=self.keep_evaluations)
-        return u + share * g_e, u
+        wanted = [*vectors, *self.gradients.results.vectors]
+        self.gradients.store(wanted)
+        self.gradients.free(wanted, BY_STORE)
 
     def hvp(self, v: Vector, at: Vector | None = None) -> Vector:
         """Return the Hessian at ``w + at`` times ``v``, by differentiating the gradient."""
@@ -330,16 +358,30 @@ class Objective:
         *,
         without_reducer: bool = False,
         by_closure: bool = True,
+        keep: Keep = None,
     ) -> tuple[Tensor, float]:
         """Run one pass at ``w + at``: the closure and, for every loss that it computes, ``backward``.
 
         Without ``backward``, the closure runs under ``torch.no_grad``. ``by_closure`` says whether it may run backward
         itself. Return the mean loss, and the number of micro-batches in units of the first one's size.
         """
-        if self.loss_scale is not None and self.loss_scale.overflowed():
-            at = None  # it may be NaN, and some losses raise at NaN weights
-        for part in self._parts:
-            part.begin_pass(self._passes, at)
+        wanted = None if keep is None else self._wanted(keep)
+        if at is not None and not isinstance(at, Vector):
+            raise BsamTypeError(
+                f"at must be a Vector, made from gradients or with optimizer.vector, got {type(at).__name__}"
+            )
+        if at is not None and self.keep_evaluations:
+            at.observe()
+        if wanted is not None:
+            self.gradients.free(wanted if at is None else [*wanted, at], BY_KEEP)  # before the weights need a backup
+        overflowed = self.loss_scale is not None and self.loss_scale.overflowed()
+        place = None if overflowed else at  # it may be NaN, and some losses raise at NaN weights
+        weights, *others = self._parts
+        weights.begin_pass(self._passes, place)
+        if wanted is not None:
+            self.gradients.keep_only(wanted, at)
+        for part in others:
+            part.begin_pass(self._passes, place)
         self._passes += 1
         since = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         total = torch.zeros(())
@@ -380,6 +422,14 @@ class Objective:
         mean_loss = total if batches == 1 else total / batches
         self.loss = mean_loss if self.loss is None else self.loss
         return mean_loss, batches
+
+    def _wanted(self, keep: Vector | Sequence[Vector]) -> list[Vector]:
+        """Return the vectors that the step needs after the weights have moved."""
+        vectors = [keep] if isinstance(keep, Vector) else [*keep]
+        for v in vectors:
+            if not isinstance(v, Vector):
+                raise BsamTypeError(f"keep must be a Vector, several, or (), got {type(v).__name__}")
+        return [*vectors, *self.gradients.results.vectors]
 
     def _closure_ran_backward(self, allowed: bool) -> bool:
         ran = any(p.grad is not None for p in self._weights.params)

@@ -1,7 +1,7 @@
 """The base class of all sharpness-aware optimizers."""
 
-# One step of BSAM runs through eleven files: this one, methods/bsam.py, frameworks.py, wrapper.py, schedule.py,
-# objective.py, weights.py, passes.py, vector.py, tensors.py and undo.py.
+# One step of BSAM runs through twelve files: this one, methods/bsam.py, frameworks.py, wrapper.py, schedule.py,
+# objective.py, weights.py, passes.py, step_state.py, vector.py, tensors.py and undo.py.
 #
 # 1. ``SharpnessAware.step`` begins it: it raises if a framework calls it the wrong way (frameworks.py), clears
 #    ``p.grad`` and calls ``backward``. (Loops that clip or scale call both.)
@@ -13,14 +13,16 @@
 # 3. ``L.grad(at=e)`` runs one pass (``Objective._evaluate``). First, ``begin_pass`` of every part of a pass prepares
 #    it: ``Weights`` moves the weights to w + e, ``Gradients`` has ``p.grad`` empty, ``RngReplay`` lets all passes draw
 #    the same random numbers, and ``Buffers`` lets all passes start with the buffers from before the step. Then it calls
-#    the closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a ``Vector``.
+#    the closure, runs backward on its losses unless the closure did, and turns ``p.grad`` into a ``Vector``. With
+#    ``keep``, the memory of gradients that the step no longer needs is freed as soon as the weights have moved.
 # 4. The combination is lazy: ``+ - * /`` of ``Vector`` compute coefficients, but no entries. Norms and inner products
 #    are computed at once, on lists of tensors (tensors.py), and stay on the device.
 # 5. ``L.end`` ends the passes: it calls ``end_step`` of every part. ``Weights`` copies w back from a backup, bit for
-#    bit; ``Gradients`` evaluates the direction in the memory of one of the gradients and writes it to ``p.grad``, with
-#    the earlier ``p.grad`` added; buffers and generators are as the first pass left them. If ``backward`` raises,
-#    weights, buffers and ``p.grad`` are as before; the generators stay where the first pass left them or stopped. The
-#    same holds after Ctrl-C, at any point: see undo.py. The assignment of the phase "ready" is the point of no return.
+#    bit; ``Gradients`` evaluates the values to remember and the direction in the memory of the gradients, and writes
+#    the direction to ``p.grad``, with the earlier ``p.grad`` added; buffers and generators are as the first pass left
+#    them. If ``backward`` raises, weights, buffers and ``p.grad`` are as before; the generators stay where the first
+#    pass left them or stopped. The same holds after Ctrl-C, at any point: see undo.py. The assignment of the phase
+#    "ready" is the point of no return.
 # 6. ``step`` runs the base optimizer on ``p.grad``, stores the values to remember in its state, and counts the step.
 #    Until then, they wait in ``PreparedStep``, with the point to step from if that is not w. ``zero_grad`` discards
 #    them; so does the next ``backward`` if every ``p.grad`` is None.
@@ -35,7 +37,6 @@ import inspect
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypedDict
 
 import torch
@@ -52,6 +53,7 @@ from .objective import Closure, LossCheck, Objective
 from .passes import Buffers, OtherModules, PassPart, RngReplay
 from .ranks import Ranks
 from .schedule import COUNTER, LR_SEEN, LR_START, START, WARMUP, count_on_device, note_lr, scheduled, warmed_up
+from .step_state import PreparedStep, Results
 from .tensors import Scalar, local, wide_dtype
 from .undo import Undo
 from .vector import TINY, Coefficient, PerGroup, Vector
@@ -87,26 +89,6 @@ class StepOptions(TypedDict, total=False):
     same_draws: bool
     warmup: int
     start: int
-
-
-@dataclass
-class PreparedStep:
-    """What the calls of ``backward`` since the last step leave for ``step``."""
-
-    phase: str = "idle"  # idle, in_backward, ready, in_step, stepped (by base), or failed (the last backward raised)
-    offsets: list[Vector] = field(default_factory=list)  # of the calls that set one: the step starts from their mean
-    local_offsets: bool = False  # whether some offsets differ between ranks
-    values: dict[str, dict[Tensor, Tensor] | float] = field(default_factory=dict)  # to remember, by name
-    used: tuple[Tensor, Tensor | None, int] | None = None  # a parameter, its gradient and version after the last step
-    stale: bool = False  # whether a backward has added to a gradient that a step had used, since ``zero_grad``
-
-    def check_base_step(self, *_: object) -> None:
-        """Raise if the base optimizer steps without the method, which would forget that the step was taken."""
-        if self.phase == "ready":
-            raise BsamRuntimeError(
-                "base.step() was called after optimizer.backward: call optimizer.step() instead, which runs the base "
-                "optimizer and counts the step, or optimizer.zero_grad() to discard the prepared step"
-            )
 
 
 class SharpnessAware(MethodInfo, OptimizerWrapper):
@@ -145,17 +127,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
     observers: list[PassObserver]
     ranks: Ranks
     _prepared: PreparedStep
-    _offset: Vector | None  # of the current backward: the step starts from w + offset
-    _values: dict[str, dict[Tensor, Tensor] | float]  # to remember, from the current backward
+    _results: Results  # of the current backward
     _gradients: Callable[[], Gradients | None]  # of the current backward, a weak reference
     _check_batch_norm: bool  # whether to raise if the closure runs batch norm: its statistics would not be restored
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Show the options by name in the signature of a method that passes them on as ``**options``."""
+        """Show the options by name in the signature of a method that passes them on, as ``**options``."""
         super().__init_subclass__(**arguments)
         signature = inspect.signature(cls.__init__)
         _, *parameters = signature.parameters.values()
-        if parameters and parameters[-1].name == "options":
+        if parameters and parameters[-1].kind == inspect.Parameter.VAR_KEYWORD:
             parent = next(c for c in cls.__mro__[1:] if issubclass(c, SharpnessAware))
             inherited = getattr(parent, "__signature__", inspect.signature(SharpnessAware.__init__)).parameters.values()
             known = {p.name for p in parameters}
@@ -285,7 +266,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
 
     def start_from(self, offset: Vector) -> None:
         """Let the base optimizer step from ``w + offset``; several ``backward`` calls use the mean of their offsets."""
-        self._offset = offset
+        self._results.offset = self._own(offset)
 
     def remember(self, name: str, value: Vector | float) -> None:
         """Remember a vector or a number once the step is taken; ``vectors`` or ``numbers`` must list the name.
@@ -301,11 +282,16 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         if self.ranks.under_no_sync:
             return
         if isinstance(value, Vector):
-            tensors = value.tensors(self.params, wide=name in self.running_means)
-            entries = zip(self.params, tensors, self._reached(), strict=True)
-            self._values[name] = {p: t for p, t, reached in entries if reached}
-        else:
-            self._values[name] = value
+            self._results.reached[name] = self._reached()
+            value = self._own(value, wide=name in self.running_means)
+        self._results.values[name] = value
+
+    def _own(self, v: Vector, *, wide: bool = False) -> Vector:
+        """Return the vector, evaluated now if its terms may change during the step, or if its sum is to be ``wide``."""
+        is_half = any(bucket.real_dtype.itemsize < 4 for bucket in v.layout.buckets)
+        if (wide and is_half) or not all(term.scratch or term.stable for term in v.terms):
+            return Vector(v.tensors(wide=wide), v.layout, scratch=True)
+        return v
 
     def recall(self, name: str, missing: Vector | None = None) -> Any:
         """Return the value that an earlier step remembered under ``name``; ``missing`` if there is none.
@@ -332,14 +318,14 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             dtype = wide_dtype(p.dtype) if wide else p.dtype
             used = t if is_reached else None
             entries.append(torch.zeros_like(p, dtype=dtype) if used is None else used.to(p.device, dtype))
-        return self.vector(entries)
+        return Vector(entries, self._weights.layout, stable=True)
 
     def _reached(self) -> list[bool]:
         """Return which parameters got a gradient in this step; all of them if no pass has computed one yet."""
         gradients = self._gradients() if self._prepared.phase == "in_backward" else None
         if gradients is None or not any(gradients.has_grad):
             return [True] * len(self.params)
-        return gradients.has_grad
+        return [*gradients.has_grad]
 
     def mean_over_ranks(self, number: float) -> float:
         """Average a number over ranks under DDP's ``no_sync``: all ranks have the same, except with ``m_sharpness``."""
@@ -389,13 +375,12 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             if L.loss_scale is not None:
                 d = L.loss_scale.scale_direction(d)
                 if L.loss_scale.overflowed():  # the scaler will skip this step
-                    self._offset = None
+                    self._results.offset = None
                     observers = []
             for observer in observers:
                 with L.extra_evaluations():
                     observer.observe(self, L)
             L.gradients.direction = d
-            L.gradients.offset = self._offset
             L.end(failed=False)
             self._prepare(L)
             return L.loss  # type: ignore[return-value]
@@ -441,8 +426,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             self._prepared.stale |= gradient is not None and p.grad is gradient and gradient._version == version
         if all(p.grad is None for p in self._weights.params):
             self._reset()
-        self._offset = None
-        self._values = {}
+        self._results = Results()
 
     def _objective(self, closure: Closure, buffers: Buffers, rng: RngReplay, **options: Any) -> Objective:
         ranks = self.ranks if dist.is_available() and dist.is_initialized() else None
@@ -451,21 +435,27 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
             others.append(OtherModules(self.others, {p for group in self.param_groups for p in group["params"]}))
         options |= {"side_by_side": self.side_by_side and self.ranks.ddp is None}
         options |= {"with_outputs": Need.OUTPUTS in self.needs}
-        L = Objective(closure, self._weights, buffers, others, ranks, **options)
+        L = Objective(closure, self._weights, buffers, others, ranks, results=self._results, **options)
         self._gradients = weakref.ref(L.gradients)  # a strong one would keep gradients between steps
         return L
 
     def _prepare(self, L: Objective) -> None:
         """Keep the offset and the values to remember of a successful ``backward`` for ``step``."""
-        prepared, offset = self._prepared, L.gradients.offset
+        prepared, results = self._prepared, self._results
         offsets, local_offsets = prepared.offsets, prepared.local_offsets
-        if offset is not None:
-            offsets = [*offsets, offset]
+        if results.offset is not None:
+            offsets = [*offsets, results.offset]
             local_offsets |= self.ranks.ddp is not None and not self.ranks.reduces_each_pass
-        values = {**prepared.values, **self._values}
+        values = dict(prepared.values)
+        for name, value in results.values.items():
+            if isinstance(value, Vector):
+                entries = zip(self.params, value.entries(self.params), results.reached[name], strict=True)
+                values[name] = {p: t for p, t, reached in entries if reached}
+            else:
+                values[name] = value
+        none = Results()
         L.commit()  # from here on, nothing can be interrupted: there are no calls
-        self._offset = None  # frees their memory
-        self._values = {}
+        self._results = none  # frees the memory of vectors
         self._check_batch_norm = False
         prepared.offsets = offsets
         prepared.local_offsets = local_offsets
@@ -487,6 +477,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self.check_groups()
         self._weights.refresh(self.param_groups)
         rng = RngReplay(True, self._weights.cuda_generators)
+        undo.set_attributes([(self, "_results", Results())])
         L = self._objective(closure, Buffers(self.called_modules), rng, loss_check=loss_check(self.params))
         undo.callback(setattr, self._prepared, "phase", phase)
         undo.callback(L.end, True)
@@ -564,9 +555,9 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
                 continue
             new = {p: t for p, t in value.items() if p in with_grad}
             for p, t in new.items():
-                old = state[p].setdefault(name, t)
-                if (old.shape, old.dtype, old.device) != (t.shape, t.dtype, t.device):
-                    state[p][name] = t
+                old = state[p].get(name)
+                if old is None or (old.shape, old.dtype, old.device) != (t.shape, t.dtype, t.device):
+                    state[p][name] = t.clone()  # not the memory of a gradient, which FSDP may own
             if new:
                 torch._foreach_copy_([local(state[p][name]) for p in new], [local(t) for t in new.values()])
             if name not in self.running_means:  # parts of a single vector, not of two
@@ -645,8 +636,8 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         return self._rng.make_clones()
 
     def __getstate__(self) -> dict[str, Any]:
-        transient = {"_weights", "_buffers", "_rng", "_gradients", "ranks", "observers", "_prepared", "_offset"}
-        transient |= {"_values", "_reference", "_check_batch_norm", "_checked"}
+        transient = {"_weights", "_buffers", "_rng", "_gradients", "ranks", "observers", "_prepared"}
+        transient |= {"_results", "_reference", "_check_batch_norm", "_checked"}
         transient |= {"step"}  # schedulers patch it on the instance
         return {k: v for k, v in self.__dict__.items() if k not in transient and not k.startswith("_optimizer_")}
 
@@ -660,8 +651,7 @@ class SharpnessAware(MethodInfo, OptimizerWrapper):
         self.ranks = Ranks(self.model, self.m_sharpness)
         self.observers = []
         self._check_batch_norm = self.model is None  # in the first backward
-        self._offset = None
-        self._values = {}
+        self._results = Results()
         self._gradients = lambda: None
         self._prepared = PreparedStep()
         self.base.register_step_pre_hook(self._prepared.check_base_step)

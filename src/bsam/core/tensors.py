@@ -37,6 +37,11 @@ class Bucket:
         """The type of the entries of vectors; complex tensors are viewed as real ones."""
         return self.dtype.to_real()
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the tensors are in the memory of the CPU."""
+        return self.device.type == "cpu"
+
 
 class Layout:
     """Tensors grouped into buckets that one ``torch._foreach_*`` call can process. Equal layouts can be combined."""
@@ -51,7 +56,7 @@ class Layout:
         dtypes = {bucket.dtype for bucket in self.buckets}
         self.scalar_dtype = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
         self.devices = {bucket.device for bucket in self.buckets}
-        self.on_cpu = all(device.type == "cpu" for device in self.devices)
+        self.on_cpu = all(bucket.on_cpu for bucket in self.buckets)
         self.mesh = next((bucket.sharding[0] for bucket in self.buckets if bucket.sharding is not None), None)
         self.plain = self.mesh is None and not any(dtype.is_complex for dtype in dtypes)  # needs no views
 
@@ -142,12 +147,62 @@ def scaled(tensors: list[Tensor], c: Scalar) -> list[Tensor]:
     return list(torch._foreach_mul(tensors, c))
 
 
-def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def dots(x: list[Tensor], y: list[Tensor], dtype: torch.dtype, on_cpu: bool) -> list[Tensor]:
     """Return the inner product of each pair of tensors."""
-    if all(t.is_cpu for t in x):
+    if on_cpu:
         return [_dot(a, b, dtype) for a, b in zip(x, y, strict=True)]  # no memory for the products
     wide = [t.to(dtype) for t in x]  # in float16, products of small entries would be 0
     return [product.sum() for product in torch._foreach_mul(wide, y)]
+
+
+def norms(x: list[Tensor], dtype: torch.dtype, on_cpu: bool) -> list[Tensor]:
+    """Return the norm of each tensor."""
+    if on_cpu:  # more accurate than float32 norms of large tensors
+        return [product.sqrt() for product in dots(x, x, dtype, on_cpu)]
+    return list(torch._foreach_norm(x, 2, dtype=dtype))
+
+
+def add_scaled(y: list[Tensor], x: list[Tensor], c: Scalar) -> None:
+    """Add ``c x`` to ``y``, in place."""
+    if not isinstance(c, Tensor):
+        torch._foreach_add_(y, x, alpha=c)
+    elif y[0].is_cuda and y[0].dtype != torch.float64 and [t.stride() for t in y] == [t.stride() for t in x]:
+        # _foreach_add_ cannot read alpha from the device. SGD's fused kernel reads lr from it (as float32) and needs no
+        # memory for the product.
+        torch._fused_sgd_(
+            y, x, [], weight_decay=0.0, momentum=0.0, lr=c.float(), dampening=0.0, nesterov=False,
+            maximize=True, is_first_step=False,
+        )  # fmt: skip
+    else:
+        torch._foreach_add_(y, scaled(x, c))
+
+
+def combined(parts: Sequence[tuple[list[Tensor], Scalar]], dtype: torch.dtype) -> list[Tensor]:
+    """Return the sum of lists of tensors times coefficients; a single list with the factor 1 is not copied.
+
+    The sum has this type, but if a list has another one, it is computed and returned in float32.
+    """
+    (first, c), *rest = parts
+    if not rest and is_one(c):
+        return first
+    if any(x[0].dtype != dtype for x, _ in parts):
+        return combined_wide(parts, dtype)
+    sums = scaled(first, c)
+    for x, c in rest:
+        add_scaled(sums, x, c)
+    return sums
+
+
+def combined_wide(parts: Sequence[tuple[list[Tensor], Scalar]], dtype: torch.dtype) -> list[Tensor]:
+    """Return the sum of lists of tensors times coefficients in new memory, in float32 instead of half precision."""
+    sums: list[Tensor] = []
+    for x, c in parts:
+        products = scaled([t.to(wide_dtype(dtype)) for t in x], c)
+        if sums:
+            torch._foreach_add_(sums, products)
+        else:
+            sums = products
+    return sums
 
 
 def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

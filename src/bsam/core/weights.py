@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from torch.nn.parameter import is_lazy
 from ..common.errors import BsamRuntimeError
 from .passes import PassPart
 from .ranks import Ranks
+from .step_state import Results
 from .tensors import BucketedTensors, Layout, clear_weight_caches, local, use_other_memory
 from .undo import Undo
-from .vector import Term, Vector
+from .vector import BY_KEEP, BY_RESTART, Term, Vector, store
 
 IN_BACKWARD = (
     "hooks of the parameters change them during backward, as an optimizer in backward does "
@@ -26,7 +28,8 @@ IN_BACKWARD = (
 class Weights(PassPart):
     """The trainable parameters of an optimizer, moved in place and restored bit for bit from a backup.
 
-    The memory of the backup is kept between steps: allocating it costs more than copying into it.
+    The backup is there only while the weights are away from ``w``; on the CPU, where allocating memory costs more than
+    copying, it is kept between steps.
     """
 
     def __init__(self) -> None:
@@ -59,7 +62,7 @@ class Weights(PassPart):
         if signature != self._signature:
             self.layout = Layout(self.params, [i for i, _ in trained])
             self.gradient_memory = []
-            self._backup = self.allocate()
+            self._backup = []
             self._signature = signature
         self._tensors = self.layout.split(self.params)
         if any("_in_backward_optimizers" in p.__dict__ for p in self.params):  # of torch.distributed.optim
@@ -93,17 +96,17 @@ class Weights(PassPart):
         """Move the parameters to ``w + at``, from any position; None restores ``w``."""
         if self.layout.mesh is not None:  # FSDP2 may replace the memory in the first forward pass
             self._tensors = self.layout.split(self.params)
-        pairs = list(zip(self._tensors, self._backup, strict=True))
         if self.moved:
-            for tensors, backup in pairs:
+            for tensors, backup in zip(self._tensors, self._backup, strict=True):
                 torch._foreach_copy_(tensors, backup)
         elif (at is not None or self._hooked) and not self._saved:
-            for tensors, backup in pairs:  # all before the first moves: they may share memory
-                torch._foreach_copy_(backup, tensors)
+            self._backup = self._backup or self.allocate()
+            for tensors, backup in zip(self._tensors, self._backup, strict=True):  # all before the first moves:
+                torch._foreach_copy_(backup, tensors)  # they may share memory
             self._saved = True
         self.moved = at is not None
         if at is not None:
-            for k in range(len(pairs)):
+            for k in range(len(self._tensors)):
                 at.add_to(self._tensors, k)
         self._at_begin = [p.detach().clone() for p in self._hooked]
         clear_weight_caches()
@@ -118,13 +121,18 @@ class Weights(PassPart):
     def end_step(self, failed: bool) -> None:
         """Restore the parameters; the next move saves a new backup."""
         self.begin_pass(0, None)
-        self._saved = False
+        self._drop_backup()
 
     def commit(self) -> None:
         """Keep the current values as ``w``: the next move saves a new backup."""
         clear_weight_caches()
         self.moved = False
+        self._drop_backup()
+
+    def _drop_backup(self) -> None:
         self._saved = False
+        if not self.layout.on_cpu:
+            self._backup = []
 
     def go_elsewhere(self, undo: Undo, *, in_backup: bool = False) -> None:
         """Let the parameters use other memory until ``undo``, so that moving them leaves ``w`` in place.
@@ -132,6 +140,8 @@ class Weights(PassPart):
         Only for parameters :attr:`on_one_gpu`, which are at ``w``. With ``in_backup`` they use the backup's memory.
         """
         w = [[t.data for t in bucket] for bucket in self._tensors]
+        if in_backup:
+            self._backup = self._backup or self.allocate()
         use_other_memory(undo, self.params, self.layout.join(self._backup) if in_backup else None)
         undo.callback(self._come_back, self._backup)
         self._backup = w
@@ -149,41 +159,46 @@ class Gradients(PassPart):
     write to its memory again, or its strides differ from the parameter's. On the CPU, allocating costs more than
     copying: before the next pass, the gradient is copied to memory that is kept between steps and its tensors are
     freed, so that the allocator gives them to the next pass. The direction overwrites the last gradient on the CPU, and
-    the first one elsewhere.
+    the first one elsewhere; ``results`` are evaluated before, in the memory of other gradients if possible.
     """
 
-    def __init__(self, weights: Weights, ranks: Ranks | None) -> None:
+    def __init__(self, weights: Weights, ranks: Ranks | None, results: Results | None = None) -> None:
         self.direction: Vector | None = None  # what to add to ``p.grad``
-        self.offset: Vector | None = None  # where the step starts, relative to w
+        self.results = results or Results()
         self.has_grad = [False] * len(weights.params)  # whether a parameter got a gradient in some pass
         self._weights = weights
         self._ranks = ranks
         self._earlier = [p.grad for p in weights.params]  # from before the first pass
-        self._used = 0  # how many of the kept memories are in use
+        self._unused = [*weights.gradient_memory]  # kept memory that holds no gradient
         self._latest: Term | None = None  # the gradient of the latest pass
+        self._terms: list[ref[Term]] = []  # the gradients of this step
 
     def begin_pass(self, number: int, at: Vector | None) -> None:
         """Clear ``p.grad`` before the first pass; before later ones, on the CPU, free the previous gradient."""
         if number == 0:
             for p in self._weights.params:
                 p.grad = None
-        if self._latest is not None and self._weights.layout.on_cpu:
-            memory = self._weights.gradient_memory
-            if self._used == len(memory):
-                memory.append(self._weights.allocate())
-            for source, target in zip(self._latest.buckets, memory[self._used], strict=True):
+        if self._latest is not None and not self._latest.is_given_up and self._weights.layout.on_cpu:
+            if not self._unused:
+                self._unused = [self._weights.allocate()]
+                self._weights.gradient_memory += self._unused
+            memory = self._unused.pop(0)
+            for source, target in zip(self._latest.buckets, memory, strict=True):
                 torch._foreach_copy_(target, source)
-            self._latest.buckets = memory[self._used]
+            self._latest.buckets = memory
             self._latest.reused = True
-            self._latest = None
-            self._used += 1
+        self._latest = None
 
     def restart(self) -> None:
         """Forget the gradients of the passes so far: their memory is used again."""
         super().restart()
         self.has_grad = [False] * len(self.has_grad)
         self._latest = None
-        self._used = 0
+        self._give_up(self._alive(), self.results.vectors, BY_RESTART)
+        for v in self.results.vectors:
+            if any(term.reused for term in v.terms):
+                v.store_(None)
+        self._unused = [*self._weights.gradient_memory]
 
     def leave_in_place(self) -> None:
         """Do not move the latest gradient: the passes that follow belong to observers."""
@@ -208,7 +223,36 @@ class Gradients(PassPart):
         tensors = (_unshared(g, p, copy) for g, p in zip(grads, params, strict=True))
         gradient = Vector(tensors, self._weights.layout, scratch=True)
         (self._latest,) = gradient.terms
+        self._terms.append(ref(self._latest))
         return gradient
+
+    def _alive(self) -> list[Term]:
+        """Return the gradients of this step that something still refers to."""
+        return [term for term in (reference() for reference in self._terms) if term is not None]
+
+    def free(self, needed: Collection[Vector], reason: str) -> None:
+        """Free the gradients that none of these vectors needs."""
+        self._give_up(self._alive(), needed, reason)
+
+    def keep_only(self, wanted: Collection[Vector], at: Vector | None) -> None:
+        """Free everything but these vectors, also what only the perturbation ``at`` needs. Sums become one vector."""
+        if not self._weights.layout.on_cpu:  # there, the sum would be one pass over the memory more
+            self.store(wanted)
+        self._give_up([*self._alive(), *([] if at is None else at.terms)], wanted, BY_KEEP)
+
+    def store(self, wanted: Collection[Vector]) -> None:
+        """Evaluate the sums among these vectors, in the memory of gradients that no other one of them needs."""
+        store([v for v in wanted if len(v.terms) > 1], wanted, over_reused=True)
+        self._terms += [ref(term) for v in wanted for term in v.terms if term.scratch]
+
+    def _give_up(self, terms: Iterable[Term], needed: Collection[Vector], reason: str) -> None:
+        kept = {term for v in needed for term in v.terms}
+        for term in terms:
+            if term in kept or not term.scratch or term.observed or term.is_given_up:
+                continue
+            if term.reused:
+                self._unused.append(term.buckets)
+            term.give_up(reason)
 
     def end_step(self, failed: bool) -> None:
         """Set ``p.grad`` to its earlier value plus the direction; to its earlier value if a pass failed."""
@@ -223,10 +267,8 @@ class Gradients(PassPart):
                 "the loss does not depend on any parameter of base: does the closure call the model that base was "
                 "built on?"
             )
-        if self.offset is not None:
-            self.offset = Vector(
-                self.offset.tensors(), self.offset.layout
-            )  # a copy: the next line overwrites gradients
+        results = self.results.vectors
+        store(results, [direction])  # the next line overwrites gradients
         buckets = direction.materialize_()
         entries = direction.layout.join(buckets)
         both = [(t, local(g)) for t, g in zip(entries, self._earlier, strict=True) if g is not None]

@@ -21,8 +21,21 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, make_dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
+from functools import cache, partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 import torch
@@ -36,7 +49,7 @@ from ..methods.distillation import Distillation
 from .common.names import OWN_CLASS, find_name, find_object, is_own, known_object, name_of
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    pass
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[str, Any], object]
@@ -140,25 +153,8 @@ def to_json_value(value: Any) -> Any:
     return [to_json_value(entry) for entry in value] if type(value) in (list, tuple) else value
 
 
-_FIELDS: dict[type[Any], tuple[Field[Any], ...]] = {}  # by class
-
-
-def fields_of(kind: type[Any]) -> tuple[Field[Any], ...]:
-    """Return the fields of a dataclass. A plan makes hundreds of runs, and ``fields`` looks for them each time."""
-    if kind not in _FIELDS:
-        _FIELDS[kind] = fields(kind)
-    return _FIELDS[kind]
-
-
-def check_values(settings: DataclassInstance) -> None:
-    """Check the value of each field, and replace it by a copy in plain Python values."""
-    for item in fields_of(type(settings)):
-        value = to_json_value(getattr(settings, item.name))  # a copy: the caller's values may change later
-        object.__setattr__(settings, item.name, value)
-        check = item.metadata.get("check")
-        if check is not None and (value is not None or item.default is not None):
-            check(item.name, value)
-
+# the fields of a dataclass: a plan makes hundreds of runs, and ``fields`` looks for them each time
+fields_of = cast(Callable[[type[Any]], tuple[Field[Any], ...]], cache(fields))
 
 SET: Final = object()  # in ``when``: any value except None
 
@@ -215,8 +211,10 @@ ADAMW = Preset(when={"base": "adamw"}, lr=1e-3, weight_decay=0.05, decay="weight
 SHARED = (ADAMW,)  # for all tasks, after their own
 
 
-class RecordsGiven:
-    """A base class of dataclasses that remember which of their fields the caller gave."""
+class Settings:
+    """A base class of frozen dataclasses with fields from :func:`setting`: they check the values, and remember which of
+    them the caller gave.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the names of the arguments."""
@@ -224,6 +222,15 @@ class RecordsGiven:
         positional = [item.name for item in fields_of(cls) if not item.kw_only]
         object.__setattr__(self, "_given", (*positional[: len(args)], *kwargs))
         return self
+
+    def __post_init__(self) -> None:
+        """Check the value of each field, and replace it by a copy in plain Python values."""
+        for item in fields_of(type(self)):
+            value = to_json_value(getattr(self, item.name))  # a copy: the caller's values may change later
+            object.__setattr__(self, item.name, value)
+            check = item.metadata.get("check")
+            if check is not None and (value is not None or item.default is not None):
+                check(item.name, value)
 
 
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -258,17 +265,13 @@ def find_base(name: object) -> str:
     return find_name("base", name, BASES)
 
 
-def parameters_of(base: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the optimizer's class."""
-    return inspect.signature(BASES[base]).parameters
-
-
 def check_base_arguments(base: str, arguments: object) -> None:
     """Raise unless the arguments are accepted by the base optimizer and are not settings of the run."""
     if not isinstance(arguments, Mapping):
         raise BsamValueError(f"base_arguments must map names to values, such as {{'eps': 1e-6}}; got {arguments!r}")
+    parameters = inspect.signature(BASES[base]).parameters
+    known = [name for name in parameters if name not in (*_SET_BY_RUN, *_NOT_OFFERED)]
     for name in arguments:
-        known = [known for known in parameters_of(base) if known not in (*_SET_BY_RUN, *_NOT_OFFERED)]
         if name in _SET_BY_RUN:
             raise BsamValueError(f"base_arguments must not contain {name}, which is a setting of the run: set {name}")
         if name not in known:
@@ -287,7 +290,7 @@ def as_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 NoiseLabels = Literal["all", "other"]
 Quantizer = Literal["lsq", "minmax"]
-_BITS = partial(check_count, low=2, high=8)
+_check_bits = partial(check_count, low=2, high=8)
 MAX_BINS = 16  # of SimCC per pixel; the last layers grow with this number
 
 # the paper's, for ResNet-50
@@ -307,7 +310,7 @@ POSE_WITH_ADAM = Preset(when={"base": "adam"}, lr=1e-3, weight_decay=0.0)
 
 
 @dataclass(frozen=True)
-class TaskSettings(RecordsGiven):
+class TaskSettings(Settings):
     """The settings of a task. Tasks add theirs in subclasses, and override the properties that apply."""
 
     name: ClassVar[str]  #: the name of the task
@@ -315,9 +318,6 @@ class TaskSettings(RecordsGiven):
     datasets: ClassVar[Sequence[str]] = ()  #: the data sets of a task of the user, by name
     networks: ClassVar[Sequence[str]] = ()  #: its networks, by name
     unused: ClassVar[Sequence[str]] = ()  #: settings of a run that it does not use
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
     @property
     def tag(self) -> str:
@@ -355,13 +355,13 @@ class ClassificationSettings(TaskSettings):
         None,
         "quantization-aware training with this many bits for the weights, 2 to 8; default: no quantization",
         "Quantization",
-        _BITS,
+        _check_bits,
     )
     activation_bits: int | None = setting(
-        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", _BITS
+        None, "bits of the layer inputs, 2 to 8; default: the same as for weights", "Quantization", _check_bits
     )
     first_last_bits: int = setting(
-        8, "bits of the weights and inputs of the first and the last layer", "Quantization", _BITS
+        8, "bits of the weights and inputs of the first and the last layer", "Quantization", _check_bits
     )
     quantizer: Quantizer = setting(
         "lsq",
@@ -564,7 +564,7 @@ def _check_task(name: str, value: object) -> None:
 
 
 @dataclass(frozen=True)
-class Run(RecordsGiven):
+class Run(Settings):
     """Settings of one training run. Those of the task are in ``task``; :meth:`of` takes all of them side by side.
 
     The defaults are the paper's for CIFAR-10, except the network (digits_net) and the data (digits). Presets replace
@@ -832,12 +832,14 @@ class Run(RecordsGiven):
                 object.__setattr__(self, name, name_of(getattr(self, name), name))
         self._apply_presets()
         object.__setattr__(self, "base", find_base(self.base))
-        check_values(self)
+        super().__post_init__()
         self._check_method()
         self._check_start()
         if self.momentum >= 1:
             raise BsamValueError(f"momentum must be below 1, got {self.momentum}")
-        if self.momentum != Run.momentum and not {"momentum", "betas"} & set(parameters_of(self.base)):
+        if self.momentum != Run.momentum and not (
+            {"momentum", "betas"} & set(inspect.signature(BASES[self.base]).parameters)
+        ):
             raise BsamValueError(f"momentum has no effect with base {self.base}, which has none: leave it out")
         check_base_arguments(self.base, self.base_arguments)
         if is_own(self.task.name):
@@ -1018,11 +1020,9 @@ class Run(RecordsGiven):
 
 
 def imported(run: Run) -> Run:
-    """Return a run that is about to train, after importing its method if it is a class of the user's, and checking the
-    settings that this class decides.
+    """Return a run that is about to train, after importing its method, a class of the user's, and checking the settings
+    that this class decides.
     """
-    if run.method == BASE or not is_own(run.method):
-        return run
     method_class(run.method)
     return replace(run)
 

@@ -31,7 +31,7 @@ from .recipes.variants import (
     variants,
 )
 
-EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them
+PUBLISHED_EPOCHS = {"classification": 200, "fine-tuning": 30}  # of the published numbers, where the paper states them
 PHOTOGRAPHS = ("mpii", "lspet")  # pose data sets; the paper's is MPII
 OTHER_NETWORK = "published for EfficientNet-B0; Lite networks lack squeeze-and-excitation and use ReLU6, not swish"
 CONFIRMED = "confirmed"
@@ -106,8 +106,8 @@ def paper_variant(run: Run) -> str | None:
     if run.method == BASE:
         return run.base
     ours = all_arguments(run.method, run.arguments)
-    theirs = usual_arguments(run)
-    return next((name for name, values in theirs.items() if values == ours), None)
+    of_method = [variant for variant in variants().values() if variant.method == run.method]
+    return next((variant.name for variant in of_method if usual_arguments(run, variant) == ours), None)
 
 
 def paper_table(run: Run) -> str | None:
@@ -125,8 +125,8 @@ def paper_table(run: Run) -> str | None:
     if run.task.weight_bits is not None:
         return "quantization"
     if run.weights is not None:
-        return "transfer" if run.epochs == EPOCHS["fine-tuning"] and not run.task.label_noise else None
-    if run.epochs != EPOCHS["classification"] or run.init is not None:
+        return "transfer" if run.epochs == PUBLISHED_EPOCHS["fine-tuning"] and not run.task.label_noise else None
+    if run.epochs != PUBLISHED_EPOCHS["classification"] or run.init is not None:
         return None
     if run.task.label_noise:
         return "label-noise" if run.model == "resnet18" else None
@@ -212,7 +212,7 @@ def of_paper(run: Run, tuned: bool = False, table: str = "") -> dict[str, Any]:
     claimed = _paper_number(similar, name)
     if published is None and (run.model, run.method) == ("resnet18", "bsam") and paper_table(run) == "classification":
         rho_max = all_arguments("bsam", run.arguments)["rho_max"]
-        if _paper_number(run, "bsam") and rho_max == usual_arguments(run)["bsam"]["rho_max"]:
+        if _paper_number(run, "bsam") and rho_max == usual_arguments(run, variants()["bsam"])["rho_max"]:
             published = published_number("rho-min", run)
     if table in published_tables():
         published = published_number(table, run) or published

@@ -24,7 +24,7 @@ from .recipes.compare import (
     plan_comparison,
 )
 from .recipes.start import check_start, complete_settings
-from .study_run import NEEDS, refuse_torchrun
+from .study_run import STUDY_NEEDS, refuse_torchrun
 from .tasks import Task, named_task
 from .training.machine import Machine
 
@@ -89,7 +89,7 @@ def compare(
         >>> result.table[["row", "n", "passes"]].values.tolist()
         [['SGD', 2, 1], ['SAM', 2, 2]]
     """
-    require_packages(NEEDS)
+    require_packages(STUDY_NEEDS)
     own = None if task is None else named_task(task)
     by_heading = settings_by_heading(own)
     names = [item.name for listed in by_heading.values() for item in listed]
@@ -138,7 +138,7 @@ def write_report(
         baseline: the method that the others are compared with; None takes the base optimizer.
         title: the title of the page.
     """
-    require_packages(report.NEEDS)
+    require_packages(report.REPORT_NEEDS)
     from .report.page import page
 
     paths = [Path(path) for path in ([runs] if isinstance(runs, str | Path) else runs)]

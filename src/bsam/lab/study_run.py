@@ -24,7 +24,7 @@ from .training.machine import Machine, devices_of, pick_device
 if TYPE_CHECKING:  # `bsam list` works without pandas
     from .report.recipe_results import StudyResult
 
-NEEDS = dict.fromkeys(("safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
+STUDY_NEEDS = dict.fromkeys(("safetensors", "pandas", "scipy", "jinja2"), "demo")  # the extra that installs them all
 
 
 def refuse_torchrun(command: str) -> None:
@@ -74,7 +74,7 @@ def run_study(
         >>> [str(state) for state in result.states]
         ['done', 'done']
     """
-    require_packages(NEEDS)
+    require_packages(STUDY_NEEDS)
     from .report.recipe_results import write_results
 
     decision = plan_study(study, out)

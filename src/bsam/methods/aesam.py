@@ -86,7 +86,7 @@ class AESAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g, g_v = L.grad(), self.recall("g_v")
         if self.large(self.mean_over_ranks(float(g.norm()) ** 2)):
-            return sam_gradient(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"))
+            return sam_gradient(self, L, g) if self.alpha else L.grad(at=self.epsilon(g, "rho"), keep=())
         return g if g_v is None else add_orthogonal(g, g_v, self.alpha)
 
     def large(self, s: float) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..common.checks import check_number
 from ..core import Modules, Objective, SharpnessAware, Vector
 from ..core.scheduled_radius import RadiusOptions, ScheduledRadius
+from ..core.tensors import local
 
 
 class ASAM(ScheduledRadius):
@@ -48,7 +49,6 @@ class ASAM(ScheduledRadius):
     reference = "Kwon et al., ICML 2021"
     arxiv = "2102.11600"
     purpose = "SAM with radii that do not change when a layer is rescaled."
-    memory = "5"
     capturable = True
 
     def __init__(
@@ -65,15 +65,19 @@ class ASAM(ScheduledRadius):
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        T2_g, Tg = rescale(self, g, self.eta)
-        return L.grad(at=self.epsilon(T2_g, "rho", length=self.counted(Tg).norm()))
+        v, length = rescaled(self, g, self.eta)
+        return L.grad(at=self.epsilon(v, "rho", length), keep=())
 
 
-def rescale(optimizer: SharpnessAware, g: Vector, eta: float) -> tuple[Vector, Vector]:
-    """Return ``T^2 g`` and ``T g``, which depend on the sizes of the weights."""
+def rescaled(optimizer: SharpnessAware, v: Vector, eta: float) -> tuple[Vector, Tensor]:
+    """Return ``T^2 v``, in the memory of ``v``, and the length of ``T v``; T depends on the sizes of the weights."""
     modules = () if optimizer.model is None else (optimizer.model, *optimizer.others)
     scales = {p for module in modules for name, p in module.named_parameters() if name.rpartition(".")[-1] == "weight"}
     scaled = [p.dim() >= 2 or p in scales for p in optimizer.params]
-    T = optimizer.vector(optimizer.params).map(lambda i, w: w.abs().add_(eta) if scaled[i] else torch.ones_like(w))
-    Tg = T.times(g)
-    return T.times(Tg), Tg
+    weights = [local(p.detach()) for p in optimizer.params]
+
+    def multiplied(i: int, entries: Tensor) -> Tensor:
+        return weights[i].abs().add_(eta).mul_(entries) if scaled[i] else entries
+
+    length = optimizer.counted(v.map_(multiplied)).norm()  # |T v|
+    return v.map_(multiplied), length

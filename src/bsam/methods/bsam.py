@@ -15,7 +15,7 @@ from ..common.errors import BsamValueError
 from ..core import TINY, Modules, Objective, SharpnessAware, StepOptions, Vector, ratio
 from ..core.schedule import LR_MAX, LR_MIN
 from ..core.tensors import Scalar
-from .asam import rescale
+from .asam import rescaled
 
 
 class BSAM(SharpnessAware):
@@ -99,7 +99,7 @@ class BSAM(SharpnessAware):
     arxiv = "2409.13173"
     purpose = "Flat in both directions, up and down the gradient; passes=2 costs the same as SAM."
     passes: float = 3
-    memory = "3"
+    memory = 2
     capturable = True
 
     scheduled_radii: ClassVar[dict[str, str]] = {"rho_min": "rho_min_floor"}
@@ -163,20 +163,29 @@ class BSAM(SharpnessAware):
 
     def algorithm_1(self, L: Objective, g: Vector) -> Vector:
         """Return the direction of Algorithm 1, from the gradient ``g``."""
-        v, Tg = rescale(self, g, self.eta) if self.adaptive else (g, g)
-        length = self.counted(Tg).norm()
+        v, length = rescaled(self, g.copy(), self.eta) if self.adaptive else (g, self.counted(g).norm())
         e_max = self.epsilon(v, "rho_max", length)  # line 4
         e_min = self.epsilon(v, "rho_min", length)  # line 6
         if self.start_from_min:
             self.start_from(-e_min)
         k = self.ratio_of_radii() if self.full_passes == 2 else None
-        if k is None:
+        if self.side_by_side:
             g_max, g_min = L.grads(e_max, -e_min)  # lines 5 and 7
-        else:
-            g_max = L.grad(at=e_max)  # line 5
+            return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
+        g_max = L.grad(at=e_max)  # line 5
+        n_max = g_max.norm()
+        if k is not None:
             # line 7, to first order: g - k (g_max - g), up to a factor, which cancels in line 8
-            g, g_min = L.extrapolate(g, g_max, k, keep=self.every > 1 or self.start_from_min)
-        return g + g_max - ratio(g_max.norm(), g_min.norm()) * g_min  # line 8
+            share = k / (1 + k)
+            g_min = g - share * g_max
+            if self.every > 1 or self.start_from_min:  # g is needed afterwards
+                g_min = Vector(g_min.tensors(), g.layout, stable=True)
+            else:
+                L.store(g_min, g_max)
+            return g_min + share * g_max + g_max - ratio(n_max, g_min.norm()) * g_min
+        rise = g + g_max
+        g_min = L.grad(at=-e_min, keep=None if self.every > 1 else rise)  # line 7
+        return rise - ratio(n_max, g_min.norm()) * g_min  # line 8
 
     def ratio_of_radii(self) -> Scalar | None:
         """Return ``rho_min / rho_max``; None, with a warning, if perturbed groups differ in it, or if ``rho_max`` is 0.

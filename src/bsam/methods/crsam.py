@@ -48,7 +48,7 @@ class CRSAM(ScheduledRadius):
     arxiv = "2312.13555"
     purpose = "SAM that also reduces the curvature along the gradient, in three passes."
     passes: float = 3
-    memory = "3"
+    memory = 2
     capturable = True
 
     def __init__(
@@ -69,5 +69,7 @@ class CRSAM(ScheduledRadius):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         e = self.epsilon(g, "rho")
-        g_up, g_down = L.grads(e, -e)
-        return g_up + self.gamma * (g_up + g_down - 2 * g) + self.beta * (g_up - g_down)
+        g_up = L.grad(at=e)
+        known = (1 + self.gamma + self.beta) * g_up - 2 * self.gamma * g
+        g_down = L.grad(at=-e, keep=known)
+        return known + (self.gamma - self.beta) * g_down

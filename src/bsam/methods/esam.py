@@ -77,4 +77,4 @@ class ESAM(SharpnessAware):
         losses = L.sample_losses
         e = self.epsilon(g_S, "rho") / self.beta
         rise = L.losses(at=e) - losses
-        return L.grad(at=e, subset=hardest(rise, math.floor(exact(self.gamma) * len(rise))))
+        return L.grad(at=e, subset=hardest(rise, math.floor(exact(self.gamma) * len(rise))), keep=())

@@ -43,7 +43,6 @@ class FisherSAM(SharpnessAware):
     reference = "Kim et al., ICML 2022"
     arxiv = "2206.04920"
     purpose = "SAM with relatively smaller perturbations where gradients are large."
-    memory = "3"
     capturable = True
 
     def __init__(
@@ -61,4 +60,4 @@ class FisherSAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
         natural = g.map(lambda _, g: g / (1 + self.eta * g * g))  # F^-1 g
-        return L.grad(at=self.epsilon(natural, "rho", length=self.counted(g).dot(natural).sqrt()))
+        return L.grad(at=self.epsilon(natural, "rho", length=self.counted(g).dot(natural).sqrt()), keep=())

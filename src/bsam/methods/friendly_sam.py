@@ -50,7 +50,8 @@ class FriendlySAM(ScheduledRadius):
     reference = "Li et al., CVPR 2024"
     arxiv = "2403.12350"
     purpose = "SAM that perturbs along the noise of the batch, not along the full gradient."
-    memory = "5, 1 kept"
+    memory = 3
+    memory_kept = 1
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
@@ -74,4 +75,4 @@ class FriendlySAM(ScheduledRadius):
         m = self.recall("gradient_mean")
         before = self.recall("gradient_mean", missing=g)  # the mean of a parameter starts with its first gradient
         self.remember("gradient_mean", self.decay * before + (1 - self.decay) * g)
-        return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"))
+        return L.grad(at=self.epsilon(g if m is None else g - self.sigma * m, "rho"), keep=())

@@ -52,7 +52,6 @@ class FunctionalSAM(ScheduledRadius):
     reference = "Singh et al., ICML 2025"
     arxiv = "2502.02407"
     purpose = "SAM without its effect on logits, for language models."
-    memory = "2"
     capturable = True
     needs = (Need.OUTPUTS,)
 
@@ -68,4 +67,4 @@ class FunctionalSAM(ScheduledRadius):
 
     def direction(self, L: Objective) -> Vector:
         g, signals = L.grad_and_signals()
-        return L.pull_back(signals, at=self.epsilon(g, "rho"))
+        return L.pull_back(signals, at=self.epsilon(g, "rho"), keep=())

@@ -56,7 +56,7 @@ class GAM(SharpnessAware):
     arxiv = "2303.03108"
     purpose = "Seeks small gradients in the whole neighbourhood, if you can afford four passes."
     passes: float = 4
-    memory = "6"
+    memory = 3
     capturable = True
 
     def __init__(
@@ -88,8 +88,9 @@ class GAM(SharpnessAware):
         g1 = L.grad(at=self.epsilon(g, "rho"))
         e = self.epsilon(g1 - g, "rho_norm")
         g2 = L.grad(at=e)
-        g3 = L.grad(at=e + self.epsilon(g2, "rho"))
-        n, p = b1 * g1 + b3 * g3, g + b2 * g2
+        p = g + b2 * g2
+        g3 = L.grad(at=e + self.epsilon(g2, "rho"), keep=[g1, p])
+        n = b1 * g1 + b3 * g3
         return n - self.gamma * p.reject(n)
 
     def paper(self, L: Objective) -> Vector:

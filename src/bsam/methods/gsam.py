@@ -44,7 +44,7 @@ class GSAM(ScheduledRadius):
     reference = "Zhuang et al., ICLR 2022"
     arxiv = "2203.08065"
     purpose = "SAM that also reduces the gap between the loss and the worst loss nearby."
-    memory = "3"
+    memory = 2
     capturable = True
 
     def __init__(

@@ -66,7 +66,7 @@ class KSAM(SharpnessAware):
     def direction(self, L: Objective) -> Vector:
         K = hardest(L.losses(), self.k)
         g = L.grad(subset=K)
-        return L.grad(at=self.epsilon(g, "rho"), subset=K)
+        return L.grad(at=self.epsilon(g, "rho"), subset=K, keep=())
 
 
 def hardest(losses: Tensor, n: int) -> Tensor:

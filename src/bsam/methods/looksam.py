@@ -50,7 +50,8 @@ class LookSAM(SharpnessAware):
     arxiv = "2203.02714"
     purpose = "Approximates SAM in 1 + 1/k passes, by reusing part of its gradient for k - 1 steps."
     passes: float = 1.2
-    memory = "4, 1 kept"
+    memory = 3
+    memory_kept = 1
     capturable = True
 
     vectors: tuple[str, ...] = ("g_v",)

@@ -58,7 +58,7 @@ class MESA(Distillation):
     reference = "Du et al., NeurIPS 2022"
     arxiv = "2205.14083"
     purpose = "A loss that keeps logits close to an averaged model's."
-    memory = "1, kept"
+    memory_kept = 1
     needs = (Need.INPUTS, Need.EPOCHS, Need.FORWARD_PASS)
     capturable = True
     set_by_training = ("model", "optimizer", "label_smoothing", "reduction")

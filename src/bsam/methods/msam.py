@@ -57,7 +57,6 @@ class MSAM(SharpnessAware):
     arxiv = "2401.12033"
     purpose = "Perturbs against the momentum, without an extra pass; tune its radius."
     passes: float = 1
-    memory = "1"
     capturable = True
     needs = (Need.MOMENTUM,)
 

@@ -40,6 +40,7 @@ class PGN(SharpnessAware):
     reference = "Zhao et al., ICML 2022"
     arxiv = "2202.03599"
     purpose = "Penalizes the gradient norm, by mixing SAM's gradient with the plain one."
+    memory = 2
     capturable = True
 
     def __init__(

@@ -75,7 +75,11 @@ class RST(SharpnessAware):
 
     def direction(self, L: Objective) -> Vector:
         g = L.grad()
-        return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho")) if self.step_kind() else g
+        if not self.step_kind():
+            return g
+        if self.gamma == 1:
+            return L.grad(at=self.epsilon(g, "rho"), keep=())
+        return (1 - self.gamma) * g + self.gamma * L.grad(at=self.epsilon(g, "rho"))
 
 
 def bernoulli(seed: int, t: int, n: int, p: float) -> list[bool]:

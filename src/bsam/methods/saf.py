@@ -71,7 +71,7 @@ class SAF(Distillation):
     reference = "Du et al., NeurIPS 2022"
     arxiv = "2205.14083"
     purpose = "A loss that keeps logits close to those stored in earlier epochs."
-    memory = "0, logits kept"
+    memory = 0
     needs = (Need.SAMPLE_IDS, Need.EPOCHS)
     capturable = True
     set_by_training = ("samples", "classes", "label_smoothing", "reduction")

@@ -84,7 +84,7 @@ class SAM(ScheduledRadius):
         if self.ascent < 1:
             return self._from_share(L)
         g = L.grad()
-        return L.grad(at=self.epsilon(g, "rho"))
+        return L.grad(at=self.epsilon(g, "rho"), keep=())
 
     def _from_share(self, L: Objective) -> Vector:
         """Return the gradient of the batch, perturbed along that of its first samples.
@@ -96,7 +96,7 @@ class SAM(ScheduledRadius):
         n = remembered or len(L.losses())
         while True:
             g = L.grad(subset=slice(max(1, math.ceil(exact(self.ascent) * n))))
-            d = L.grad(at=self.epsilon(g, "rho"))
+            d = L.grad(at=self.epsilon(g, "rho"), keep=())
             size = len(L.sample_losses)
             if size == n:
                 self.remember("batch_size", n)

@@ -56,7 +56,7 @@ class SANER(ScheduledRadius):
     reference = "Luong et al., AISTATS 2026"
     arxiv = "2411.17132"
     purpose = "SAM for wrong labels: damps the gradient entries that the perturbation makes smaller."
-    memory = "4"
+    memory = 2
     capturable = True
 
     def __init__(
@@ -79,10 +79,9 @@ class SANER(ScheduledRadius):
         g = L.grad()
         g_hat = L.grad(at=self.epsilon(g, "rho"))
         a = 1 + (self.alpha - 1) * (min(1.0, self.steps_since_start / self.ramp) if self.ramp else 1.0)
-        plain = g.tensors()
 
-        def damped(i: int, entries: Tensor) -> Tensor:
-            smaller = (entries.sign() * plain[i].sign() > 0) & (entries.abs() < plain[i].abs())
-            return torch.where(smaller, a * entries, entries)
+        def damped(_: int, up: Tensor, plain: Tensor) -> Tensor:
+            smaller = (up.sign() * plain.sign() > 0) & (up.abs() < plain.abs())
+            return torch.where(smaller, a * up, up)
 
-        return g_hat.map(damped)
+        return g_hat.map_(damped, g)

@@ -45,7 +45,8 @@ class VaSSO(ScheduledRadius):
     reference = "Li and Giannakis, NeurIPS 2023"
     arxiv = "2309.15639"
     purpose = "SAM with a steadier perturbation, along a running mean of the gradients."
-    memory = "4, 1 kept"
+    memory = 3
+    memory_kept = 1
     capturable = True
 
     vectors: tuple[str, ...] = ("gradient_mean",)
@@ -67,4 +68,4 @@ class VaSSO(ScheduledRadius):
         g = L.grad()
         v = (1 - self.theta) * self.recall("gradient_mean", missing=g) + self.theta * g
         self.remember("gradient_mean", v)
-        return L.grad(at=self.epsilon(v, "rho"))
+        return L.grad(at=self.epsilon(v, "rho"), keep=())

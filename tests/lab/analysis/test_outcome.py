@@ -68,8 +68,8 @@ def test_pose_that_is_not_better_than_the_mean_pose(tmp_path):
     assert sentence(tmp_path, run, (3.0,), test_pck=0.4, test_pck_head=0.4, test_loss=3.0) is None
 
 
-def test_classes_of_image_files_are_counted_in_the_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(RunDir, "note", lambda self, name: {"inputs": {"class_names": ["cat", "dog", "owl"]}}[name])
+def test_classes_of_image_files_are_counted_in_the_directory(tmp_path):
+    (tmp_path / "inputs.json").write_text(json.dumps({"class_names": ["cat", "dog", "owl"]}))
     run = Run("saf", data="folder:pets", model="resnet8")
     found = sentence(tmp_path, run, (1.2, 1.1), test_accuracy=0.3, test_loss=1.1)
     assert found == (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bsam.lab import cli
+from bsam.lab.inference.run_flatness import MeasuredModels
 from bsam.lab.recipes import RECIPES
 from helpers import draw_images
 from pose_runs import train_pose
@@ -76,6 +77,19 @@ def demo_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(made.study_without_runs(*given), workers=1)
 
     monkeypatch.setitem(RECIPES, "demo", replace(made, study_without_runs=without_workers))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[MeasuredModels]:
+    """The models that ``bsam flatness`` is to measure, which it does not."""
+    asked: list[MeasuredModels] = []
+
+    def report(models: MeasuredModels, *_: object) -> list[object]:
+        asked.append(models)
+        return []
+
+    monkeypatch.setattr("bsam.lab.cli.flatness.flatness_report", report)
+    return asked
 
 
 @pytest.fixture

@@ -294,6 +294,34 @@ def test_diverged_runs_are_counted_and_failed_runs_raise(tmp_path, monkeypatch, 
         bsam.lab.compare("digits", methods=["sgd", "bsam"], seeds=1, **options)
 
 
+@pytest.mark.parametrize(
+    ("lr", "tries"),
+    [
+        (1e12, "Try a smaller --lr (now 1e+12) or smaller radii (--methods sam:rho=0.025), and check the data"),
+        (
+            1e-12,
+            "Try a smaller or a larger --lr (now 1e-12), more --epochs (now 1) or smaller radii (--methods",
+        ),
+    ],
+)
+def test_advice_if_no_network_learned(lr, tries, tmp_path, capsys):
+    settings = {"epochs": 1, "limit_train": 128, "out": tmp_path, "machine": Machine("cpu")}
+    result = bsam.lab.compare("digits", methods=["sgd", "sam"], seeds=1, lr=lr, **settings)
+    assert result.nobody_learned
+    assert tries in text_of(capsys)
+
+
+def test_no_advice_if_a_network_learned(tmp_path, monkeypatch, capsys):
+    fit = train_by(FakeFit(), monkeypatch)
+    runs = compared_runs(["sgd", "sam"], {"data": "digits", **SETTINGS})
+    fit.trouble = {run_dir_name(runs["sam"]): "the loss is nan"}
+    result = bsam.lab.compare(
+        "digits", methods=["sgd", "sam"], seeds=1, out=tmp_path, machine=Machine("cpu"), **SETTINGS
+    )
+    assert not result.nobody_learned
+    assert "check the data" not in text_of(capsys)
+
+
 @pytest.mark.usefixtures("without_page")
 def test_defaults_follow_from_the_data_and_the_initial_run(digits_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

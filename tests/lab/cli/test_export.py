@@ -11,13 +11,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from bsam.common import extras
 from bsam.lab import cli
 from bsam.lab.inference import run_export
 from bsam.lab.models import build
 from bsam.lab.quantization import convert, load_quantized, quantize
 from bsam.lab.tasks import TASKS
-from bsam.lab.tasks.exported import compare_classes
+from bsam.lab.tasks.classifier_files import compare_classes
 from bsam.lab.tasks.pose_outputs import decode
 from bsam.lab.training.run_dir import RunDir
 from pose_runs import draw_figures
@@ -175,20 +174,19 @@ def test_a_pose_network(pose_run, tmp_path, capsys, monkeypatch):
     assert json.loads(about["input_size"]) == [3, 32, 32]
 
 
+@pytest.mark.usefixtures("script_path")
 def test_an_export_that_fails_keeps_the_old_file(quantized_run, tmp_path, monkeypatch, error_of):
     path = tmp_path / "net.onnx"
     path.write_text("old")
     (tmp_path / "untraced.py").write_text(UNTRACED)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     small = ("--epochs", "1", "--limit-train", "64", "--limit-test", "20", "--batch", "32", "--device", "cpu")
     named = ("--model", "untraced:network")
     assert cli.main(["train", "--method", "sgd", *named, *small, "--out", "run"]) == 0
     error = error_of("export", "run", *named, "--out", path)
     assert "cannot trace the forward pass" in error
     assert error.rstrip().endswith("The weights of this network are in run/model.safetensors")
-    find_spec = extras.find_spec
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "'.[onnx]'" in error_of("export", quantized_run, "--out", path)
     assert path.read_text() == "old"
     assert not [file for file in tmp_path.iterdir() if file.suffix == ".draft"]

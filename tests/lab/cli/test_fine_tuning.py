@@ -150,20 +150,14 @@ def test_another_folder_is_another_run(images_run, images, tmp_path, error_of):
     assert RunDir(images_run).run().data == f"folder:{images}"
 
 
-def test_flatness_reads_the_images_of_a_run_from_its_cache(photos, tmp_path, monkeypatch):
+def test_flatness_reads_the_images_of_a_run_from_its_cache(photos, tmp_path, measured):
     out, cache = tmp_path / "out", tmp_path / "cache"
     command = [*RANDOM, "--data", "folder:images", "--data-dir", tmp_path, "--cache-dir", cache, "--out", out]
     assert train(*command) == 0
-    loaded = []
-
-    def report(models, *_):
-        loaded.append(models.load(models.paths[0], torch.device("cpu")))
-        return []
-
-    monkeypatch.setattr("bsam.lab.cli.flatness.flatness_report", report)
     places = ["--data-dir", str(tmp_path), "--cache-dir", str(cache)]
     assert cli.main(["flatness", str(out), "--images", "5", *places, "--device", "cpu"]) == 0
-    ((network, _, ((x, y),)),) = loaded
+    models = measured.pop()
+    network, _, ((x, y),) = models.load(models.paths[0], torch.device("cpu"))
     assert not (photos / ".bsam-cache").exists()
     assert torch.equal(network.fc.bias, load_file(out / "model.safetensors")["fc.bias"])
     assert y.tolist() == [0, 0, 1, 1, 2]

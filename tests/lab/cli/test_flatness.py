@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 
 import pytest
 import torch
@@ -47,7 +46,7 @@ def _undrawn(monkeypatch):
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path, script_path):
     """A folder with two saved networks and a loader."""
     for seed, name in enumerate(("first.pt", "slow.pt")):
         torch.manual_seed(seed)
@@ -60,7 +59,6 @@ def test_interrupted_and_resumed_it_measures_the_saved_models(saved, capsys, mon
     """With a loader in the current folder, interrupted at the second model."""
     arguments = ["flatness", "first.pt", "slow.pt", "--loader", "my_nets:load", "--out", "out", "--seed", "5", *CHEAP]
     monkeypatch.chdir(saved)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     assert cli.main(arguments) == 130
     assert "Finished models are saved in out; run the same command again" in capsys.readouterr().err
     assert {path.name for path in (saved / "out").iterdir()} == {LOCK, "flatness.json"}
@@ -132,18 +130,14 @@ def test_runs_are_measured_on_their_training_samples(runs, tmp_path, monkeypatch
     assert (out / "flatness.json").read_bytes() == before
 
 
-def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path, monkeypatch):
+def test_the_run_of_a_recipe_is_titled_with_method_and_seed(runs, tmp_path, measured):
     run = RunDir(runs / "clean").run()
     named = tmp_path / run_dir_name(run)
     shutil.copytree(runs / "clean", named)
-    titles = []
-    monkeypatch.setattr(flatness, "flatness_report", lambda models, *_: titles.extend(models.titles) or [])
     assert cli.main(["flatness", str(named), str(runs / "noisy.0")]) == 0
-    assert titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
+    assert measured.pop().titles == [f"{variant_of(run).title}, seed {run.seed}", "noisy.0"]
 
 
-def test_a_folder_of_runs_may_be_given(runs, monkeypatch):
-    paths = []
-    monkeypatch.setattr(flatness, "flatness_report", lambda models, *_: paths.extend(models.paths) or [])
+def test_a_folder_of_runs_may_be_given(runs, measured):
     assert cli.main(["flatness", str(runs)]) == 0
-    assert paths == [runs / "clean", runs / "noisy.0"]
+    assert measured.pop().paths == [runs / "clean", runs / "noisy.0"]

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,9 +70,6 @@ def test_a_command_that_saves_nothing_ends_quietly_if_its_output_is_closed(tmp_p
 
 
 def test_an_error_that_names_no_file_of_the_user_keeps_its_traceback(monkeypatch):
-    def fail(arguments):
-        raise FileNotFoundError("weights.pt")
-
-    monkeypatch.setattr(listing, "_list", fail)
+    monkeypatch.setattr(listing, "_list", Mock(side_effect=FileNotFoundError("weights.pt")))
     with pytest.raises(FileNotFoundError):
         cli.main(["list"])

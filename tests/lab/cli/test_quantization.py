@@ -15,7 +15,12 @@ def test_network_data_and_settings_come_from_the_initial_run(digits_run, tmp_pat
     run = RunDir(tmp_path / "w4").run()
     assert (run.model, run.data, run.task.weight_bits, run.task.activation_bits) == ("resnet8", "digits", 4, None)
     assert (run.lr, run.weight_decay, run.task.label_smoothing) == (0.01, 1e-4, 0.1)
-    assert str(digits_run) in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert str(digits_run) in printed
+    assert "parameters, weights 4 bits, activations 4 bits)" in printed
+    experiment = json.loads((tmp_path / "w4/run.json").read_text())["experiment"]
+    assert ", 4 bits, " in experiment
+    assert "activations" not in experiment
     assert json.loads((tmp_path / "w4/weights.json").read_text())["head_left_out"] == {}
 
 

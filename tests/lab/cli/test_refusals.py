@@ -6,7 +6,6 @@ One command per kind of error: the tests of what raises it have its other cases.
 import json
 import shlex
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -158,9 +157,9 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(("command", "word"), ROWS, ids=lambda value: value if " " in value else "")
+@pytest.mark.usefixtures("script_path")
 def test_the_message_names_the_culprit(command, word, place, tmp_path, monkeypatch, error_of):
     monkeypatch.chdir(place)
-    monkeypatch.setattr("sys.path", list(sys.path))
     draw_figures(12, monkeypatch)
     before = contents(place)
     words = shlex.split(command)

@@ -29,8 +29,8 @@ def test_the_plan():
     assert all("1 run:" in f"{text}:" for text in (plan_table(CURVES, states[:1]).title, totals(states[:1])))
 
 
-def test_what_is_told_while_runs_are_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+def test_what_is_told_while_runs_are_run(tmp_path, capsys, terminal, monkeypatch):
+    terminal()
     monkeypatch.setenv("COLUMNS", "120")
     run = replace(CURVES.plans[0].run, epochs=30)
     measured = {"epochs": ({"seconds": 3.0},) * 15}

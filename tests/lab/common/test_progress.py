@@ -37,8 +37,8 @@ def test_a_line_every_minute(capsys, clock):
     ]
 
 
-def test_a_terminal_redraws_one_line_five_times_a_second(capsys, clock, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+def test_a_terminal_redraws_one_line_five_times_a_second(capsys, clock, terminal, monkeypatch):
+    terminal()
     monkeypatch.setenv("COLUMNS", "46")
     with pytest.raises(KeyError), ProgressLine() as line:  # noqa: PT012
         for done in range(5):
@@ -54,8 +54,8 @@ def test_a_terminal_redraws_one_line_five_times_a_second(capsys, clock, monkeypa
     assert max(map(len, error.split("\r"))) <= 45 + len("\x1b[K\n")
 
 
-def test_several_stages_and_notes(capsys, clock, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+def test_several_stages_and_notes(capsys, clock, terminal, monkeypatch):
+    terminal()
     monkeypatch.setenv("COLUMNS", "100")
     with ProgressLine() as line:
         for stage, done in (("models", 0), ("trace", 9), ("models", 1), ("trace", 0), ("trace", 2)):

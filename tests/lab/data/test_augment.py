@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -40,7 +42,7 @@ def one_image(x: np.ndarray, row: list[int], augment: Augment) -> tuple[np.ndarr
 
 @pytest.mark.parametrize("name", [name for name in AUGMENTATIONS if name != RESIZED_CROP])
 def test_equals_the_treatment_of_one_image_at_a_time(name):
-    augment, x = augmentation(name, MEAN, STD), images(12)
+    augment, x = replace(augmentation(name), mean=MEAN, std=STD), images(12)
     draws = augment.draws(12, seed=1, epoch=2, side=32)
     found = augment(x, draws)
     assert found.dtype == torch.float32

@@ -192,8 +192,8 @@ def test_elongated_images_are_errors_before_they_are_enlarged(tmp_path, monkeypa
     assert decode_bytes(encoded(pixels(2, 1000, 3)), "x", Resize(8)).shape == (8, 8, 3)
 
 
-BLOCK, SIZE = 3, 8
-COUNTS = {"train": 5, "val": 1, "test": 2}  # images of each of the two classes: 16, in 6 blocks
+SIZE = 8
+COUNTS = {"train": 5, "val": 1, "test": 2}  # images of each of the two classes: 16, in 4 blocks
 TOTAL = 16
 RESIZE = Resize(SIZE)
 
@@ -212,17 +212,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def decoded(monkeypatch):
-    """The names of the images that this process decodes, in blocks of three."""
-    names = []
-
-    def counted(content, name, resize):
-        names.append(name)
-        return decode_pixels(content, name, resize)
-
-    monkeypatch.setattr(data_images, "decode_pixels", counted)
-    monkeypatch.setattr(data_images, "BLOCK", BLOCK)
-    return names
+def _small_blocks(decoded):
+    """All tests decode blocks of five images."""
 
 
 def load(folder: Path, resize: Resize = RESIZE, **options) -> tuple[Dataset, list[str]]:
@@ -251,10 +242,10 @@ def test_the_data_set_has_the_decoded_images_in_order_and_the_second_call_decode
     assert (data.name, data.classes, data.class_names) == ("images", 2, ("cat", "wolf"))
     assert (data.mean, data.std, data.split) == ((0.5,), (0.25,), "folders train, val and test")
     assert left_out == []
-    assert seen == [(n, TOTAL) for n in (3, 6, 9, 12, 15, 16)]
+    assert seen == [(n, TOTAL) for n in (5, 10, 15, 16)]
     assert len(decoded) == len(set(decoded)) == TOTAL
     again, _ = load(folder, progress=lambda *done: seen.append(done))
-    assert (len(seen), len(decoded)) == (6, TOTAL)
+    assert (len(seen), len(decoded)) == (4, TOTAL)
     assert_correct(again, folder)
     assert again.digest == data.digest
 

@@ -10,7 +10,6 @@ from PIL import Image
 from scipy.io import savemat
 
 from bsam.common.errors import BsamRuntimeError, BsamValueError
-from bsam.lab.data import images
 from bsam.lab.data.images import Crop, decode_pixels
 from bsam.lab.data.persons import LSP, MPII, PersonFiles, PoseData, Skeleton, load_persons, read_lspet, read_mpii
 from bsam.lab.data.pose_augment import apply
@@ -175,16 +174,8 @@ def files(tmp_path) -> PersonFiles:
 
 
 @pytest.fixture(autouse=True)
-def decoded(monkeypatch):
-    names = []
-
-    def counted(content, name, decoding):
-        names.append(name)
-        return decode_pixels(content, name, decoding)
-
-    monkeypatch.setattr(images, "decode_pixels", counted)
-    monkeypatch.setattr(images, "BLOCK", 4)
-    return names
+def _small_blocks(decoded):
+    """All tests decode blocks of five images."""
 
 
 def load(files: PersonFiles, **options) -> PoseData:
@@ -217,7 +208,7 @@ def test_every_person_is_a_row_and_the_second_call_decodes_nothing(files, decode
     data, left_out = load_persons(files, SIDE, progress=lambda *done: seen.append(done))
     assert_correct(data, files)
     assert (data.name, data.side, data.split, data.skeleton) == ("some", 16, "by hand", files.skeleton)
-    assert (left_out, seen, len(decoded)) == ([], [(4, 6), (6, 6)], 6)
+    assert (left_out, seen, len(decoded)) == ([], [(5, 6), (6, 6)], 6)
     again = load(files)
     assert_correct(again, files)
     assert (len(decoded), again.digest) == (6, data.digest)

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from bsam.lab.data import Dataset
 from bsam.lab.quantization import export_onnx, run_onnx
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.exported import Preprocessing, example, metadata
+from bsam.lab.tasks.classifier_files import Preprocessing, example, metadata
 from bsam.lab.training import Run
 
 pytestmark = pytest.mark.usefixtures("operators_once")

@@ -20,11 +20,9 @@ from fake_fit import FakeFit
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, script_path, monkeypatch):
     """A current folder whose modules can be found, and are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

@@ -145,9 +145,15 @@ def test_other_files_are_refused(content, network, tmp_path, monkeypatch):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.fixture
+def online(monkeypatch):
+    """Let the hub of weights answer."""
+    monkeypatch.setattr(weights, "connection_error", lambda: None)
+
+
+@pytest.mark.usefixtures("online")
 def test_downloads(network, pretrained, monkeypatch):
     timm = import_timm()
-    monkeypatch.setattr(weights, "connection_error", lambda: None)
     downloaded = build(NAME, classes=20)
     downloaded.load_state_dict(pretrained)
     calls = []
@@ -158,11 +164,11 @@ def test_downloads(network, pretrained, monkeypatch):
     assert network.state_dict()["bn1.bias"].equal(pretrained["bn1.bias"])
 
 
+@pytest.mark.usefixtures("online")
 def test_error_without_internet_says_what_to_download(network, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("no route to host.\nAnd more")
 
-    monkeypatch.setattr(weights, "connection_error", lambda: None)
     monkeypatch.setattr(import_timm(), "create_model", fail)
     with pytest.raises(BsamRuntimeError, match=r"no route to host.*timm/test_resnet\.r160_in1k .*--weights FILE"):
         load_weights(network, NAME, "pretrained")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import onnx
 import pytest
 import torch
@@ -9,7 +11,6 @@ from onnx import TensorProto, helper
 from safetensors.torch import save_file
 from torch import nn
 
-from bsam.common import extras
 from bsam.common.errors import BsamError, BsamRuntimeError, BsamValueError
 from bsam.lab.models import build
 from bsam.lab.quantization import (
@@ -163,7 +164,8 @@ def test_exports_that_fail_keep_the_old_file(tmp_path, monkeypatch):
             OnnxNetwork(tmp_path / name)
     with pytest.raises(BsamValueError, match="nowhere"):
         export_onnx(model, tmp_path / "nowhere" / "net.onnx", x)
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    for package in ("onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, package, None)
     for call, package in ((lambda: export_onnx(model, path, x), "onnx"), (lambda: run_onnx(path, x), "onnxruntime")):
         with pytest.raises(BsamRuntimeError, match=rf"{package}, .*onnx\]"):
             call()

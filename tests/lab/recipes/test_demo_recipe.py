@@ -81,8 +81,8 @@ def test_tuning_never_sees_the_test_set_and_the_final_runs_use_what_it_chose(tmp
     assert finals[3].about["chosen"].startswith("weight decay 0.1 tuned on")
 
 
-def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tmp_path, asked, monkeypatch):
-    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: None)
+@pytest.mark.usefixtures("pages")
+def test_the_results_name_the_split_of_the_tuning_and_the_chosen_weight_decay(tmp_path, asked):
     run_demo(tmp_path, epochs=1, seeds=3)
     study = RECIPES["demo"](epochs=1, seeds=3)
     result = write_results(study, study.decide(Snapshot(tmp_path)))

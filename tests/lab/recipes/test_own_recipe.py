@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,12 +85,12 @@ def shapes(widths, **settings):
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
+@pytest.mark.usefixtures("script_path")
 def test_networks_methods_and_tasks_of_a_user(tmp_path, monkeypatch):
     """Naming the recipe imports them, in this process and in those of ``--jobs``, which have imported nothing yet."""
     (tmp_path / "own_recipes.py").write_text(RECIPES_OF_A_USER)
     (tmp_path / "own_shapes.py").write_text((EXAMPLES / "segmentation.py").read_text())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     passes = {}
     for name, jobs, cells in (("mine", 2, ["SGD", "Ours"]), ("shapes", 1, ["width 2", "width 3"])):
         assert cli.main(["run", f"own_recipes:{name}", "--jobs", str(jobs), "--device", "cpu"]) == 0

@@ -18,9 +18,7 @@ from finished_runs import write_run
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_a_recipe_writes(name, out, tmp_path, monkeypatch):
-    pages = []
-    monkeypatch.setattr("bsam.lab.report.recipe_results.write_page", lambda *args, **options: pages.append(options))
+def test_what_a_recipe_writes(name, out, tmp_path, pages):
     seeds = 1 if name in ("classification", "transformers") else 2  # these have many runs
     experiment, _ = out(name, seeds)
     experiment = replace(experiment, tuning=None)

@@ -137,6 +137,23 @@ def test_measures_are_columns_and_the_papers_numbers_rows(table):
     assert rows["SAM, paper"] == ("96.965", "95.703", "89.637", "84.222", "88.402", "85.513", "81.862", "89.388")
 
 
+def test_the_number_of_a_plan_is_next_to_the_score_of_a_task_with_parts(table):
+    runs = table("pose", "smoke", seeds=2)
+    runs["published"] = runs["row"].map({"SAM": 88.0})
+    (section,) = tables_of(cells_of(runs))
+    assert header_of(section) == (*HEADER, "paper")
+    assert rows_of(section)["SAM"][-2:] == ("83.50 ± 0.71 (2)", "88.00")
+    assert rows_of(section)["Adam"][-1] == "-"
+
+
+def test_the_number_of_a_plan_goes_before_that_of_a_table_of_numbers(table):
+    runs = table("pose", seeds=2)
+    runs.loc[runs["row"] == "SAM", "published"] = 88.0
+    (section,) = tables_of(cells_of(runs, "pose"), "pose")
+    assert rows_of(section)["SAM, paper"][-2:] == ("81.862", "88.000")
+    assert rows_of(section)["BSAM, paper"][-1] != "88.000"
+
+
 def test_the_eigenvalue_of_poses_names_their_loss_and_is_shown_once(table):
     runs = table("pose", "smoke", seeds=1).assign(top_eigenvalue=10.0)
     (section,) = tables_of(cells_of(runs, "pose"), "pose", runs["settings"].iloc[0])

@@ -13,7 +13,7 @@ import torch
 
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import state_of
-from bsam.lab.running import executors, runner
+from bsam.lab.running import executors
 from bsam.lab.running.executors import default_slots, local_processes
 from bsam.lab.running.job import Job, Outcome, train_in_worker, train_run
 from bsam.lab.running.runner import RunsFailed, StudyCallbacks, run_all
@@ -26,13 +26,13 @@ from processes import Process
 RUN = Run.of("sgd", lr=0.1, batch=64, limit_train=128, limit_test=64, label_smoothing=0.0, epochs=1)
 
 
-def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("at_once")
+def test_two_processes_give_the_results_of_one_and_a_killed_one_continues(tmp_path):
     """One run fails, one diverges, one starts from another one, and a process is killed after an epoch."""
     good = [replace(RUN, seed=1, sharpness_rho=0.05), replace(RUN, method="bsam", epochs=12), replace(RUN, seed=3)]
     next_run = replace(RUN, seed=4, init=run_dir_name(good[0]))
     diverging, failing = replace(RUN, lr=1e30), replace(RUN, method="sam", arguments={"rho": -1.0})
     runs, killed, running, messages = [next_run, failing, diverging, *good], [], [], []
-    monkeypatch.setattr(runner, "LOOK", 0.05)
 
     def kill(progress):
         running.append(progress.running)
@@ -143,17 +143,6 @@ def test_a_run_that_does_not_fit_on_the_gpu_asks_for_fewer_jobs(message, tmp_pat
     assert message.partition("\n")[0] in (tmp_path / run_dir_name(RUN) / "log.txt").read_text()
 
 
-@pytest.fixture
-def gpus(monkeypatch):
-    """A function that sets the number of GPUs that torch sees."""
-
-    def see(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-
-    return see
-
-
 def test_the_devices_of_a_name(gpus):
     gpus(2)
     assert devices_of("auto") == devices_of("cuda") == ["cuda:0", "cuda:1"]
@@ -173,9 +162,12 @@ def test_the_devices_of_a_name(gpus):
         (1, "auto", True, 0, 1),
     ],
 )
-def test_by_default_three_runs_share_a_gpu_through_mps(count, device, has_mps, unfinished, slots, gpus, monkeypatch):
+def test_by_default_three_runs_share_a_gpu_through_mps(
+    count, device, has_mps, unfinished, slots, gpus, control, monkeypatch
+):
     gpus(count)
-    monkeypatch.setattr(executors, "is_mps_installed", lambda: has_mps)
+    if not has_mps:
+        monkeypatch.setenv("PATH", "")
     assert default_slots(device, unfinished, on_cpu=7) == slots
 
 

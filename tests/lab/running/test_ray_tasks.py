@@ -14,7 +14,7 @@ import bsam
 from bsam.lab import Machine, cli
 from bsam.lab.config import Run
 from bsam.lab.recipes.plan import state_of
-from bsam.lab.running import executors, runner
+from bsam.lab.running import executors
 from bsam.lab.running.executors import ray_tasks
 from bsam.lab.running.job import Job
 from bsam.lab.running.runner import StudyCallbacks, run_all
@@ -75,12 +75,12 @@ def last_start(state):
     return int(text.split()[0]), text.count("train_loss")
 
 
-def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(cluster, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("at_once")
+def test_after_a_killed_worker_and_an_interruption_runs_continue_bit_for_bit(cluster, tmp_path):
     draw_images(tmp_path / "images", {"train": 8, "test": 2}, size=(8, 8))
     machine = Machine("cpu", data_dir=tmp_path, cache_dir=tmp_path / "cache", checkpoint_every=0)
     runs, out = [LONG, *(replace(RUN, seed=seed) for seed in range(2))], tmp_path / "out"
     killed, seen = [], set()
-    monkeypatch.setattr(runner, "LOOK", 0.05)
 
     def kill_then_interrupt(progress):
         state = state_of(LONG, out)

@@ -63,12 +63,14 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again(fake, tmp_path
         run_all(runs, tmp_path, callbacks=callbacks)
     first, second, third = map(run_dir_name, (*runs[1:3], runs[4]))
     assert ended == list(failure.value.failed.items())
+    why = failure.value.failed[first]
+    assert "FakeFit.__call__ raised RuntimeError: out of\nmemory (fake_fit.py, line " in why
     assert failure.value.failed == {
-        first: "RuntimeError: out of\nmemory",
+        first: why,
         second: "the file is damaged",
         third: f"it starts from {first}, which failed",
     }
-    assert f"{first}: RuntimeError: out of memory; {second}: the file is damaged" in str(failure.value)
+    assert f"{first}: {' '.join(why.split())}; {second}: the file is damaged" in str(failure.value)
     assert "Traceback" in (tmp_path / first / "log.txt").read_text()
     assert words(state_of(run, tmp_path) for run in runs) == ["done", "missing", "missing", "done", "missing"]
     assert words(run_all(runs, tmp_path)) == ["done"] * 5

@@ -105,7 +105,7 @@ def test_each_other_class_gets_its_share_of_the_smoothing(data, classes, method,
     torch.manual_seed(0)
     x, y, index = task.batch(torch.arange(12))
     with torch.no_grad():
-        losses, logits = step.losses(x, y, index), network.train()(x)
+        losses, logits = step.evaluate(x, y, index), network.train()(x)
     assert torch.allclose(losses, smoothed(logits, y, 0.1), rtol=1e-4)
     if method == "sgd":
         scale = 50.0
@@ -172,7 +172,7 @@ def test_evaluation_counts_each_example_once_whatever_the_size_of_the_batches(mo
             return F.one_hot(torch.zeros(len(x), dtype=torch.int64), 10)
 
     for size in (1, 100, 320, 1000):
-        monkeypatch.setattr(classification, "EVALUATION_BATCH", {"cpu": size})
+        monkeypatch.setattr(classification, "SMALL_IMAGE_BATCHES", {"cpu": size})
         found = Classification(Run("sgd"), CPU).evaluate(Fixed())
         assert found["test_accuracy"] == int((digits().test.y == 0).sum()) / 757
 

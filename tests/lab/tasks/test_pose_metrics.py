@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from bsam.common.errors import BsamError
-from bsam.lab.tasks.pose_outputs import LSP, MPII, group_scores, mean_pose, pck, torso_sizes
+from bsam.lab.tasks.pose_outputs import LSP_SCORE, MPII_SCORE, group_scores, mean_pose, pck, torso_sizes
 
 NAN = math.nan
 NAMES = {  # in the order of the files
     "LSP": "rank rkne rhip lhip lkne lank rwri relb rsho lsho lelb lwri neck head",
     "MPII": "rank rkne rhip lhip lkne lank pelvis thorax neck head rwri relb rsho lsho lelb lwri",
 }
-SCORES = {"LSP": LSP, "MPII": MPII}
+SCORES = {"LSP": LSP_SCORE, "MPII": MPII_SCORE}
 GROUPS = {"shoulder": "sho", "elbow": "elb", "wrist": "wri", "hip": "hip", "knee": "kne", "ankle": "ank"}
 
 
@@ -69,9 +69,9 @@ def test_a_distance_that_equals_the_limit_is_found():
 def test_sides_have_equal_weight_in_a_group_and_joints_in_the_mean():
     found, counts = [0] * 14, [0] * 14
     found[2], counts[2], found[3], counts[3] = 1, 1, 0, 9
-    assert group_scores(found, counts, LSP) == {"hip": 0.5, "mean": 0.1}
+    assert group_scores(found, counts, LSP_SCORE) == {"hip": 0.5, "mean": 0.1}
     counts[3] = 0
-    assert group_scores(found, counts, LSP) == {"hip": 1.0, "mean": 1.0}
+    assert group_scores(found, counts, LSP_SCORE) == {"hip": 1.0, "mean": 1.0}
 
 
 def test_sizes():
@@ -98,7 +98,7 @@ def test_persons_of_unknown_size_and_joints_that_are_not_visible_are_left_out():
     nothing = pck(predicted, truth, 0 * visible, torch.ones(2), 0.2)
     assert nothing == ([0] * 14, [0] * 14)
     with pytest.raises(BsamError, match="PCK"):
-        group_scores(*nothing, LSP)
+        group_scores(*nothing, LSP_SCORE)
 
 
 def test_the_mean_pose_is_that_of_a_loop():

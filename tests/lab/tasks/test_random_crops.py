@@ -10,7 +10,7 @@ from bsam.lab.config import Run
 from bsam.lab.data.augment import RESIZED_CROP, ResizedCrop, normalise
 from bsam.lab.data.images import Resize, decode
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.tasks.exported import Preprocessing, example
+from bsam.lab.tasks.classifier_files import Preprocessing, example
 from bsam.lab.training import Machine, fit
 from helpers import draw_images
 
@@ -42,7 +42,7 @@ def test_batches_are_crops_of_the_larger_images(folder, cache, model):
     task = task_of(folder, cache, model=model, seed=3)
     stored = decoded(folder, "train", Resize(32, 1.0, task.inputs.interpolation))
     assert task.inputs.interpolation == {"resnet8": "bilinear"}.get(model, "bicubic")
-    augment = ResizedCrop(28, task.inputs.mode == "bicubic", mean=task.inputs.mean, std=task.inputs.std)
+    augment = ResizedCrop(28, task.inputs.interpolation != "bilinear", mean=task.inputs.mean, std=task.inputs.std)
     index = torch.tensor([4, 17, 0, 9])
     for epoch in (0, 1):
         task.begin_epoch(epoch)

@@ -52,7 +52,7 @@ def together(task, network, size):
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_classification(size, monkeypatch):
     """The last batch is smaller, and there may be fewer batches than processes."""
-    monkeypatch.setitem(classification.EVALUATION_BATCH, "cpu", 30)
+    monkeypatch.setitem(classification.SMALL_IMAGE_BATCHES, "cpu", 30)
     task = Classification(Run.of("sgd", eval_split="holdout", label_noise=0.4), CPU)
     network = task.network().eval()
     whole = Counted(network)

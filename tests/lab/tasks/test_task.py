@@ -17,7 +17,7 @@ from bsam.lab import Machine, Preset, Run, RunCallbacks, Score, Splits, Task, Ta
 from bsam.lab.cli.run_flags import flag_kind
 from bsam.lab.common import names
 from bsam.lab.recipes.plan import experiment_title
-from bsam.lab.tasks import TASKS, StoredTask, describe_task, imported_task, task_class, task_of
+from bsam.lab.tasks import TASKS, StoredTask, describe_task, task_class, task_of
 from bsam.lab.tasks.task import Failure, check_members
 from bsam.lab.training import run_dir
 from bsam.lab.training.run_dir import RunDir, run_dir_name
@@ -318,7 +318,7 @@ def test_a_stored_task_answers_without_its_module():
     assert task.functions(run) == {"task"}
     assert task.functions(run.changed(data="rooms:read")) == {"task", "data"}
     with pytest.raises(bsam.BsamError, match="not imported"):
-        imported_task(run)
+        task(run, torch.device("cpu"))
     assert issubclass(task, StoredTask)
 
 

@@ -13,6 +13,7 @@ import torch
 from bsam.lab.config import Run
 from bsam.lab.training import Machine, RunCallbacks, fit
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
+from bsam.lab.training.trainer import Trainer
 from helpers import trained_as
 
 
@@ -75,6 +76,12 @@ def end(folder: Path) -> list[Any]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail that trains."""
+    monkeypatch.setattr(Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
 
 
 @pytest.fixture(scope="session")

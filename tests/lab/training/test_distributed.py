@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from bsam.lab.common.termination import Terminated, terminable
-from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
+from bsam.lab.tasks.classification import SMALL_IMAGE_BATCHES, Classification
 from bsam.lab.training import Machine, fit
 from bsam.lab.training.machine import distributed_context
 from bsam.lab.training.run_dir import RunDir
@@ -86,7 +86,7 @@ def test_all_processes_evaluate_and_one_measures(ranks, monkeypatch):
     assert first["result"] == second["result"]
     (entry,) = RunDir(folder / "measured").flatness()
     assert first["result"][:2] == [entry["eigenvalues"]["maximum"], entry["landscape"]["loss"]]
-    monkeypatch.setitem(EVALUATION_BATCH, "cpu", cases.SMALL_BATCH)
+    monkeypatch.setitem(SMALL_IMAGE_BATCHES, "cpu", cases.SMALL_BATCH)
     task = Classification(cases.MEASURED, torch.device("cpu"))
     network = RunDir(folder / "measured").load_into(task.network()).eval()
     assert task.evaluate(network).items() <= RunDir(folder / "measured").last_metrics().items()

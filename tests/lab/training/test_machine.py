@@ -22,13 +22,12 @@ CPU = torch.device("cpu")
 RUN = Run("bsam", epochs=1, batch=64, limit_train=64, limit_test=50, compile=True)
 
 
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_pick_device(gpus, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert pick_device().type == pick_device("auto").type == ("cuda" if gpus else "cpu")
+@pytest.mark.parametrize("count", [0, 1])
+def test_pick_device(count, gpus):
+    gpus(count)
+    assert pick_device().type == pick_device("auto").type == ("cuda" if count else "cpu")
     assert pick_device("cpu") == CPU
-    for name in ("cuda:1", "abacus", "mps", "", *(["cuda"] if not gpus else [])):
+    for name in ("cuda:1", "abacus", "mps", "", *(["cuda"] if not count else [])):
         with pytest.raises(bsam.BsamError, match="device"):
             pick_device(name)
 

@@ -1,7 +1,6 @@
 """NVIDIA MPS, with a stand-in for its control program: ``control`` in conftest.py."""
 
 import pytest
-import torch
 
 from bsam.lab.training.machine import is_mps_installed, nvidia_mps
 
@@ -40,8 +39,8 @@ def test_mps_is_started_and_stopped_or_reported_as_off(case, words, calls, contr
     [("", "2,5", "0,1"), ("", "GPU-1b,GPU-7", None), ("", "", None), ("RUNS_ALREADY", "2,5", None)],
 )
 @pytest.mark.usefixtures("control")
-def test_a_daemon_started_here_numbers_the_visible_gpus_from_0(case, visible, renumbered, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_a_daemon_started_here_numbers_the_visible_gpus_from_0(case, visible, renumbered, gpus, monkeypatch):
+    gpus(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     if case:
         monkeypatch.setenv(case, "1")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,14 +75,13 @@ def test_a_run_starts_with_all_weights_of_another(runs, tmp_path):
 def test_where_the_initial_run_is_looked_up(runs, tmp_path, monkeypatch):
     run = Run.of("sgd", init="float", **SMALL)
     monkeypatch.chdir(runs)
-    assert initial_network(run).resolve() == runs / "float" / NETWORK
-    assert initial_network(replace(run, init=None)) is None
+    assert initial_network(run, Path(run.init)).resolve() == runs / "float" / NETWORK
     monkeypatch.setenv("HOME", str(runs))
-    assert initial_network(replace(run, init="~/float")) == runs / "float" / NETWORK
+    assert initial_network(run, Path("~/float")) == runs / "float" / NETWORK
     monkeypatch.chdir(tmp_path)
     assert initial_network(run, runs / "float") == runs / "float" / NETWORK
     with pytest.raises(BsamError, match="float"):
-        initial_network(run)
+        initial_network(run, Path("float"))
 
 
 def test_what_a_run_cannot_start_from(runs, tmp_path):
@@ -94,8 +94,9 @@ def test_what_a_run_cannot_start_from(runs, tmp_path):
         ({"init": str(tmp_path / "empty")}, "config.json"),
         ({"init": str(tmp_path / "unfinished")}, "not finished"),
     ):
+        run = Run.of("sgd", **{**SMALL, "init": str(runs / "float"), **settings})
         with pytest.raises(BsamError, match=word):
-            initial_network(Run.of("sgd", **{**SMALL, "init": str(runs / "float"), **settings}))
+            initial_network(run, Path(run.init))
     with pytest.raises(BsamError, match="weight_bits"):
         fit(Run.of("sgd", task="pose", model="simcc_resnet8", data="stick_figures", weight_bits=4))
 

@@ -95,7 +95,9 @@ def test_a_run_stopped_by_signals_in_its_epochs_continues_bit_for_bit(case, tmp_
         state = runs.load(tmp_path / "stopped")
         assert (len(state["epochs"]), state["begun"]["steps"]) == (epoch, step)
     done = []
-    runs.train(run, tmp_path / "stopped", task=Signalled, at_start=lambda trainer, _: done.append(trainer.steps_done))
+    runs.train(
+        run, tmp_path / "stopped", task=Signalled, at_start=lambda trainer, _: done.append(trainer.begun["steps"])
+    )
     assert done == [2]
     assert runs.same(runs.end(tmp_path / "whole"), runs.end(tmp_path / "stopped"))
     assert "begun" not in runs.load(tmp_path / "stopped")

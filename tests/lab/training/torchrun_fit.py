@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bsam import BsamError
 from bsam.lab.config import Run
 from bsam.lab.tasks import TASKS
-from bsam.lab.tasks.classification import EVALUATION_BATCH, Classification
+from bsam.lab.tasks.classification import SMALL_IMAGE_BATCHES, Classification
 from bsam.lab.tasks.task import TaskBatch
 from bsam.lab.training import Machine, RunCallbacks, fit, trainer
 from bsam.lab.training.run_dir import RunDir
@@ -76,8 +76,8 @@ class Evaluated(Classification):
 
     sizes: ClassVar[list[int]] = []
 
-    def _inputs_of(self, *arguments: object) -> object:
-        for x, y in super()._inputs_of(*arguments):  # type: ignore[arg-type]
+    def _stored(self, *arguments: object) -> object:
+        for x, y in super()._stored(*arguments):  # type: ignore[arg-type]
             self.sizes.append(len(x))
             yield x, y
 
@@ -95,7 +95,7 @@ def measured(folder: pathlib.Path) -> dict[str, object]:
 
     for module, name in ((trainer, "top_eigenvalues"), (trainer, "landscape"), (trainer, "sharpness")):
         counted(module, name)
-    EVALUATION_BATCH["cpu"] = SMALL_BATCH
+    SMALL_IMAGE_BATCHES["cpu"] = SMALL_BATCH
     TASKS["classification"] = Evaluated
     result = fit(MEASURED, folder / "measured", Machine("cpu"))
     surface = None if result.surface is None else result.surface.loss.tolist()

@@ -59,15 +59,43 @@ def _begins_at_random(run: Run) -> bool:
     return run.init is None and run.weights is None
 
 
-def _advice(run: Run, diverged: bool) -> str:
-    lr = f"Try {'a smaller' if diverged else 'another'} --lr (now {run.lr:g})"
+def comparison_advice(runs: Sequence[Run], diverged: bool) -> str:
+    """Return what to try after a comparison in which no network learned.
+
+    Args:
+        runs: the settings of its runs.
+        diverged: whether all of them diverged.
+
+    Example:
+        >>> comparison_advice([Run("sgd"), Run("sam")], diverged=True)
+        'Try a smaller --lr (now 0.05) or smaller radii (--methods sam:rho=0.025), and check the data and its labels.'
+    """
+    run = runs[0]
+    smaller = (f"{each.method}:{_radii_text(each, 0.5, ',')}" for each in runs if _radii_text(each))
+    lr = "a smaller --lr" if diverged else "a smaller or a larger --lr"
+    tries = [f"{lr} (now {run.lr:g})", *([] if diverged else [f"more --epochs (now {run.epochs})"])]
+    tries += [f"smaller radii (--methods {example})" for example in list(smaller)[:1]]
+    return f"Try {_either(tries)}, and check the data and its labels."
+
+
+def _radii_text(run: Run, factor: float = 1.0, separator: str = " ") -> str:
+    """Return the radii of a run's method that are not 0, as arguments; empty if there are none."""
     parameters = inspect.signature(METHODS[run.method]).parameters if run.method in METHODS else {}
     values = {**{name: parameters[name].default for name in parameters}, **run.arguments}
     radii = {name: value for name, value in values.items() if name.startswith("rho")}
-    now = " ".join(f"{name}={value:g}" for name, value in radii.items() if value)
+    return separator.join(f"{name}={factor * value:g}" for name, value in radii.items() if value)
+
+
+def _advice(run: Run, diverged: bool) -> str:
+    lr = f"Try {'a smaller' if diverged else 'another'} --lr (now {run.lr:g})"
+    now = _radii_text(run)
     tries = [lr, *([f"a smaller radius (now --set {now})"] if now else []), *([] if diverged else ["more epochs"])]
     tries += [f"--rho-warmup {run.epochs / 4:g}"] if now and not (run.rho_warmup or run.rho_start) else []
-    return f"{', '.join(tries[:-1])} or {tries[-1]}." if len(tries) > 1 else f"{lr}."
+    return f"{_either(tries)}."
+
+
+def _either(tries: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(tries[:-1]), tries[-1])))
 
 
 def score_title(run: Run) -> str:

@@ -28,15 +28,16 @@ from .outcome import failure, score_title
 from .trained_on import separate_experiments
 
 RESULTS = "results.json"
-FLATNESS = "flatness*.json"
-HINT = "restore or remove it"
+FLATNESS_FILES = "flatness*.json"
+DAMAGED_HINT = "restore or remove it"
 NO_NUMBER = float("nan")
 REQUIRED = ("experiment", "method", "seed", "score")  # columns of a CSV file
 OPTIONAL = ("unit", "passes", "radius", "published", "source")
-EPOCHS = ["run", "experiment", "row", "seed", "state", "epoch", "train_loss"]  # without any epoch
-LAST = 10_000  # the place of a CSV file's rows
+EPOCH_COLUMNS = ["run", "experiment", "row", "seed", "state", "epoch", "train_loss"]  # without any epoch
+CSV_PLACE = 10_000  # of the rows of a CSV file: after those of runs
 STATES = ("finished", "diverged", "unfinished", "not started")  # the first of these is kept of two copies
-STORED = {"done": "finished", "diverged": "diverged", "missing": "not started"}  # in results.json; others: unfinished
+# states in results.json; others are unfinished
+STORED_STATES = {"done": "finished", "diverged": "diverged", "missing": "not started"}
 DAMAGED = (BsamError, LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError)
 
 
@@ -55,7 +56,7 @@ class _Source:
 
     def __post_init__(self) -> None:
         stored = self.state
-        self.state = STORED.get(self.state, "unfinished")
+        self.state = STORED_STATES.get(self.state, "unfinished")
         self.reason = stored if self.state == "unfinished" else self.reason
         self.last = self.epochs[-1] if self.state == "finished" else None
 
@@ -179,10 +180,10 @@ def read_epochs(runs: pd.DataFrame) -> pd.DataFrame:
     for run in runs.itertuples():
         lines = [run.last] if run.last else []
         if run.metrics is not None and run.metrics.exists():
-            lines = read_json_lines(run.metrics, HINT)
+            lines = read_json_lines(run.metrics, DAMAGED_HINT)
         key = {"run": run.Index, "experiment": run.experiment, "row": run.row, "seed": run.seed, "state": run.state}
         rows += [{**key, **metrics} for metrics in lines]
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=EPOCHS)
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=EPOCH_COLUMNS)
 
 
 class _Reader:
@@ -203,7 +204,7 @@ class _Reader:
             self.problems.append(f"{error}.")
         except DAMAGED as error:
             reason = str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
-            self.problems.append(f"{path} cannot be read ({reason}): {HINT}.")
+            self.problems.append(f"{path} cannot be read ({reason}): {DAMAGED_HINT}.")
 
     def add(self, path: Path) -> None:
         """Add the runs at a path."""
@@ -236,17 +237,17 @@ class _Reader:
                     self._add_run_dir(folder)
             elif RESULTS in files:
                 with self._record_problems(folder / RESULTS):
-                    self._add_entries(folder, read_json(folder / RESULTS, dict, HINT))
-            for file in sorted(folder.glob(FLATNESS)):
+                    self._add_entries(folder, read_json(folder / RESULTS, dict, DAMAGED_HINT))
+            for file in sorted(folder.glob(FLATNESS_FILES)):
                 with self._record_problems(file):
-                    self._measured += [(file, entry) for entry in read_json(file, dict, HINT)["models"]]
+                    self._measured += [(file, entry) for entry in read_json(file, dict, DAMAGED_HINT)["models"]]
 
     def _add_run_dir(self, path: Path) -> None:
         files = RunDir(path)
         state = files.state()
         identity: Mapping[str, Any] = {}
         with self._record_problems(path):
-            identity = files.note("identity", HINT)
+            identity = files.note("identity", DAMAGED_HINT)
         about = files.about() or _without_plan(state.run)
         metrics = path / METRICS
         found = state.run, about, path, state.epochs, str(state), state.diverged
@@ -256,7 +257,7 @@ class _Reader:
         """Add the runs in ``results.json`` whose directories are gone."""
         for entry in [*results["runs"], *results.get("tuning", ())]:
             with self._record_problems(folder / RESULTS):
-                with reading(folder / RESULTS, HINT):
+                with reading(folder / RESULTS, DAMAGED_HINT):
                     path = inside(folder, entry["folder"])
                     metrics = None if entry.get("metrics") is None else inside(folder, entry["metrics"])
                 if not (path / CONFIG).exists():
@@ -265,7 +266,7 @@ class _Reader:
     def _add_entry(self, path: Path, metrics: Path | None, entry: Mapping[str, Any]) -> None:
         """Add a run of ``results.json``; ``metrics`` is the file with its epochs, if it was kept."""
         with self._record_problems(path):
-            kept = read_json_lines(metrics, HINT) if metrics is not None else []
+            kept = read_json_lines(metrics, DAMAGED_HINT) if metrics is not None else []
             epochs = kept or ([] if entry["last"] is None else [entry["last"]])
             describe_task(entry["settings"].get("task"), entry.get("task", {}))
             run = stored_run(entry["settings"])
@@ -304,7 +305,8 @@ class _Reader:
             run = stored_run(entry["run"])
             path = inside(file.parent, Path(entry["file"]).name)
             self._add(_Source(run, entry.get("about") or _without_plan(run), path, [entry["metrics"]], "done"))
-            self._digests[path], named[name] = entry["sha256"], self.rows[before:]  # none if it served to tune others
+            self._digests[path] = entry["sha256"]
+            named[name] = self.rows[before:]  # none if it served to tune others
         runs = named.get(name, [])  # none if it is not finished
         rows = [row for row in runs if self._weights(row["path"]) in (entry["sha256"], None)]
         if runs and not rows:
@@ -321,7 +323,7 @@ class _Reader:
         """Return the digest of the trained weights in a run directory; None if they are gone."""
         if path not in self._digests:
             file = path / NETWORK
-            with reading(file, HINT):
+            with reading(file, DAMAGED_HINT):
                 self._digests[path] = hashlib.sha256(read_bytes(file)).hexdigest() if file.exists() else None
         return self._digests[path]
 
@@ -364,7 +366,7 @@ def _csv_rows(path: Path, rows: Sequence[Mapping[str, Any]], problems: list[str]
     problems += [f"{path}, line {line} is left out: {text}." for line, text in enumerate(reasons, 2) if text]
     source = (" (" + cells["source"] + ")").where(cells["source"] != "", "")
     table = numbers.assign(experiment=cells["experiment"], row=cells["method"] + source, seed=cells["seed"], unit=units)
-    table = table[reasons == ""].astype({"seed": int}).assign(place=LAST, name=path.name, path=path)
+    table = table[reasons == ""].astype({"seed": int}).assign(place=CSV_PLACE, name=path.name, path=path)
     taken = {(row["experiment"], row["row"]) for row in rows}
     is_taken = [key in taken for key in zip(table["experiment"], table["row"], strict=True)]
     table.loc[is_taken, "row"] += f" ({path.stem})"

@@ -153,6 +153,13 @@ class ComparisonResult:
         return str(self.table["against"].iloc[0])
 
     @property
+    def nobody_learned(self) -> bool:
+        """Whether no row can be compared because the networks did not learn, or all runs diverged."""
+        others = self.table[self.table["row"] != self.table["against"]]
+        has_finished = self.table["n"].any()
+        return bool((others["verdict"] == NOT_LEARNED).all() if has_finished else self.table["diverged"].all())
+
+    @property
     def sentences(self) -> list[str]:
         """The answer, the numbers of the baseline and of each method, and the methods compared with each other.
 

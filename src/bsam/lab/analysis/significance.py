@@ -29,7 +29,7 @@ WORSE = "worse"
 NONE_SHOWN = "no difference shown"
 TOO_FEW = "too few seeds"
 NOT_LEARNED = "did not learn"
-COMPARED = (
+COMPARISON_COLUMNS = (
     *("experiment", "unit", "pooled", "row", "n", "mean", "std", "failed", *STATES[1:], "against", "usable"),
     *("their_n", "their_mean", "their_std", "lost", "shared", "difference", "low", "high", "p", "p_holm", "tests"),
     *("verdict", "more_seeds"),
@@ -48,7 +48,8 @@ def paired_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) ->
         {'shared': 2, 'difference': 2.5, 'low': -3.853, 'high': 8.853, 'p': 0.126}
     """
     shared = [seed for seed in ours if seed in theirs]
-    a, b = (np.array([values[seed] for seed in shared], dtype=float) for values in (ours, theirs))
+    a = np.array([ours[seed] for seed in shared], dtype=float)
+    b = np.array([theirs[seed] for seed in shared], dtype=float)
     result = {"shared": len(shared), "difference": math.nan, "low": math.nan, "high": math.nan, "p": math.nan}
     if shared:
         result["difference"] = float((a - b).mean())
@@ -116,7 +117,7 @@ def compare_rows(runs: pd.DataFrame, baseline: str | None = None, value: str = "
         bases = group.loc[group["method"] == "base", "row"]
         against = (baseline and baseline_row(rows, baseline)) or next(iter(bases), rows[0])
         table += compare_family(group, [(row, against) for row in rows], value)
-    return pd.DataFrame(table, columns=list(COMPARED))
+    return pd.DataFrame(table, columns=list(COMPARISON_COLUMNS))
 
 
 def compare_pairs(runs: pd.DataFrame, value: str = "score") -> pd.DataFrame:
@@ -125,7 +126,7 @@ def compare_pairs(runs: pd.DataFrame, value: str = "score") -> pd.DataFrame:
     for _, group in runs.groupby("experiment", sort=False):
         pairs = [(row, against) for against, row in combinations(group["row"].unique(), 2)]
         table += compare_family(group, pairs, value)
-    return pd.DataFrame(table, columns=list(COMPARED))
+    return pd.DataFrame(table, columns=list(COMPARISON_COLUMNS))
 
 
 def compare_family(group: pd.DataFrame, pairs: Sequence[tuple[str, str]], value: str = "score") -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from ..data import DATASETS, FOLDER
 from ..recipes.plan import experiment_title
 
 END_OF_NAME = re.compile(r"seed\d+-[0-9a-f]{8}/?$")  # of the directory of a planned run
-DIGITS = 8  # of a digest that is shown
+DIGEST_DIGITS = 8  # of a digest that is shown
 
 
 def separate_experiments(rows: Sequence[dict[str, Any]]) -> None:
@@ -66,8 +66,9 @@ def _network_keys(rows: Sequence[Mapping[str, Any]], data: Sequence[str]) -> lis
     networks = _with_known(paths, [_digest(row, "network") for row in rows])
     keys = [(way, "") for way in ways]
     for numbers in group_by(range(len(rows)), lambda number: (data[number], ways[number])).values():
-        seeds = group_by(numbers, lambda number: rows[number]["seed"])
-        if any(len({networks[number] for number in same}) > 1 for same in seeds.values()):
+        seeds = {rows[number]["seed"] for number in numbers}
+        starts = {(rows[number]["seed"], networks[number]) for number in numbers}
+        if len(starts) > len(seeds):  # a seed has several initial networks
             for number in numbers:
                 keys[number] = ways[number], networks[number]
     return keys
@@ -84,11 +85,13 @@ def _digest(row: Mapping[str, Any], name: str) -> str | None:
 
 def _with_known(places: Sequence[str], digests: Sequence[str | None]) -> list[str]:
     """Return the digests; where there is none, the only one known of the same place, or else the place."""
-    known = group_by(zip(places, digests, strict=True), lambda pair: pair[0])
-    found = {place: {digest for _, digest in pairs} - {None} for place, pairs in known.items()}
+    known: dict[str, set[str]] = {place: set() for place in places}
+    for place, digest in zip(places, digests, strict=True):
+        if digest is not None:
+            known[place].add(digest)
     keys = []
     for place, digest in zip(places, digests, strict=True):
-        only = next(iter(found[place])) if len(found[place]) == 1 else place
+        only = next(iter(known[place])) if len(known[place]) == 1 else place
         keys.append(digest or only or place)
     return keys
 
@@ -102,7 +105,7 @@ def _extend(rows: Sequence[dict[str, Any]], keys: Sequence[Any], words: str, pat
     labels = {}
     for key, name in zip(path_of, names, strict=True):
         digest = next(part for part in reversed([key] if isinstance(key, str) else key) if part)
-        labels[key] = name if names.count(name) == 1 else f"{name} ({digest[:DIGITS]})"
+        labels[key] = name if names.count(name) == 1 else f"{name} ({digest[:DIGEST_DIGITS]})"
     for row, key in zip(rows, keys, strict=True):
         row["experiment"] += f", {words} {labels[key]}"
 

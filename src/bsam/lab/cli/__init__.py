@@ -10,6 +10,7 @@ from importlib import import_module
 from ... import __version__
 from ...common.errors import BsamError
 from ...common.extras import require_packages
+from ..common.own_code import own_error
 from ..common.printing import say
 from ..common.termination import Terminated, terminable
 from .parsing import Parser
@@ -25,6 +26,7 @@ COMMANDS = {
     "predict": "classify images, or find the joints of people in them, with the network of a run",
     "export": "export the network of a run to ONNX or safetensors",
 }
+EXIT_OWN_CODE = 1  # code of the user raised an error
 EXIT_BAD_INPUT = 2
 EXIT_SIGINT = 130
 EXIT_SIGPIPE = 141
@@ -35,9 +37,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bsam ...`` and return the exit status."""
     try:
         with terminable():
-            _run_command(sys.argv[1:] if argv is None else argv)
+            try:
+                words = sys.argv[1:] if argv is None else argv
+                parser = parser_of(words)
+                arguments = parser.parse_args(words)
+                if arguments.command is None:
+                    parser.print_help()
+                else:
+                    require_packages(getattr(arguments, "needs", {}))  # now rather than after the last epoch
+                    arguments.run(arguments)
+            finally:
+                sys.stdout.flush()  # an error in the flush at exit could not be caught
     except BsamError as error:
-        return _end(EXIT_BAD_INPUT, str(error))
+        own = own_error(error)
+        return _end(EXIT_BAD_INPUT, str(error), before="" if own is None else own.traceback)
     except Terminated as end:
         return _end(EXIT_SIGNAL + end.number, "terminated.", *_notes(end))
     except KeyboardInterrupt as end:
@@ -46,26 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's flush at exit
         notes = _notes(end)  # none for commands that save nothing, such as `bsam list | head`
         return _end(EXIT_SIGPIPE, "the output pipe was closed.", *notes) if notes else EXIT_SIGPIPE
-    except OSError as error:
-        if error.filename is None:
+    except Exception as error:
+        if (own := own_error(error)) is not None:
+            say(f"{own.traceback}bsam: {' '.join((own.sentence, *_notes(error)))}", to_stderr=True)
+            return EXIT_OWN_CODE
+        if not isinstance(error, OSError) or error.filename is None:
             raise
         problem = f"{os.fsdecode(error.filename)}: {error.strerror or error}"
         return _end(EXIT_BAD_INPUT, f"{problem}. Check the path and its permissions, or choose another path.")
     return 0
-
-
-def _run_command(words: Sequence[str]) -> None:
-    """Parse the words and run the command."""
-    try:
-        parser = parser_of(words)
-        arguments = parser.parse_args(words)
-        if arguments.command is None:
-            parser.print_help()
-        else:
-            require_packages(getattr(arguments, "needs", {}))  # now rather than after the last epoch
-            arguments.run(arguments)
-    finally:
-        sys.stdout.flush()  # an error in the flush at exit could not be caught
 
 
 def parser_of(words: Sequence[str]) -> Parser:
@@ -96,8 +98,8 @@ def _notes(end: BaseException) -> list[str]:
     return [*getattr(end, "__notes__", []), *getattr(end.__context__, "__notes__", [])]
 
 
-def _end(status: int, *sentences: str) -> int:
+def _end(status: int, *sentences: str, before: str = "") -> int:
     """Print why the command ended (under torchrun, only once per machine) and return the status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"bsam: {' '.join(sentences)}", to_stderr=True)
+        say(f"{before}bsam: {' '.join(sentences)}", to_stderr=True)
     return status

@@ -15,7 +15,7 @@ from ..recipes.compare import (
 from ..recipes.recipe import MAX_SEEDS
 from ..recipes.start import check_start
 from ..recipes.variants import variants
-from ..study_run import NEEDS, refuse_torchrun
+from ..study_run import STUDY_NEEDS, refuse_torchrun
 from .run import TUNE_FULL_HELP, add_running_flags, run_command
 from .run_flags import add_run_flags, settings_of
 
@@ -59,7 +59,7 @@ def add(command: argparse.ArgumentParser) -> None:
         "--tune-base)"
     )
     add_running_flags(groups, out, "on a CPU 1")
-    command.set_defaults(run=_compare, needs=NEEDS)
+    command.set_defaults(run=_compare, needs=STUDY_NEEDS)
 
 
 def _compare(arguments: argparse.Namespace) -> None:

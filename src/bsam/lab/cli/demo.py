@@ -9,7 +9,7 @@ from ..recipes import RECIPES
 from ..recipes.demo_recipe import DEFAULT
 from ..recipes.paper_recipes import DEMO
 from ..recipes.variants import variants
-from ..study_run import NEEDS
+from ..study_run import STUDY_NEEDS
 from .run import run_command
 
 DESCRIPTION = """\
@@ -34,7 +34,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--seeds", type=int, default=seeds, help=f"number of seeds (default: {seeds})", metavar="N")
     epochs = f"epochs per run (default: {DEMO['epochs']})"
     flag("--epochs", type=int, default=DEMO["epochs"], help=epochs, metavar="N")
-    needs = {**NEEDS, "sklearn": "demo"}
+    needs = {**STUDY_NEEDS, "sklearn": "demo"}
     command.set_defaults(run=_demo, needs=needs, device="cpu", dry_run=False, report=False)
 
 

@@ -50,6 +50,7 @@ def _export(arguments: argparse.Namespace) -> None:
             data_dir=arguments.data_dir,
             cache_dir=arguments.cache_dir,
             progress=partial(line.reach, "images"),
+            on_message=line.say,
         )
     for sentence in comparison_sentences(exported):
         say(sentence)

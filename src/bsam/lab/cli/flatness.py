@@ -25,6 +25,7 @@ from ..report.figures.flatness_figures import entry_label, flatness_figures
 from ..report.page.render import figures_html
 from ..report.table import Column, Table
 from ..training.machine import environment_info, pick_device
+from ..training.run_dir import FLATNESS
 from .run_flags import CACHE_HELP, DATA_HELP, DEVICE_HELP, MODEL_HELP, TASK_HELP, flag_kind
 
 DESCRIPTION = """\
@@ -38,9 +39,8 @@ DataLoader that always yields the same batches (x, y). Writes flatness.json (all
 all figures: eigenvalues, densities, contours and surfaces of the loss and, of runs trained with --probe, sharpness and
 cosine during training. Models with the same architecture are drawn along the same random directions and on the same
 scales. If the command is interrupted, running it again continues with the model it was measuring."""
-FLATNESS = "flatness.json"
 MAX_TITLE = 100  # characters: figures have no room for more
-NEEDS = ("safetensors", "plotly")
+FLATNESS_NEEDS = ("safetensors", "plotly")
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add(command: argparse.ArgumentParser) -> None:
         about = f"{field.metadata['help']}{default}"
         flag(name, default=field.default, help=about, **flag_kind(hints[field.name]))
     flag("--device", default="auto", help=DEVICE_HELP, metavar="NAME")
-    command.set_defaults(run=_flatness, needs=dict.fromkeys(NEEDS, "demo"))
+    command.set_defaults(run=_flatness, needs=dict.fromkeys(FLATNESS_NEEDS, "demo"))
 
 
 def _flatness(arguments: argparse.Namespace) -> None:

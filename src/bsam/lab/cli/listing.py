@@ -28,7 +28,7 @@ def methods_info() -> list[tuple[str, ...]]:
 
     sgd = ("sgd", "SGD", "", "1", "0", "", "SGD alone; `base` is the optimizer of --base alone.", "")
     rows: list[tuple[str, ...]] = [
-        (name, m.title, m.__name__, f"{m.passes:.3g}", m.memory, m.needs_in_words(), m.purpose, m.reference)
+        (name, m.title, m.__name__, f"{m.passes:.3g}", m.memory_in_words(), m.needs_in_words(), m.purpose, m.reference)
         for name, m in METHODS.items()
     ]
     return [sgd, *rows]

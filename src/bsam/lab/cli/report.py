@@ -13,9 +13,9 @@ from ..common.printing import count_text, say
 from ..common.termination import Terminated
 
 OUT = Path("report.html")
-SECONDS = 5.0  # between two looks at the files of watched runs
+WATCH_SECONDS = 5.0  # between two looks at the files of watched runs
 READ = {".json", ".jsonl", ".csv", ".npz", ".safetensors"}  # the files that change a report; checkpoints do not
-NEEDS = dict.fromkeys(("pandas", "scipy", "jinja2", "plotly"), "plot")
+REPORT_NEEDS = dict.fromkeys(("pandas", "scipy", "jinja2", "plotly"), "plot")
 DESCRIPTION = """\
 Write one HTML file with the tables, interactive figures and verdicts of runs; it works offline. RUNS are run
 directories of `bsam train`, folders with run directories at any depth (such as --out of `bsam run`), folders with
@@ -36,7 +36,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--strict", action="store_true", help=strict)
     watch = "write the file again whenever the runs change; the page reloads itself in the browser. Ctrl-C ends it"
     flag("--watch", action="store_true", help=watch)
-    command.set_defaults(run=_report, needs=NEEDS)
+    command.set_defaults(run=_report, needs=REPORT_NEEDS)
 
 
 def check_paths(runs: Iterable[Path], out: Path) -> None:
@@ -95,7 +95,7 @@ def _watch(arguments: argparse.Namespace) -> None:
                 say(f"Open {arguments.out} in a browser. Press Ctrl-C to stop.")
             say(sentence)
             version = now
-        time.sleep(SECONDS)
+        time.sleep(WATCH_SECONDS)
 
 
 def version_of(paths: Iterable[Path]) -> list[tuple[str, int, int]]:

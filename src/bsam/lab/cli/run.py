@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,11 @@ from ..recipes.start import check_weights_given, weights_by_network
 from ..recipes.study import Study
 from ..running.executors import RUNS_PER_GPU
 from ..running.runner import RunsFailed
-from ..study_run import NEEDS, plan_study, refuse_torchrun, run_study
+from ..study_run import STUDY_NEEDS, plan_study, refuse_torchrun, run_study
 from ..training.machine import Machine
 from ..training.run_dir import CHECKPOINT, RunState
 from .run_console import plan_table, show_runs, totals
-from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, flag_groups, machine_of
+from .run_flags import CACHE_HELP, DEVICE_HELP, FlagGroups, add_checkpoint_flag, machine_of
 
 if TYPE_CHECKING:  # `bsam list` works without pandas
     from ..report.recipe_results import StudyResult
@@ -40,7 +41,7 @@ TUNE_FULL_HELP = (
 
 def add(command: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    groups = flag_groups(command)
+    groups: FlagGroups = cache(command.add_argument_group)
     flag = groups("Runs").add_argument
     recipes = f"experiment: {', '.join(RECIPES)}; or MODULE:RECIPE for your own"
     command.add_argument("recipe", help=recipes, metavar="RECIPE")
@@ -66,7 +67,7 @@ def add(command: argparse.ArgumentParser) -> None:
     flag("--weights", nargs="+", default=[], help=files, metavar="FILE")
     out = "folder of the experiment (default: runs/RECIPE-SCALE, or runs/RECIPE-SCALE-tuned with --tune)"
     add_running_flags(groups, out, "on a CPU 1, or 2 for demo")
-    command.set_defaults(run=_run, needs=NEEDS)
+    command.set_defaults(run=_run, needs=STUDY_NEEDS)
 
 
 def add_running_flags(groups: FlagGroups, out: str, on_cpu: str) -> None:

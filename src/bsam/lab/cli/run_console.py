@@ -11,7 +11,7 @@ from typing import Any
 from ..common.printing import count_text
 from ..common.progress import ProgressLine, duration
 from ..config import BASE, Run
-from ..recipes.plan import row_title, titles_of
+from ..recipes.plan import row_title
 from ..recipes.study import Study
 from ..recipes.variants import passes_of
 from ..report.table import Column, Table
@@ -73,7 +73,7 @@ def run_title(run: Run) -> str:
     """Return network, data and row of a run, and the settings that tell it from the other runs of a study."""
     is_tuning = run.eval_split != "test"
     task = task_of(run)
-    parts = [*titles_of(run), row_title(run)]
+    parts = [*task.titles(run), row_title(run)]
     if is_tuning:
         parts.append(f"lr {run.lr:g}")
     if is_tuning or run.method == BASE:

@@ -27,12 +27,8 @@ TASK_HELP = "the task of the run; needed only if it is a class of yours, which i
 DEVICE_HELP = "cpu, cuda, cuda:1, ...; auto uses a GPU if there is one (default: auto)"
 
 
-FlagGroups: TypeAlias = Callable[[str], argparse._ArgumentGroup]  # returns the group of flags with a heading
-
-
-def flag_groups(command: argparse.ArgumentParser) -> FlagGroups:
-    """Return a function that adds a heading to the help of a command at its first use."""
-    return cache(command.add_argument_group)
+# returns the group of flags with a heading, which is added to the help at its first use
+FlagGroups: TypeAlias = Callable[[str], argparse._ArgumentGroup]
 
 
 def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = ()) -> FlagGroups:
@@ -49,7 +45,7 @@ def add_run_flags(command: argparse.ArgumentParser, without: Collection[str] = (
     """
     own = _own_task(getattr(command, "words", ()))
     classes = (Run, *listed_tasks(own))
-    groups = flag_groups(command)
+    groups: FlagGroups = cache(command.add_argument_group)
     hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()} | {"task": str}
     of_data = "; ".join(f"{entry.model} for {entry.name}" for entry in DATASETS.values() if entry.model)
     defaults = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,11 @@ from ..common.printing import count_text
 from ..common.printing import say as _say
 from ..common.termination import SAVED, resumable
 from ..config import BASE, BASES, Run, method_title
-from ..recipes.plan import describe, measured_on, titles_of
+from ..recipes.plan import describe, measured_on
 from ..recipes.start import check_start
 from ..report.figures.class_report import class_report
 from ..tasks import task_of
 from ..training.flatness_numbers import largest_eigenvalue
-from ..training.machine import is_first_process
 from ..training.run_dir import CHECKPOINT, RunDir, run_dir_name
 from ..training.trainer import RunCallbacks, Trainer, fit
 from .run_flags import CACHE_HELP, DEVICE_HELP, add_checkpoint_flag, add_run_flags, machine_of, run_of
@@ -59,7 +59,8 @@ def _train(arguments: argparse.Namespace) -> None:
     run = run_of(arguments)
     folder = arguments.out or Path("runs") / run_dir_name(run)
     machine = machine_of(arguments)
-    say = _say if is_first_process() else lambda line: None
+    is_first = os.environ.get("RANK", "0") == "0"  # the only process, or the first of those of torchrun
+    say = _say if is_first else lambda line: None
     with resumable(folder, CHECKPOINT, SAVED):
         run_dir = RunDir(folder)
         try:
@@ -71,14 +72,23 @@ def _train(arguments: argparse.Namespace) -> None:
         if state.finished:
             say(f"The run in {folder} is finished.")
         else:
-            if not run_dir.has_checkpoint():
+            if not (folder / CHECKPOINT).exists():
                 check_start(run, arguments.data_dir)
             logger = ConsoleLogger(run, folder, say)
             callbacks = RunCallbacks(at_start=logger.start, on_epoch=logger.epoch, report=class_report, on_message=say)
             fit(run, folder, machine, about=describe(run), callbacks=callbacks)
             epochs = logger.epochs
-        if is_first_process():
-            _summarize(run, run_dir, epochs)
+        if is_first:
+            _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, epochs[-1]))}")
+            for entry in run_dir.flatness() if run.curvature else ():
+                if (top := largest_eigenvalue(entry)) is not None:
+                    where = measured_on(run.settings(), entry["samples"])
+                    _say(f"Largest eigenvalue of the Hessian ({where}): {top:.4g}")
+            files = (file for file in folder.iterdir() if file.name != LOCK and file.suffix != ".draft")
+            names = sorted(f"{file.name}/" if file.is_dir() else file.name for file in files)
+            _say(f"Written to {folder}: {', '.join(names)}")
+            if (sentence := failure(run, run_dir, epochs)) is not None:
+                _say(sentence)
 
 
 def _check_epochs(run: Run, run_dir: RunDir) -> None:
@@ -99,19 +109,6 @@ def _check_epochs(run: Run, run_dir: RunDir) -> None:
             f"new schedule, use --init {run_dir.path} --epochs {run.epochs - finished.epochs}{flags} and another --out"
             + (", without --weights" if flags else "")
         )
-
-
-def _summarize(run: Run, run_dir: RunDir, epochs: Sequence[Mapping[str, Any]]) -> None:
-    """Print the metrics after the last epoch, what was written, and what to try if the run did not learn."""
-    _say(f"After epoch {run.epochs}: {'  '.join(epoch_numbers(run, epochs[-1]))}")
-    for entry in run_dir.flatness() if run.curvature else ():
-        if (top := largest_eigenvalue(entry)) is not None:
-            _say(f"Largest eigenvalue of the Hessian ({measured_on(run.settings(), entry['samples'])}): {top:.4g}")
-    files = (file for file in run_dir.path.iterdir() if file.name != LOCK and file.suffix != ".draft")
-    names = sorted(f"{file.name}/" if file.is_dir() else file.name for file in files)
-    _say(f"Written to {run_dir.path}: {', '.join(names)}")
-    if (sentence := failure(run, run_dir, epochs)) is not None:
-        _say(sentence)
 
 
 @dataclass
@@ -162,10 +159,10 @@ def plan_text(trainer: Trainer) -> str:
     run = trainer.run
     task = trainer.task
     parameters = sum(p.numel() for p in trainer.network.parameters())
-    network, data = titles_of(run)
+    network, data = task.titles(run)
     notes = task.notes()
     wrong = task.wrong_labels(run, lambda name: notes.get(name, {}))
-    of_network = ", ".join(filter(None, (f"{parameters:,} parameters", task.network_words(run))))
+    of_network = ", ".join(filter(None, (f"{parameters:,} parameters", task.network_details(run))))
     data_words = task.data_words(run, wrong)
     size = "" if task.image_size is None else f" at {task.image_size} x {task.image_size} pixels"
     length = f"{count_text(run.epochs, 'epoch')} of {count_text(trainer.steps, 'step')}"

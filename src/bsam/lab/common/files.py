@@ -368,7 +368,9 @@ def save_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data stays aligned
     start = len(text).to_bytes(8, "little") + text
-    return b"".join([start.replace(BLANK.encode(), _digest(start, data).encode(), 1), data])
+    digest = hashlib.sha256(start)
+    digest.update(data)
+    return b"".join([start.replace(BLANK.encode(), digest.hexdigest().encode(), 1), data])
 
 
 def load_tensors(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -380,9 +382,10 @@ def load_tensors(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     header, data = _split(content)
     metadata = dict(header.get("__metadata__", {}))
-    if (digest := metadata.get(DIGEST)) is not None:
-        start = content[: len(content) - len(data)].replace(digest.encode(), BLANK.encode(), 1)
-        if digest != _digest(start, data):
+    if (stored := metadata.get(DIGEST)) is not None:
+        digest = hashlib.sha256(content[: len(content) - len(data)].replace(stored.encode(), BLANK.encode(), 1))
+        digest.update(data)
+        if stored != digest.hexdigest():
             raise WrongContent("its SHA-256 is not the one in its header")
     return dict(sorted(load(content).items())), metadata  # it returns them in any order
 
@@ -394,9 +397,3 @@ def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     if not isinstance(header, dict):
         raise WrongContent("its header is not a dictionary")
     return header, memoryview(content)[end:]
-
-
-def _digest(start: bytes, data: memoryview) -> str:
-    digest = hashlib.sha256(start)
-    digest.update(data)
-    return digest.hexdigest()

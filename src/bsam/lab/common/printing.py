@@ -44,10 +44,6 @@ def visible(text: str) -> str:
     return text.encode("utf-8", "replace").decode().translate(_IN_TEXT)
 
 
-def markdown_cell(text: str) -> str:
-    return printable(text).replace("|", "\\|")
-
-
 def say(text: str, *, to_stderr: bool = False) -> None:
     """Print text at once. All commands print with this function."""
     print(visible(text), file=sys.stderr if to_stderr else sys.stdout, flush=True)

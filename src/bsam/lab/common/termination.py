@@ -69,7 +69,8 @@ def deferred_signals() -> Iterator[Callable[[], int]]:
 
 @contextlib.contextmanager
 def resumable(out: Path, file: str, saved: str) -> Iterator[None]:
-    """Add a note to what interrupts the block: what is saved in a folder, and how to continue. ``bsam`` prints it.
+    """Add a note to what ends the block early: what is saved in a folder, and how to continue. ``bsam`` prints it after
+    an interruption and after an error in code of the user.
 
     Args:
         out: the folder.
@@ -86,7 +87,7 @@ def resumable(out: Path, file: str, saved: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyboardInterrupt, BrokenPipeError) as end:
+    except (KeyboardInterrupt, Exception) as end:
         if any(out.rglob(file)):
             end.add_note(f"{saved} are saved in {out}; run the same command again to continue.")
         else:

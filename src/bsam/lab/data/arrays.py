@@ -17,7 +17,7 @@ from ...common.extras import require_package
 from ..config import NoiseLabels
 
 Array: TypeAlias = NDArray[np.generic] | Tensor
-CHUNK = 1024  # images that are converted to float64 at a time, for the mean and the variance
+IMAGES_AT_ONCE = 1024  # images that are converted to float64 at a time, for the mean and the variance
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,7 @@ def digits(seed: int = 0) -> Dataset:
     std = x[train].std()
     x = (x - mean) / std
     pixels = Pixels(0.0, 16.0, float(mean), float(std))
-    examples = Examples(x, y)
-    sets = [examples.at(torch.from_numpy(rows)) for rows in (train, validation, test)]
+    sets = [Examples(x[rows], y[rows]) for rows in (train, validation, test)]
     return Dataset("digits", 10, sets[0], sets[1], sets[2], mean=(0.0,), std=(1.0,), pixels=pixels)
 
 
@@ -296,9 +295,9 @@ def mean_and_std(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         ((0.5,), (0.5,))
     """
     unit = 1.0 if x.is_floating_point() else 255.0
-    total = sum((part.double() / unit).sum((0, 2, 3)) for part in x.split(CHUNK))
+    total = sum((part.double() / unit).sum((0, 2, 3)) for part in x.split(IMAGES_AT_ONCE))
     mean = torch.as_tensor(total) / (x.numel() / x.shape[1])
-    centred = (part.double() / unit - mean[:, None, None] for part in x.split(CHUNK))
+    centred = (part.double() / unit - mean[:, None, None] for part in x.split(IMAGES_AT_ONCE))
     variance = torch.as_tensor(sum(part.square().sum((0, 2, 3)) for part in centred)) / (x.numel() / x.shape[1])
     return tuple(mean.tolist()), tuple(value or 1.0 for value in variance.sqrt().tolist())
 

@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -27,7 +27,7 @@ from .rand_augment import RandAugment, copied
 
 RESIZED_CROP = "resized-crop-flip"
 # make these random numbers independent of others from (seed, epoch)
-_STREAM = 0xA46
+_SHIFT_STREAM = 0xA46
 _CROP_STREAM = 0x2C0
 
 
@@ -69,7 +69,7 @@ class Augment:
         The crop is shifted by 0 to ``2 * pad`` pixels; the corner of the hole lies between ``-(cutout // 2)`` and
         ``side - cutout // 2 - 1``.
         """
-        random = np.random.default_rng((seed, epoch, _STREAM))
+        random = np.random.default_rng((seed, epoch, _SHIFT_STREAM))
         begin = random.integers(0, 2 * self.pad + 1, (n, 2))
         mirrored = random.integers(0, 2, n) * self.flip
         begin[:, 1] += mirrored * (side - 1)  # from the right edge to the left
@@ -181,18 +181,21 @@ AUGMENTATIONS: dict[str, Augment | ResizedCrop] = {
 }
 
 
-def augmentation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Augment | ResizedCrop:
-    """Return one of :data:`AUGMENTATIONS` with this normalisation.
+def augmentation(name: str) -> Augment | ResizedCrop:
+    """Return one of :data:`AUGMENTATIONS`, or timm's for names that begin with ``timm:``. Mean and standard deviation
+    are not set.
 
     Example:
-        >>> augmentation("flip-crop", mean=(0.0,), std=(1.0,))
+        >>> augmentation("flip-crop")
         Traceback (most recent call last):
         ...
         bsam.common.errors.BsamValueError: augmentation must be one of none, crop-flip, ...; got 'flip-crop'
     """
+    if name.startswith(TIMM_AUGMENT):
+        return TimmAugment.named(name)
     if name not in AUGMENTATIONS:
         raise BsamValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}; got {name!r}")
-    return replace(AUGMENTATIONS[name], mean=mean, std=std)
+    return AUGMENTATIONS[name]
 
 
 TRIES = 10  # boxes drawn for an image until one fits, as in torchvision and timm
@@ -380,8 +383,3 @@ def _restored_generators() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-def is_timm(name: str | None) -> bool:
-    """Return whether a name of an augmentation is for timm's."""
-    return name is not None and name.startswith(TIMM_AUGMENT)

@@ -125,7 +125,7 @@ def warp(images: Tensor, maps: Tensor, side: int) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-_STREAM = 0x905E  # makes these random numbers independent of others that are drawn from (seed, epoch)
+_POSE_STREAM = 0x905E  # makes these random numbers independent of others that are drawn from (seed, epoch)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class PoseAugment:
 
     def draws(self, n: int, seed: int, epoch: int) -> Tensor:
         """Draw random numbers for ``n`` images, a function of the seed and the epoch."""
-        random = np.random.default_rng((seed, epoch, _STREAM))
+        random = np.random.default_rng((seed, epoch, _POSE_STREAM))
         scale = 1 + self.scale * random.uniform(-1, 1, n)
         angle = math.radians(self.rotation) * random.uniform(-1, 1, n) * (random.random(n) < self.rotation_p)
         mirrored = random.integers(0, 2, n) * self.flip

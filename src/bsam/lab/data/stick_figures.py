@@ -13,11 +13,11 @@ from .downloads import sha256
 from .persons import LSP, Persons, PoseData, joint_boxes, person_crops
 from .pose_augment import apply, inverse
 
-_STREAM = 0x571C  # makes these random numbers independent of others that are drawn from a seed
+_FIGURE_STREAM = 0x571C  # makes these random numbers independent of others that are drawn from a seed
 _RIGHT = (2, 1, 0, 6, 7, 8)  # hip, knee, ankle, wrist, elbow, shoulder of LSP
 _LEFT = (3, 4, 5, 11, 10, 9)
 _HEAD = 13
-COLOURS = {"right": (220, 60, 40), "left": (50, 90, 230)}
+SIDE_COLOURS = {"right": (220, 60, 40), "left": (50, 90, 230)}
 GREY = (190, 190, 190)
 
 
@@ -40,7 +40,7 @@ def stick_figures(n: int, seed: int = 0, side: int = 64) -> PoseData:
     """
     check_count("n", n, 4)
     total = n + n // 4
-    random = np.random.default_rng((seed, _STREAM))
+    random = np.random.default_rng((seed, _FIGURE_STREAM))
     joints = np.stack([_pose(random) for _ in range(total)])
     boxes = joint_boxes(joints, margin=0.05)
     extent = (boxes[:, 2:] - boxes[:, :2]).max(axis=1, keepdims=True)
@@ -88,7 +88,7 @@ def _drawing(places: NDArray[np.float64], size: int, random: np.random.Generator
     width = size * random.uniform(0.02, 0.035)
     for start, end in LSP.edges:
         sides = {LSP.joints[joint].partition(" ")[0] for joint in (start, end)}
-        colour = COLOURS.get(sides.pop(), GREY) if len(sides) == 1 else GREY
+        colour = SIDE_COLOURS.get(sides.pop(), GREY) if len(sides) == 1 else GREY
         shade = np.clip(np.array(colour) + random.normal(0, 15, 3), 0, 255).astype(np.float32)
         (x, y) = places[start]
         (dx, dy) = places[end] - places[start]

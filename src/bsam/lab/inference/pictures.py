@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ CLASS = "#2f8fd0"  # the letters of the most probable class
 MIDDLE = "#ffffff"
 OUTLINE = "#202020"  # also the colour of letters; visible on light pictures
 SIDE = 360  # pixels, the longer side of a picture in a grid
-MAX_COLUMNS = 4  # of a grid
+PICTURES_PER_ROW = 4  # of a grid
 GAP = 12  # pixels between pictures
 LETTERS = 18  # pixels, the size of letters
 TEXT = 0.03  # size of letters below a photograph, relative to its shorter side
@@ -88,11 +87,12 @@ def text_picture(lines: Sequence[str], width: int, colour: str = OUTLINE, size: 
     return picture
 
 
-def arrange(rows: Sequence[Sequence[PilImage]], gap: int = 0) -> PilImage:
-    """Return rows of pictures on white, centred in columns of the same width."""
+def arrange(pictures: Sequence[PilImage], columns: int = 1, gap: int = 0) -> PilImage:
+    """Return pictures on white, row by row, centred in columns of the same width."""
     from PIL import Image
 
-    width = gap + max(picture.width for picture in itertools.chain(*rows))
+    rows = [pictures[n : n + columns] for n in range(0, len(pictures), columns)]
+    width = gap + max(picture.width for picture in pictures)
     tops = [gap]
     for row in rows:
         tops.append(tops[-1] + gap + max(picture.height for picture in row))
@@ -101,16 +101,6 @@ def arrange(rows: Sequence[Sequence[PilImage]], gap: int = 0) -> PilImage:
         for column, picture in enumerate(row):
             sheet.paste(picture, (gap + width * column + (width - gap - picture.width) // 2, top))
     return sheet
-
-
-def stack(*pictures: PilImage) -> PilImage:
-    """Return pictures below each other."""
-    return arrange([[picture] for picture in pictures])
-
-
-def grid(pictures: Sequence[PilImage]) -> PilImage:
-    """Return pictures in rows of at most four."""
-    return arrange([pictures[n : n + MAX_COLUMNS] for n in range(0, len(pictures), MAX_COLUMNS)], GAP)
 
 
 def scaled(picture: Picture, side: int) -> PilImage:
@@ -130,7 +120,7 @@ def card(picture: Picture, colour: str = CLASS, name: str = "") -> PilImage:
     """Return a picture of a grid with its title above it, in a colour, and its lines and a name below it."""
     above = [text_picture([picture.title], SIDE, colour)] if picture.title else []
     below = [*picture.below, *([name] if name else [])]
-    return stack(*above, scaled(picture, SIDE), *([text_picture(below, SIDE)] if below else []))
+    return arrange([*above, scaled(picture, SIDE), *([text_picture(below, SIDE)] if below else [])])
 
 
 def full_size(picture: Picture) -> PilImage:
@@ -145,7 +135,7 @@ def full_size(picture: Picture) -> PilImage:
     legend = side_legend(max(LETTERS, round(TEXT * min(image.size))))
     drawn = draw_skeleton(image, picture.joints, picture.skeleton, picture.line)
     space = max(0, legend.width - image.width)  # on the right: the image keeps its coordinates
-    return stack(ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend)
+    return arrange([ImageOps.expand(drawn, (0, 0, space, 0), "white"), legend])
 
 
 def predictions_grid(found: Sequence[Prediction]) -> PilImage:
@@ -156,8 +146,8 @@ def predictions_grid(found: Sequence[Prediction]) -> PilImage:
         picture = one.seen()
         cards.append(card(picture, name=one.path.name))
         has_skeleton = has_skeleton or picture.skeleton is not None
-    sheet = grid(cards)
-    return stack(sheet, side_legend()) if has_skeleton else sheet
+    sheet = arrange(cards, PICTURES_PER_ROW, GAP)
+    return arrange([sheet, side_legend()]) if has_skeleton else sheet
 
 
 def encoded(picture: PilImage, format: str) -> bytes:

@@ -67,6 +67,8 @@ def predict(
             )
     work = kind.trained(run, pick_device(device), run_dir.parsed)
     network = run_dir.load_into(work.network()).eval()
+    if (warning := run_dir.stale_code(run)) is not None:
+        on_message(warning)
     with as_trained(run, work.device):
         return list(work.predict(network, paths, on_message, pictures, **options))
 

@@ -14,6 +14,7 @@ from ...common.checks import check_count
 from ...common.errors import BsamValueError
 from ...common.extras import require_package
 from ..common.files import draft_of
+from ..common.printing import say
 from ..config import Run
 from ..quantization.int_files import check_place
 from ..tasks import Score, Task, named_task, task_class
@@ -63,6 +64,7 @@ def export_run(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_message: Callable[[str], None] = say,
 ) -> ExportedNetwork:
     """Write the network of a run to a file, and compare the network of the file with that of the run.
 
@@ -83,6 +85,7 @@ def export_run(
         task: the task of the run; needed only if it is a class of yours, which runs code of its module.
         data_dir, cache_dir: folders of the data, if it is read from files, and of decoded images.
         progress: called with the numbers of finished images and of all images.
+        on_message: called with messages for the user.
     """
     out = Path(out)
     suffix = out.suffix.lower()
@@ -110,6 +113,8 @@ def export_run(
     if images is not None and images < work.eval_samples:
         work = kind(replace(run, limit_test=images), work.device, **folders)
     network = run_dir.load_into(work.network()).eval()
+    if (warning := run_dir.stale_code(run)) is not None:
+        on_message(warning)
     with draft_of(out) as draft:
         try:
             about = work.export(network, draft, suffix)

@@ -30,8 +30,8 @@ from ...flatness.trace import LEAST_SAMPLES, trace
 from ..common.files import MAX_TEXT, check_keys, read_bytes, reading, write_json
 from ..common.names import find_function, is_own
 from ..common.progress import ProgressLine
-from ..config import MAX_SEED, NOT_NEGATIVE, Run, check_values, method_title, setting
-from ..tasks import TASKS, Task, imported_task, named_task
+from ..config import MAX_SEED, NOT_NEGATIVE, Run, Settings, method_title, setting
+from ..tasks import TASKS, Task, named_task, task_of
 from ..training.flatness_numbers import density_info, landscape_info, read_probe, spectrum_info
 from ..training.machine import environment_info
 from ..training.run_dir import (
@@ -51,17 +51,17 @@ Loaded: TypeAlias = tuple[nn.Module, LossFunction, Batches]
 Loader: TypeAlias = Callable[[Path], Any]
 
 IMAGES = 1000  # training samples of a run by default: the cost of a Hessian product is proportional to this
-MAX_POINTS = 1001  # about a million losses
+MAX_SURFACE_POINTS = 1001  # about a million losses
 ENTRY = (  # keys of each model in flatness.json
     *("file", "sha256", "parameters", "samples", "seconds"),
     *("sharpness", "trace", "eigenvalues", "density", "landscape"),
 )
-HINT = "remove flatness.json to measure again, or choose another folder"
-LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
+MEASURE_AGAIN_HINT = "remove flatness.json to measure again, or choose another folder"
+EQUAL_LOSS_RTOL = 1e-6  # relative difference within which two losses count as equal
 
 
 @dataclass(frozen=True)
-class FlatnessSettings:
+class FlatnessSettings(Settings):
     """The settings of all measurements, which are flags of `bsam flatness`."""
 
     k: int = setting(50, "number of eigenvalues")
@@ -78,7 +78,7 @@ class FlatnessSettings:
     points: int = setting(
         21,
         "number of points along each axis of the landscape; must be odd",
-        check=partial(check_count, high=MAX_POINTS),
+        check=partial(check_count, high=MAX_SURFACE_POINTS),
     )
     rho: float = setting(0.05, "radius of the sharpness", check=check_radius)
     mode: str = setting("eval", "mode of batch norm: eval uses its running statistics, train those of each batch")
@@ -92,7 +92,7 @@ class FlatnessSettings:
     seed: int = setting(0, "seed of all random vectors", check=partial(check_count, low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         check_grid(self.span, self.points)
         check_mode(self.mode, self.micro_batch)
 
@@ -111,6 +111,7 @@ class MeasuredModels:
         load: returns the network, its loss and its data, on a device.
         weights: returns the file whose content tells whether a network has changed.
         about: returns further values to record with the numbers.
+        warning: returns a sentence if a network that was loaded may not be the trained one.
     """
 
     paths: Sequence[Path]
@@ -119,6 +120,7 @@ class MeasuredModels:
     load: Callable[[Path, torch.device], Loaded]
     weights: Callable[[Path], Path] = lambda path: path
     about: Callable[[Path], dict[str, Any]] = lambda path: {}
+    warning: Callable[[Path], str | None] = lambda path: None
 
 
 def runs_in_folders(paths: Sequence[Path], on_message: Callable[[str], None]) -> list[Path]:
@@ -229,6 +231,7 @@ def find_models(
         load=lambda path, device: load_run(path, samples, device, data, models, named, **data_folders),
         weights=lambda path: path / NETWORK,
         about=_about,
+        warning=lambda path: RunDir(path).stale_code(runs[path]),
     )
 
 
@@ -260,7 +263,7 @@ def load_run(
     named = [named_task(task) for task in tasks]
     run = RunDir(folder).run()
     check_named(run, folder, data, models, named)
-    kind: Any = imported_task(run)
+    kind: Any = task_of(run)
     task = kind(run, device, **data_folders)
     network = task.measured_network(RunDir(folder).load_into(task.network()))
     return network, task.loss, task.examples(images)
@@ -378,12 +381,14 @@ def measured_entries(
             with reading(models.weights(path), "give another file"):
                 sha256 = hashlib.sha256(read_bytes(models.weights(path))).hexdigest()
             loaded = models.load(path, device)
+            if (warning := models.warning(path)) is not None:
+                line.say(warning)
             entry = next((old for old in known if (old["file"], old["sha256"]) == (str(path), sha256)), None)
             try:
                 if entry is not None:
                     before = entry["landscape"]["centre"]
                     loss = loss_of(*loaded, options)
-                    if not math.isclose(loss, before, rel_tol=LOSS_RTOL):
+                    if not math.isclose(loss, before, rel_tol=EQUAL_LOSS_RTOL):
                         changed = f"its loss was {before:.6g} and is {loss:.6g} now"
                         line.say(f"Measuring {path} again: {changed}. The loader or its data may have changed.")
                         entry = None
@@ -405,11 +410,11 @@ def _known(file: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of the file; raise if they were measured with other settings."""
     if not file.exists():
         return []
-    with reading(file, HINT):
+    with reading(file, MEASURE_AGAIN_HINT):
         content = json.loads(read_bytes(file, MAX_TEXT))
         theirs = dict(content["settings"])
     check_settings(file.parent, theirs, settings)
-    with reading(file, HINT):
+    with reading(file, MEASURE_AGAIN_HINT):
         for entry in content["models"]:
             check_keys(entry, ENTRY)
         return [_with_nan(entry) for entry in content["models"]]

@@ -54,7 +54,7 @@ class ModelEntry:
 
 
 _RESNET = "He et al., CVPR 2016"
-_WIDE = "Zagoruyko & Komodakis, BMVC 2016"
+_WIDE_RESNET = "Zagoruyko & Komodakis, BMVC 2016"
 _PYRAMID = "Han et al., CVPR 2017"
 _MOBILE = "Howard et al., 2017"
 _SIMCC = "Li et al., ECCV 2022"
@@ -73,8 +73,8 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("resnet20", partial(ResNet, _FOR_CIFAR, 3), "ResNet-20", 272_474, 32, _RESNET),
         ModelEntry("resnet18", partial(ResNet, _FOR_IMAGENET, 2), "ResNet-18", 11_173_962, 32, _RESNET),
         ModelEntry("resnet50", resnet50, "ResNet-50", 23_528_522, 224, _RESNET),
-        ModelEntry("wide_resnet10_1", partial(WideResNet, 10, 1), "WideResNet-10-1", 77_850, 32, _WIDE),
-        ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE),
+        ModelEntry("wide_resnet10_1", partial(WideResNet, 10, 1), "WideResNet-10-1", 77_850, 32, _WIDE_RESNET),
+        ModelEntry("wide_resnet28_10", partial(WideResNet, 28, 10), "WideResNet-28-10", 36_479_194, 32, _WIDE_RESNET),
         ModelEntry("pyramidnet8", partial(PyramidNet, 8, 48), "PyramidNet-8", 114_906, 32, _PYRAMID),
         ModelEntry("pyramidnet110", partial(PyramidNet, 110, 270), "PyramidNet-110", 28_485_477, 32, _PYRAMID),
         ModelEntry("mobilenet_v1_small", _SMALL_MOBILE, "MobileNetV1, small", 5_850, 32, _MOBILE),

@@ -17,7 +17,7 @@ from ...core.wrapper import PERTURB
 from ..common.names import first_line
 from .quant_layers import IntLayer, QuantConv2d, QuantLayer, QuantLinear, quant_layers, replace
 
-NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
+FOLDABLE_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
 def quantize(
@@ -235,7 +235,7 @@ def fold_norms(model: nn.Module) -> None:
             continue
         conv = called.get(before)
         # subclasses may do more, such as timm's batch norm with an activation
-        if not isinstance(norm, _BatchNorm) or type(norm) not in NORMS or type(conv) is not nn.Conv2d:
+        if not isinstance(norm, _BatchNorm) or type(norm) not in FOLDABLE_NORMS or type(conv) is not nn.Conv2d:
             continue
         if times[norm] != 1 or times[conv] != 1 or norm.running_mean is None:
             continue

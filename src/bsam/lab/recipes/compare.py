@@ -12,11 +12,11 @@ from ..common.names import OWN_CLASS, find_name, is_own, name_of, with_arguments
 from ..config import BASE, RADIUS_SCHEDULE, Method, Run, Split, method_class
 from ..tasks import task_of
 from ..training.run_dir import subject_name
-from .plan import Plan, titles_of
+from .plan import Plan
 from .recipe import MAX_SEEDS
 from .study import Study, seed_by_seed
 from .tuning import Tuning, with_tuned_radii
-from .variants import MethodVariant, arguments_on, default_arguments, variant_of, variants
+from .variants import MethodVariant, all_arguments, arguments_on, variant_of, variants
 
 COMPARE = "compare"
 DEFAULT_METHODS = (BASE, "sam", "bsam")
@@ -67,7 +67,7 @@ def compared_runs(methods: Sequence[str | Method], settings: Mapping[str, Any]) 
 
 def _check_numbers(method: str, given: Mapping[str, Any]) -> None:
     """Raise if an argument is no number, but its default is: before other methods are trained."""
-    defaults = default_arguments(method)
+    defaults = all_arguments(method, {})
     for name, value in given.items():
         if is_number(defaults.get(name)) and not is_number(value):
             raise BsamValueError(f"{name} of {method} must be a number, got {value!r}")
@@ -129,7 +129,7 @@ def plan_comparison(
     shared = {name: value for name, value in first.settings().items() if name not in LEFT_OUT}
     return Study(
         name=COMPARE,
-        title=f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(titles_of(first))}",
+        title=f"{', '.join(titles[:-1])} and {titles[-1]}: {', '.join(task_of(first).titles(first))}",
         plans=seed_by_seed(plans, check_count("seeds", seeds, high=MAX_SEEDS)),
         scale=COMPARE,
         settings=shared | {name: settings.get(name, 0.0) for name in RADIUS_SCHEDULE},

@@ -19,7 +19,7 @@ from ..config import BASE, Run, arguments_of
 from ..data.arrays import DIGITS_TEST, DIGITS_TRAIN, DIGITS_VALIDATION
 from ..tasks import task_of
 from .paper_recipes import DEMO, method_run
-from .plan import Plan, titles_of
+from .plan import Plan
 from .recipe import recipe
 from .variants import CANDIDATES, DEFAULT_CANDIDATES, variant_of, variants
 
@@ -27,7 +27,7 @@ LANDSCAPE_POINTS = 13  # along each axis
 DEFAULT = ("sgd", "sam", "bsam")
 TUNED_SGD = "SGD, tuned weight decay"
 WEIGHT_DECAYS = (0.03, 0.1, 0.3)  # the candidates for that row
-NOTES = (
+DEMO_NOTES = (
     f"All rows share learning rate {DEMO['lr']:g} (cosine, {DEMO['warmup']} epochs of warm-up), weight decay "
     f"{DEMO['weight_decay']:g} (unless tuned), batch size {DEMO['batch']} and the number of epochs.",
     f"The data set is small: {DIGITS_TRAIN} training images of 8 x 8 pixels, "
@@ -87,7 +87,7 @@ def _baseline(methods: Sequence[str], **_: Any) -> str:
     },
     seeds=5,
     baseline=_baseline,
-    notes=NOTES,
+    notes=DEMO_NOTES,
     threads={"demo": 1},
     workers={"demo": 2},
 )
@@ -100,7 +100,8 @@ def demo(methods: Sequence[str], epochs: int, warmup: float, **settings: Any) ->
     if "sgd" in names:
         sgd = replace(runs[names.index("sgd")], weight_decay=WEIGHT_DECAYS[0])
         rows.append((sgd, TUNED_SGD, tuple({"weight_decay": decay} for decay in WEIGHT_DECAYS)))
-    noise = task_of(runs[0]).data_words(runs[0])
-    title = f"Demo: {', '.join([*titles_of(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
+    task = task_of(runs[0])
+    noise = task.data_words(runs[0])
+    title = f"Demo: {', '.join([*task.titles(runs[0]), noise, count_text(runs[0].epochs, 'epoch')])}"
     known: dict[str, Any] = {"experiment": title, "section": noise, "column": "test accuracy, %"}
     return [Plan(run, row=row, candidates=tried, **known) for run, row, tried in rows]

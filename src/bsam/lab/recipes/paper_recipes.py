@@ -14,12 +14,12 @@ from ..tasks import task_of
 from ..tasks.images import augmentation_of
 from ..tasks.pose_outputs import SCORES
 from ..training.run_dir import run_dir_name
-from .plan import Plan, titles_of
+from .plan import Plan
 from .recipe import recipe
 from .variants import BSAMS, MATCHED, arguments_on, variant_of, variants
 
-CURVES = ("sgd", "sam", *BSAMS)  # the methods in the paper's curves
-COMPARED = ("sgd", "sam", *MATCHED, *BSAMS)  # those and SAM at BSAM's total radius
+CURVE_METHODS = ("sgd", "sam", *BSAMS)  # the methods in the paper's curves
+TABLE_METHODS = ("sgd", "sam", *MATCHED, *BSAMS)  # those and SAM at BSAM's total radius
 RHO_MINS = (0.01, 0.025, 0.05, 0.1, 0.25)  # the paper's
 NOISE_RATES = (0.2, 0.4, 0.6, 0.8)
 CONFLICT_START = 0.1  # rho_min at the start, in the figure of the gradient conflict ...
@@ -144,8 +144,12 @@ def rho_min_study(**scale: Any) -> list[Plan]:
 )
 def label_noise(**scale: Any) -> list[Plan]:
     """Return runs in which some of the training labels are drawn from all classes, as in the published tables."""
-    runs = grid(COMPARED, axis=[{"label_noise": rate} for rate in NOISE_RATES], noise_labels="all", **scale)
-    return [Plan(run, section=", ".join(titles_of(run)), column=f"{run.settings()['label_noise']:.0%}") for run in runs]
+    runs = grid(TABLE_METHODS, axis=[{"label_noise": rate} for rate in NOISE_RATES], noise_labels="all", **scale)
+    plans = []
+    for run in runs:
+        section = ", ".join(task_of(run).titles(run))
+        plans.append(Plan(run, section=section, column=f"{run.settings()['label_noise']:.0%}"))
+    return plans
 
 
 @paper_recipe(
@@ -159,7 +163,7 @@ def label_noise(**scale: Any) -> list[Plan]:
 )
 def training_curves(**scale: Any) -> list[Run]:
     """Return the runs whose loss and accuracy are drawn over the epochs."""
-    return grid(CURVES, **scale)
+    return grid(CURVE_METHODS, **scale)
 
 
 PROBED = {
@@ -225,7 +229,7 @@ TRANSFER: Mapping[str, Any] = {
 )
 def transfer(**scale: Any) -> list[Run]:
     """Return the networks of the transfer table on its data sets."""
-    runs = grid(COMPARED, radii="cifar10", **scale)  # the paper uses the radius of CIFAR-10 on all of them
+    runs = grid(TABLE_METHODS, radii="cifar10", **scale)  # the paper uses the radius of CIFAR-10 on all of them
     return [replace(run, augment=augmentation_of(dataset_entry(run.data), run.model, run.image_size)) for run in runs]
 
 
@@ -286,12 +290,12 @@ def pose(**settings: Any) -> list[Plan]:
     The runs on photographs begin with pretrained weights from a file.
     """
     # the paper does not state its radii for poses; we use those of CIFAR-10
-    runs = [method_run(name, radii="cifar10", task="pose", **settings) for name in COMPARED]
-    section = f"{' on '.join(titles_of(runs[0]))}, {_pose_score(runs[0].data)} in %"
+    runs = [method_run(name, radii="cifar10", task="pose", **settings) for name in TABLE_METHODS]
+    section = f"{' on '.join(task_of(runs[0]).titles(runs[0]))}, {_pose_score(runs[0].data)} in %"
     return [Plan(run, section=section, column="") for run in runs]
 
 
-BITS = 4  # of weights and activations
+QUANTIZED_BITS = 4  # of weights and activations
 FULL_PRECISION = "Full precision"  # the row of the float network
 QUANTIZED_NETWORKS = ("resnet18", "mobilenet_v1")
 
@@ -299,7 +303,7 @@ QUANTIZED_NETWORKS = ("resnet18", "mobilenet_v1")
 def _quantization_notes(quantized_epochs: int, **_: Any) -> list[str]:
     return [
         f"{FULL_PRECISION}: the float network, trained with SGD. The rows below start from it and train "
-        f"{quantized_epochs} more epochs, with {BITS}-bit weights and layer inputs (8 bits in the first "
+        f"{quantized_epochs} more epochs, with {QUANTIZED_BITS}-bit weights and layer inputs (8 bits in the first "
         "and the last layer) and learned scales (LSQ).",
         "For quantized networks, λmax is computed at the quantized weights, with the straight-through estimator.",
     ]
@@ -324,15 +328,15 @@ def _quantization_notes(quantized_epochs: int, **_: Any) -> list[str]:
 )
 def quantization(networks: Sequence[str], data: Sequence[str], quantized_epochs: int, **settings: Any) -> list[Plan]:
     """Return a float run with SGD for each network, each followed by the runs that quantize it and train it further."""
-    quantized = {**settings, **QUANTIZED.values, "epochs": quantized_epochs, "weight_bits": BITS}
+    quantized = {**settings, **QUANTIZED.values, "epochs": quantized_epochs, "weight_bits": QUANTIZED_BITS}
     plans = []
     for base in grid(["sgd"], networks, data, curvature=True, **settings):
         init = run_dir_name(base)
-        runs = [base, *grid(COMPARED, [base.model], [base.data], init=init, curvature=True, **quantized)]
-        column, title = titles_of(base)
+        runs = [base, *grid(TABLE_METHODS, [base.model], [base.data], init=init, curvature=True, **quantized)]
+        column, title = task_of(base).titles(base)
         for run in runs:
             row = FULL_PRECISION if run.settings()["weight_bits"] is None else variant_of(run).title
-            plans.append(Plan(run, section=f"{title}, W{BITS}A{BITS}", row=row, column=column))
+            plans.append(Plan(run, section=f"{title}, W{QUANTIZED_BITS}A{QUANTIZED_BITS}", row=row, column=column))
     return plans
 
 
@@ -367,7 +371,7 @@ def radius(totals: Sequence[float], **settings: Any) -> list[Plan]:
     proportion to the total.
     """
     sgd = method_run("sgd", curvature=True, **settings)
-    section = f"{', '.join(titles_of(sgd))}, {task_of(sgd).data_words(sgd)}"
+    section = f"{', '.join(task_of(sgd).titles(sgd))}, {task_of(sgd).data_words(sgd)}"
     plans = [Plan(sgd, section=section)]
     for total in totals:
         equal = {"rho_max": total / 2, "rho_min": total / 2}

@@ -8,16 +8,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ...common.checks import check_count, check_flag, check_number
+from ...common.checks import check_count, check_flag, check_number, is_number
 from ...common.errors import BsamError, BsamValueError
-from ..common.names import find_name
+from ..common.names import find_name, is_own
 from ..common.printing import count_text
 from ..config import BASE, RADIUS_SCHEDULE, Check, Run, default_settings, known_method, preset_values
 from ..models.weights import PRETRAINED
 from ..tasks import task_class, task_of
 from ..training.run_dir import RunDir, RunState, run_dir_name
 from ..training.trainer import CURVATURE_SAMPLES
-from .variants import all_arguments, passes_of, total_radius, usual_arguments, variant_of, variants
+from .variants import all_arguments, passes_of, usual_arguments, variant_of, variants
 
 TUNING_SEED = 10_000  # added to the seed, so that tuning runs share no random numbers with final runs
 # settings that do not make another experiment: those of the row, of the seed, of speed and of measurements
@@ -25,13 +25,13 @@ NOT_COMPARED = frozenset(
     ("method", "arguments", "seed", "compile", "capture", "skip_corrupt", "probe", "curvature", "surface")
 ) | {*RADIUS_SCHEDULE, "sharpness_rho"}
 # settings that come first in titles, before those of the task
-FIRST = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
+FIRST_IN_TITLES = ("freeze_backbone", "head_lr", "layer_decay", "image_size", "augment", "limit_test")
 # settings that the title words specially
 TITLED = frozenset(("task", "model", "data", "weights", "limit_train", "eval_split", "epochs", "init"))
 # entries of a description: numbers, which may be unknown (None), and checks of those that are no text
 NUMBERS = ("radius", "passes", "published")
 GIVEN = ("chosen", "published", "published_table")  # entries that only whoever plans a run gives
-WORDS = ("experiment", "row", "section", "column", "chosen", "published_table")  # of a plan
+TEXTS = ("experiment", "row", "section", "column", "chosen", "published_table")  # of a plan
 CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("place", "order"), partial(check_count, low=0)),
     **dict.fromkeys(NUMBERS, check_number),
@@ -103,7 +103,7 @@ class Plan:
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """What ``run.json`` in the run directory says: see :func:`describe`."""
-        network, data = titles_of(self.run)
+        network, data = task_of(self.run).titles(self.run)
         given = {"section": network, "column": data, **self._given()}
         if "order" in given:
             given["place"] = given.pop("order")  # its name in the file
@@ -111,7 +111,7 @@ class Plan:
 
     def _given(self) -> dict[str, Any]:
         """Return the entries of the description that do not follow from the run."""
-        given = {name: getattr(self, name) for name in (*WORDS, "order", "published", "tuned", "trial")}
+        given = {name: getattr(self, name) for name in (*TEXTS, "order", "published", "tuned", "trial")}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -147,7 +147,11 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
     """
     variant = variant_of(run)
     tuned = bool(known.get("tuned", False))
-    is_unknown = run.method != BASE and known_method(run.method) is None  # a stored run of somebody's class
+    is_unknown = is_own(run.method) and known_method(run.method) is None  # a stored run of somebody's class
+    arguments = all_arguments(run.method, run.arguments)
+    # their sum is the total radius: to first order, SAM and BSAM correct the gradient in proportion to it
+    names = ("rho_max", "rho_min") if "rho_max" in arguments else ("rho",)
+    radii: list[Any] = [arguments.get(name) for name in names]
     order = list(variants())
     about: dict[str, Any] = {
         "experiment": experiment_title(run),
@@ -156,7 +160,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
         "section": "",
         "column": "",
         "variant": variant.name,
-        "radius": total_radius(run),
+        "radius": float(sum(radii)) if all(map(is_number, radii)) else None,
         "passes": None if is_unknown else passes_of(run),
         "tuned": tuned,
         "trial": False,
@@ -172,7 +176,7 @@ def describe(run: Run, **known: Any) -> dict[str, Any]:
 def experiment_title(run: Run) -> str:
     """Return a title that is equal for runs that can be compared: network, data, and settings that are not defaults."""
     task = task_of(run)
-    parts = [*titles_of(run), task.data_words(run), task.network_words(run)]
+    parts = [*task.titles(run), task.data_words(run), task.network_words(run)]
     if run.weights is not None:
         file = Path(run.weights)
         parts.append("pretrained" if run.weights == PRETRAINED or file.stem == run.model else f"pretrained {file.name}")
@@ -185,20 +189,14 @@ def experiment_title(run: Run) -> str:
     settings = run.settings()
     given = {name: value for name, value in settings.items() if name != "base"}  # the rates of AdamW are shown
     usual = {**default_settings(type(run.task)), **preset_values(type(run.task), given)}
+    of_task = [item.name for item in fields(run.task)]
+    left_out = NOT_COMPARED | TITLED | {*task.worded}
     further = [
         setting_text(settings[name], name)
-        for name in dict.fromkeys((*FIRST, *(item.name for item in fields(run.task)), *settings))
-        if settings[name] != usual[name] and name not in NOT_COMPARED | TITLED | {*task.worded}
+        for name in dict.fromkeys((*FIRST_IN_TITLES, *of_task, *settings))
+        if settings[name] != usual[name] and name not in left_out
     ]
     return ", ".join([part for part in (*parts, count_text(run.epochs, "epoch"), *further) if part])
-
-
-def titles_of(run: Run) -> tuple[str, str]:
-    """Return the titles of network and data, or their names if this version or a user's task does not know them."""
-    try:
-        return task_of(run).titles(run)
-    except BsamValueError:
-        return run.model, run.data
 
 
 def row_title(run: Run) -> str:
@@ -211,7 +209,7 @@ def row_title(run: Run) -> str:
     variant = variant_of(run)
     if run.method == BASE:
         return variant.title
-    usual = usual_arguments(run).get(variant.name) or all_arguments(run.method, {})
+    usual = usual_arguments(run, variant)
     values = all_arguments(run.method, run.arguments)
     different = [setting_text(value, name) for name, value in values.items() if value != usual.get(name)]
     different += [setting_text(value, name) for name in RADIUS_SCHEDULE if (value := getattr(run, name))]

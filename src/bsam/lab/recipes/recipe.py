@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ...common.checks import check_count
 from ...common.errors import BsamError, BsamTypeError, BsamValueError
-from ..common.names import describe_error
+from ..common.names import describe_error, find_function, is_own
 from ..common.printing import group_by
 from ..config import Run, imported
+from ..tasks import task_of
 from .plan import Plan
-from .start import check_network, with_weights
+from .start import with_weights
 from .study import Study, seed_by_seed
 from .tuning import Tuning, with_tuned_radii
 from .variants import baseline_row
@@ -117,23 +119,24 @@ class Recipe:
         if not _is_list(listed) or not listed or not all(isinstance(item, Run | Plan) for item in listed):
             raise BsamTypeError(f"the recipe {self.name} must return a list of Run or Plan, got {listed!r:.80}")
         plans = [item if isinstance(item, Plan) else Plan(item) for item in listed]
-        return [replace(plan, run=imported(plan.run)) for plan in plans]
+        return [replace(plan, run=imported(plan.run)) if is_own(plan.run.method) else plan for plan in plans]
 
     def _check(self, plans: Sequence[Plan], baseline: str | None) -> None:
         """Raise if a network does not exist, if two runs share a cell of the table, or if no row is the baseline."""
         for run in {plan.run.model: plan.run for plan in plans}.values():
-            check_network(run)
+            if "model" in task_of(run).functions(run):
+                find_function(run.model, "model")
         for names in (("section", "row", "column"), ("experiment", "row")):
-            cells = [tuple(plan.about[name] for name in names) for plan in plans]
+            cell_of = itemgetter(*names)
+            cells = [cell_of(plan.about) for plan in plans]
             if doubles := [cell for cell in cells if cells.count(cell) > 1]:
                 raise BsamValueError(
                     f"two runs of the recipe {self.name} share the {', '.join(names)} {doubles[0]}: give them "
                     "different rows, Plan(run, row=...)"
                 )
         experiments = group_by(plans, lambda plan: plan.about["experiment"]).values()
-        rows_of = [dict.fromkeys(plan.about["row"] for plan in group) for group in experiments]
-        if baseline is not None and not any(baseline_row(names, baseline) for names in rows_of):
-            known = "; ".join(dict.fromkeys(plan.about["row"] for plan in plans))
+        if baseline is not None and not any(baseline_row(_rows(group), baseline) for group in experiments):
+            known = "; ".join(_rows(plans))
             raise BsamValueError(f"baseline of the recipe {self.name} must be a row ({known}), got {baseline!r}")
 
 
@@ -212,6 +215,11 @@ def recipe(
         return Recipe(name, title, function, scales, seeds, tunable, study_without_runs)
 
     return make
+
+
+def _rows(plans: Iterable[Plan]) -> dict[str, None]:
+    """Return the rows of the plans in their order."""
+    return dict.fromkeys(plan.about["row"] for plan in plans)
 
 
 def _is_list(value: object) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import BsamValueError
-from ..common.names import find_function
 from ..config import Run
 from ..data import FOLDER, dataset_entry
 from ..models import model_entry
@@ -69,17 +68,11 @@ def _initial_run_settings(init: Path, run_dir: Path | None, given: Mapping[str, 
     return {name: getattr(run, name) for name in ("model", "data", "image_size")}
 
 
-def check_network(run: Run) -> None:
-    """Raise if the network of a run does not exist; a function of the user is imported."""
-    if "model" in task_of(run).functions(run):
-        find_function(run.model, "model")
-
-
 def check_start(run: Run, data_dir: Path | None) -> None:
     """Raise if the network, the weights or the run that a run starts from cannot be used."""
-    check_network(run)
     task_of(run).check_start(run, data_dir)
-    initial_network(run)
+    if run.init is not None:
+        initial_network(run, Path(run.init))
 
 
 def weights_by_network(files: Sequence[str], data_dir: Path | None = None) -> dict[str, str]:

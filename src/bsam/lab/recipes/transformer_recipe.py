@@ -13,8 +13,8 @@ from .variants import variants
 
 RADII = (0.05, 0.1, 0.2, 0.4)  # of SAM
 UNITS = {"asam": 10, "msam": 15}  # their radii relative to SAM's: docs/guides/methods-and-radii.md
-COMPARED = ("sam", "bsam-2", "bsam", "asam", "msam", "looksam")
-WARM_UP = 0.25  # share of the epochs in which the radius rises
+TRANSFORMER_METHODS = ("sam", "bsam-2", "bsam", "asam", "msam", "looksam")
+WARM_UP_SHARE = 0.25  # share of the epochs in which the radius rises
 OPTIMIZER: Mapping[str, Any] = {"base": "adamw", "clip_norm": 1.0}
 
 
@@ -55,9 +55,9 @@ def transformers(model: str, data: Sequence[str], **settings: Any) -> list[Plan]
         first = method_run("sgd", model, name, **settings)
         twice = replace(first, epochs=2 * first.epochs)
         plans += [Plan(first), Plan(twice, row="AdamW, twice the epochs", experiment=experiment_title(first))]
-        for method in COMPARED:
+        for method in TRANSFORMER_METHODS:
             for radius in RADII:
-                for warm_up in (0.0, WARM_UP * first.epochs):
+                for warm_up in (0.0, WARM_UP_SHARE * first.epochs):
                     arguments = radii(method, radius)
                     run = method_run(method, model, name, arguments=arguments, rho_warmup=warm_up, **settings)
                     plans.append(Plan(run, row=row(method, run), chosen=""))  # rows name their radii

@@ -23,7 +23,7 @@ WEIGHT_DECAY_FACTORS = (0.1, 1, 10, 100)  # weight decay helps most where SAM do
 WITHOUT_WEIGHT_DECAY = (0, 1e-3, 1e-2)  # the candidates if it is 0
 RUNGS = (0.325, 0.375)  # shares of the epochs after the first and the last halving: results/tuning has the comparison
 WINDOW = 0.05  # the share of the epochs over which the scores before the last epoch are averaged
-DIGITS = 9  # scores that agree so far are equal
+SCORE_DECIMALS = 9  # scores that agree so far are equal
 SPLITS = {"validation": "validation", "holdout": "held-out"}
 
 
@@ -45,10 +45,11 @@ def radius_candidates(run: Run) -> tuple[Mapping[str, Any], ...]:
     values = {**all_arguments(run.method, {}), **run.arguments}
     radii = [name for name in values if name.startswith("rho")] or ["lam"] * ("lam" in values)
     scaled = {name: values[name] for name in radii if values[name]}
-    return tuple(
-        {"arguments": {**run.arguments, **{name: factor * value for name, value in scaled.items()}}}
-        for factor in (TUNING_FACTORS if radii else ())
-    )
+    candidates = []
+    for factor in TUNING_FACTORS if radii else ():
+        multiplied = {name: factor * value for name, value in scaled.items()}
+        candidates.append({"arguments": {**run.arguments, **multiplied}})
+    return tuple(candidates)
 
 
 def with_tuned_radii(plans: Iterable[Plan]) -> list[Plan]:
@@ -150,8 +151,8 @@ def ranked(candidates: Mapping[int, Tried], higher: bool = True, score: str = "s
         value = getattr(candidates[number], score)
         return (
             tried.diverged,
-            math.inf if math.isnan(value) else sign * round(value, DIGITS),
-            round(tried.centre, DIGITS),
+            math.inf if math.isnan(value) else sign * round(value, SCORE_DECIMALS),
+            round(tried.centre, SCORE_DECIMALS),
         )
 
     return sorted(candidates, key=key)
@@ -201,7 +202,11 @@ class Choice:
         """For each candidate, the settings and arguments that differ between the candidates."""
         tried = [{**candidate, **candidate.get("arguments", {})} for candidate in self.plan.candidates]
         names = sorted({name for values in tried for name in values if values[name] != tried[0][name]} - {"arguments"})
-        return [{name: values[name] for name in names} for values in tried]
+
+        def different(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: values[name] for name in names}
+
+        return list(map(different, tried))
 
     @property
     def higher(self) -> bool:
@@ -264,6 +269,11 @@ class Choice:
     def trials(self) -> list[RunState]:
         """The tuning runs, each with the epoch that it is trained up to."""
         return self._trials(self.aims)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a tuning run has ended."""
+        return any(state.ended for state in self.trials)
 
     def tried(self, number: int, epoch: int) -> Tried:
         """Return a candidate after an epoch."""
@@ -329,7 +339,7 @@ class Choice:
         """
         if (best := self.best()) is None:
             return False
-        noise = (self.noise or 0.0) + 10**-DIGITS
+        noise = (self.noise or 0.0) + 10**-SCORE_DECIMALS
         sign = 1 if self.higher else -1
         others = [one for number, one in enumerate(self.table) if number != best]
         return any(sign * (self.tried(best, one.epoch).score - one.score) <= noise for one in others)

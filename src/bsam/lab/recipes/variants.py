@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from ...common.checks import is_number
 from ...methods import METHODS
 from ..common.names import is_own
 from ..config import BASE, Run, arguments_of, known_method, method_class, method_title
@@ -46,7 +43,7 @@ CANDIDATES: Mapping[str, tuple[Arguments, ...]] = {
 }
 
 DEFAULT_RADIUS = 0.05  # of SAM and BSAM; the paper's on CIFAR-10
-RADIUS = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
+RADIUS_BY_DATA = {"cifar100": 0.1}  # the paper's radii on other data sets; a data set without an entry gets the default
 
 
 @dataclass(frozen=True)
@@ -119,15 +116,10 @@ MATCHED = tuple(variant.name for variant in VARIANTS["sam"] if variant.radii)  #
 
 def variants() -> Mapping[str, MethodVariant]:
     """Return all variants by name, in the order of the tables."""
-    return _variants(tuple((method, cls.title) for method, cls in METHODS.items()))  # users may add methods
-
-
-@cache
-def _variants(titles: Sequence[tuple[str, str]]) -> Mapping[str, MethodVariant]:
     listed = [MethodVariant("sgd", "SGD", BASE)]
-    for method, title in titles:
-        listed += VARIANTS.get(method, (MethodVariant(method, title, method),))
-    return MappingProxyType({variant.name: variant for variant in listed})
+    for method, cls in METHODS.items():  # users may add methods
+        listed += VARIANTS.get(method, (MethodVariant(method, cls.title, method),))
+    return {variant.name: variant for variant in listed}
 
 
 def arguments_on(variant: MethodVariant, data: str) -> dict[str, Any]:
@@ -149,7 +141,7 @@ def arguments_on(variant: MethodVariant, data: str) -> dict[str, Any]:
     if variant.method == BASE:
         return {}
     method = variant.method
-    radius = RADIUS.get(data, DEFAULT_RADIUS)
+    radius = RADIUS_BY_DATA.get(data, DEFAULT_RADIUS)
     shared = {} if radius == DEFAULT_RADIUS else dict.fromkeys(SAM_RADII.get(method, ()), radius)
     radii = {name: factor * radius for name, factor in variant.radii.items()}
     return {**shared, **DATA_ARGUMENTS.get(method, {}).get(data, {}), **variant.arguments, **radii}
@@ -172,35 +164,21 @@ def variant_of(run: Run) -> MethodVariant:
     return max(matches, key=lambda variant: len(variant.arguments))
 
 
-def default_arguments(method: str) -> Arguments:
-    """Return the arguments of a method that have defaults; none if it is a class of the user that was not imported."""
-    return {} if method == BASE or known_method(method) is None else _default_arguments(method)
-
-
-@cache
-def _default_arguments(method: str) -> Arguments:
-    parameters = inspect.signature(method_class(method)).parameters
-    defaults = {name: parameters[name].default for name in arguments_of(method)}
-    return {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
-
-
 def all_arguments(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a method, with defaults for those not given; a rho_floor equal to rho becomes None."""
-    values = {**default_arguments(method), **given}
+    """Return all arguments of a method, with defaults for those not given; a rho_floor equal to rho becomes None.
+
+    The defaults of a class of the user that was not imported are unknown, and left out.
+    """
+    values: dict[str, Any] = {}
+    is_unknown = is_own(method) and known_method(method) is None
+    if method != BASE and not is_unknown:
+        parameters = inspect.signature(method_class(method)).parameters
+        defaults = {name: parameters[name].default for name in arguments_of(method)}
+        values = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
+    values |= given
     if values.get("rho_floor") is not None and values["rho_floor"] == values.get("rho"):
         values["rho_floor"] = None
     return values
-
-
-def total_radius(run: Run) -> float | None:
-    """Return rho, or rho_max + rho_min; None if the method has neither.
-
-    To first order in the radii, SAM and BSAM correct the gradient in proportion to it.
-    """
-    values = all_arguments(run.method, run.arguments)
-    names = ("rho_max", "rho_min") if "rho_max" in values else ("rho",)
-    radii: list[Any] = [values.get(name) for name in names]
-    return float(sum(radii)) if all(map(is_number, radii)) else None
 
 
 def radius_choice(run: Run) -> str:
@@ -213,22 +191,17 @@ def radius_choice(run: Run) -> str:
     # a report does not import a class of the user, so its defaults are unknown there
     values = run.arguments if is_own(run.method) else all_arguments(run.method, run.arguments)
     radii = {name: value for name, value in values.items() if name.startswith("rho")}
-    is_default = radii.items() <= default_arguments(run.method).items()
+    is_default = radii.items() <= all_arguments(run.method, {}).items()
     return ("default" if is_default else "set by hand") if radii else ""
 
 
-def usual_arguments(run: Run) -> Mapping[str, Mapping[str, Any]]:
-    """Return all arguments that recipes use for each variant of a run's method, by the variant's name.
+def usual_arguments(run: Run, variant: MethodVariant) -> dict[str, Any]:
+    """Return all arguments that recipes use for a variant with the settings of a run.
 
     For fine-tuning, the radii are those of CIFAR-10.
     """
-    return _usual_arguments(run.method, "cifar10" if run.weights is not None else run.data)
-
-
-@cache
-def _usual_arguments(method: str, data: str) -> Mapping[str, Mapping[str, Any]]:
-    of_method = [variant for variant in variants().values() if variant.method == method]
-    return {variant.name: all_arguments(method, arguments_on(variant, data)) for variant in of_method}
+    data = "cifar10" if run.weights is not None else run.data
+    return all_arguments(variant.method, arguments_on(variant, data))
 
 
 def passes_of(run: Run) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ...common.errors import BsamError, BsamRuntimeError
-from ..analysis.outcome import score_title
+from ..analysis.outcome import comparison_advice, score_title
 from ..analysis.runs_table import COLUMNS, DAMAGED, RESULTS, read_epochs, read_runs
 from ..analysis.sentences import ComparisonResult, comparison, sentence
 from ..analysis.significance import compare_rows
@@ -20,6 +20,7 @@ from ..config import Run, default_settings, to_json_value
 from ..data import dataset_entry
 from ..models import model_entry
 from ..paper import check_table, join
+from ..recipes.compare import COMPARE
 from ..recipes.plan import Plan
 from ..recipes.study import Decision, Snapshot, Study, base_sentence
 from ..tasks import task_of
@@ -29,14 +30,14 @@ from .recipe_table import ENDED, caption, cells_of, markdown, tables_of
 from .table import Table
 from .tuning_section import tuning_tables
 
-WORDS = {"train": "training"}  # for the names of splits
+SPLIT_WORDS = {"train": "training"}  # for the names of splits
 TABLE = "table.md"
 PAGE = "report.html"
 UNREADABLE = "unreadable"  # the state of a run with a damaged file
-TUNED = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
+TUNING_FLAGS = {"tuned": "--tune", "tuned_base": "--tune-base"}  # entries of results.json, and the flags that set them
 # notes of a run with their keys: the split of its image files, its initial weights, and the digests of what it was
 # trained on
-NOTES = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("data",), "task": ("score",)}
+NOTE_KEYS = {"data": ("split", "images"), "weights": ("source", "sha256"), "identity": ("data",), "task": ("score",)}
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ def check_folder(out: Path, study: Study) -> None:
     if not file.exists():
         return
     stored = read_json(file, dict, "choose another folder")
-    stored = dict.fromkeys(TUNED, False) | stored
-    names = [name for name in (*TUNED, "scale") if stored.get(name, ours[name]) != ours[name]]
+    stored = dict.fromkeys(TUNING_FLAGS, False) | stored
+    names = [name for name in (*TUNING_FLAGS, "scale") if stored.get(name, ours[name]) != ours[name]]
     settings = _different_settings(stored, study) if stored.get("recipe") == ours["recipe"] else []
     if stored.get("recipe") != ours["recipe"] or names or settings:
         scale = f" at the scale {stored['scale']}" if "scale" in names else ""
-        flags = "".join(f", with {flag}" for name, flag in TUNED.items() if stored[name])
+        flags = "".join(f", with {flag}" for name, flag in TUNING_FLAGS.items() if stored[name])
         there = "".join(f"; {text}" for text in settings)
         raise BsamRuntimeError(
             f"{file} holds other results ({stored.get('recipe')}{scale}{flags}{there}): choose another folder"
@@ -92,8 +93,12 @@ def _different_settings(stored: Mapping[str, Any], study: Study) -> list[str]:
     usual = default_settings(type(study.plans[0].run.task))
     before = stored.get("settings", ours["settings"])
     now = ours["settings"]
-    values = {name: [part.get(name, usual.get(name)) for part in (before, now)] for name in {**before, **now}}
-    texts = [f"{name} {there} there, {here} here" for name, (there, here) in values.items() if there != here]
+    texts = []
+    for name in {**before, **now}:
+        there = before.get(name, usual.get(name))
+        here = now.get(name, usual.get(name))
+        if there != here:
+            texts.append(f"{name} {there} there, {here} here")
     files = stored.get("weights", ours["weights"])
     given = ours["weights"]
     is_extended = bool(files) and files.items() <= given.items()  # by the networks of more files
@@ -133,9 +138,12 @@ def write_results(study: Study, decision: Decision) -> StudyResult:
     page = out / PAGE if len(begun) else None
     compared = None
     findings: list[str] = []
-    if study.baseline is not None and (runs["state"] == "finished").any():
+    if study.baseline is not None and runs["state"].isin(ENDED).any():
         compared = comparison(runs, compare_rows(runs, study.baseline), base_sentence(decision.base), page)
         findings += compared.sentences
+        if study.name == COMPARE and compared.nobody_learned:
+            has_diverged = not (runs["state"] == "finished").any()
+            findings.append(comparison_advice([plan.run for plan in decision.finals], has_diverged))
     if study.at_equal_radii:
         findings += _at_equal_radii(runs)
     cells = cells_of(runs, study.published)
@@ -197,7 +205,8 @@ def runs_of(finals: Sequence[Plan], out: Path, unreadable: Collection[str] = ())
         if stored != about:
             write_json(out / plan.name / ABOUT, about)
     problems: list[str] = []
-    rows = {row["name"]: row for row in read_runs([out / plan.name for plan in begun], problems).to_dict("records")}
+    found = read_runs([out / plan.name for plan in begun], problems)
+    rows = {row["name"]: row for row in found.to_dict("records")}
     table = [
         {**_not_started(plan, out), **rows.get(plan.name, {}), "settings_chosen": plan.settings_chosen}
         for plan in finals
@@ -266,7 +275,7 @@ def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
     files = RunDir(state.path)
     task = task_of(plan.run)
     task.untrained(files.note)  # the table needs it
-    notes = {name: files.note(name, keys=keys) for name, keys in NOTES.items()}
+    notes = {name: files.note(name, keys=keys) for name, keys in NOTE_KEYS.items()}
     begun = (state.path / CONFIG).exists()
     return {
         "about": _about(plan, _stored_about(state.path)) if begun else dict(plan.about),
@@ -285,11 +294,10 @@ def _stored_numbers(plan: Plan, state: RunState) -> dict[str, Any]:
 def origin_info(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the origin of the numbers as lines: splits of image files, weights, devices, versions and dates."""
     splits = {dataset_entry(run["settings"]["data"]).title: run["data"] for run in runs if "data" in run}
-    lines = [
-        f"{title}: {' and '.join(f'{n:,} {WORDS.get(name, name)}' for name, n in data['images'].items())} images; "
-        f"{data['split']}."
-        for title, data in splits.items()
-    ]
+    lines = []
+    for title, data in splits.items():
+        counts = [f"{n:,} {SPLIT_WORDS.get(name, name)}" for name, n in data["images"].items()]
+        lines.append(f"{title}: {' and '.join(counts)} images; {data['split']}.")
     pretrained = [run for run in runs if "weights" in run and run["settings"].get("init") is None]
     weights = {model_entry(run["settings"]["model"]).title: run["weights"] for run in pretrained}
     lines += [

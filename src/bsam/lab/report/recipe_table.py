@@ -22,7 +22,7 @@ from .table import Cell, Table
 FOOTNOTE_MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰ"
 PAPER_ROW = ", paper"  # the end of the label of a row with published numbers
 ENDED = ("finished", "diverged")
-MEAN = "Mean"  # the column of the score next to those of its parts
+MEAN_COLUMN = "Mean"  # the column of the score next to those of its parts
 EXTRAS = ("memorised", "top_eigenvalue", "training_seconds")  # shown if runs have them
 
 
@@ -44,18 +44,20 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
     """
     task = task_class(runs["settings"].iloc[0]["task"])
     groups = task.groups
-    measures = [*((measure.title, measure) for measure in groups), (MEAN if groups else "", task.score)]
+    measures = [*((measure.title, measure) for measure in groups), (MEAN_COLUMN if groups else "", task.score)]
     cells = []
     baselines = {}
     for (section, row, column), group in runs.groupby(["section", "row", "column"], sort=False):
         run = Run.of(**group["settings"].iloc[0])
         finished = group[group["state"] == "finished"]
         number = group["published"].iloc[0]
-        planned = None if groups or pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
+        planned = None if pd.isna(number) else {"mean": float(number), "std": None, "note": ""}
         untrained, reached = task.untrained(RunDir(finished["path"].iloc[0]).note) if len(finished) else ("", {})
         for title, measure in measures:
             scores = pd.Series([last.get(measure.metric(run.eval_split)) for last in finished["last"]], dtype=float)
             paper = published_number(published, run, measure=measure.name) if published else None
+            if measure is task.score and (planned or not groups) and not (paper and paper["mean"] == number):
+                paper = planned
             cell = {
                 "section": section,
                 "row": row,
@@ -63,7 +65,7 @@ def cells_of(runs: pd.DataFrame, published: str = "") -> list[dict[str, Any]]:
                 **_statistics(measure.factor * scores),
                 "diverged": int((group["state"] == "diverged").sum()),
                 "missing": int((~group["state"].isin(ENDED)).sum()),
-                "paper": paper if paper and (groups or paper["mean"] == number) else planned,
+                "paper": paper,
                 "chosen": next(iter(group["settings_chosen"].dropna()), None),
             }
             extras = [name for name in EXTRAS if measure is task.score and name in finished]
@@ -86,7 +88,7 @@ def tables_of(
 ) -> list[Table]:
     """Return a table for each section, without rows and columns in which no run has ended.
 
-    Published numbers are next to ours or, if the score has parts, in rows below them.
+    Published numbers are next to ours or, if there are some for the parts of the score, in rows below them.
 
     Args:
         cells: from :func:`cells_of`.
@@ -97,7 +99,8 @@ def tables_of(
     shown = [cell for cell in cells if cell["mean"] is not None or cell["diverged"]]
     notes = footnotes(cells)
     decimals = published_tables()[published]["decimals"] if published else 2
-    has_parts = any(cell["column"] == MEAN for cell in cells)
+    has_parts = any(cell["column"] == MEAN_COLUMN for cell in cells)
+    in_rows = has_parts and any(cell["paper"] and cell["column"] != MEAN_COLUMN for cell in cells)
     tables = []
     for title, group in group_by(shown, lambda cell: cell["section"]).items():
         ours = []
@@ -109,8 +112,8 @@ def tables_of(
             if cell["paper"]:
                 paper = paper_number(cell["paper"], notes, decimals)
                 method = cell["row"].partition(" (")[0] + PAPER_ROW
-                theirs.append({**place, "method": method, "": paper} if has_parts else {**place, "paper": paper})
-            if cell["chosen"] and (not has_parts or cell["column"] == MEAN):
+                theirs.append({**place, "method": method, "": paper} if in_rows else {**place, "paper": paper})
+            if cell["chosen"] and (not has_parts or cell["column"] == MEAN_COLUMN):
                 ours.append({**place, "chosen": Cell(setting_text(cell["chosen"]))})
         parts = ("", "paper", *headers.values(), "chosen")
         tables.append(Table.pivot(title, [*ours, *theirs], "method", "column", parts))

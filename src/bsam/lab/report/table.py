@@ -12,10 +12,10 @@ from html import escape
 from itertools import count, zip_longest
 from typing import Any, TypeAlias
 
-from ..common.printing import markdown_cell, printable
+from ..common.printing import printable
 
 Row: TypeAlias = Mapping[str, Any]
-GAP = "  "  # between columns of text
+COLUMN_GAP = "  "  # between columns of text
 LONGEST = 24  # characters of a word that text does not break
 PARTS = ("marks", "interval", "best", "more")  # of a cell, which rows of data may have
 
@@ -46,11 +46,6 @@ class Cell:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.text, *self.marks))) or ("-" if self.text is None else "")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it shows nothing."""
-        return not self.text and not self.marks
 
     @property
     def key(self) -> Any:
@@ -133,11 +128,15 @@ class Table:
             SAM     96.30
         """
         rows = list(data)
-        cells = [(column, [column.cell(row) for row in rows]) for column in columns]
-        shown = [(column, these) for column, these in cells if not all(cell.is_empty for cell in these)]
-        legend = " ".join(column.note for column, _ in shown if column.note)
-        body = zip(*(these for _, these in shown), strict=True)
-        return cls(title, tuple(column for column, _ in shown), tuple(body), tuple(filter(None, (*notes, legend))))
+        shown: list[Column] = []
+        cells: list[list[Cell]] = []
+        for column in columns:
+            of_column = [column.cell(row) for row in rows]
+            if any(cell.text or cell.marks for cell in of_column):
+                shown.append(column)
+                cells.append(of_column)
+        legend = " ".join(column.note for column in shown if column.note)
+        return cls(title, tuple(shown), tuple(zip(*cells, strict=True)), tuple(filter(None, (*notes, legend))))
 
     @classmethod
     def pivot(
@@ -177,9 +176,12 @@ class Table:
             name = cell[row] if isinstance(cell[row], Cell) else Cell(cell[row])
             body.setdefault(name, {}).update({(cell[column], part): cell[part] for part in parts if part in cell})
             names[cell[column]] = None
-        keys = [(name, part) for name in names for part in parts if any((name, part) in row for row in body.values())]
+        filled = {key for found in body.values() for key in found}
+        keys = [(name, part) for name in names for part in parts if (name, part) in filled]
         columns = (Column(row, words=True), *(Column(part or name) for name, part in keys))
-        rows = ((name, *(found.get(key, Cell()) for key in keys)) for name, found in body.items())
+        rows: list[tuple[Cell, ...]] = []
+        for first, found in body.items():
+            rows.append((first, *(found.get(key, Cell()) for key in keys)))
         return cls(title, columns, tuple(rows), tuple(notes))
 
     def __str__(self) -> str:
@@ -191,12 +193,12 @@ class Table:
         If the columns are too narrow for the longest words, each row becomes a paragraph.
         """
         header = [column.title for column in self.columns]
-        rows = [[printable(str(cell)) for cell in row] for row in self.rows]
+        rows = [_printed(row) for row in self.rows]
         lines = _paragraphs(header, rows, width)
         widths = _widths(self.columns, [header, *rows], width)
         if widths is not None:
             head, *body = (_lines(row, self.columns, widths) for row in (header, *rows))
-            rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
+            rule = "-" * (sum(widths) + len(COLUMN_GAP) * (len(widths) - 1))
             lines = [*head, rule, *(line for block in body for line in block)]
         notes = [textwrap.fill(printable(note), width) for note in self.notes]
         title = [textwrap.fill(printable(self.title), width)] if self.title else []
@@ -206,13 +208,18 @@ class Table:
         """Return the rows in Markdown."""
         header = [column.title for column in self.columns]
         rule = ["---" if column.words else "---:" for column in self.columns]
-        rows = [header, rule, *(map(str, row) for row in self.rows)]
-        return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+        lines = []
+        for row in (header, rule, *(map(str, row) for row in self.rows)):
+            cells = [printable(text).replace("|", "\\|") for text in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
 
     def to_csv(self) -> str:
         """Return the fields of all rows as CSV."""
-        lines = [[column.csv for column in self.columns], *([cell.csv for cell in row] for row in self.rows)]
-        return "".join(f"{','.join(fields)}\r\n" for fields in lines)
+        lines = [",".join(column.csv for column in self.columns)]
+        for row in self.rows:
+            lines.append(",".join(cell.csv for cell in row))
+        return "".join(f"{line}\r\n" for line in lines)
 
     def to_html(self, name: str = "table") -> str:
         """Return the table in a box that scrolls, for the style sheet and the script of the page.
@@ -222,14 +229,14 @@ class Table:
         """
         label = escape(self.title)
         head = "\n".join(map(_html_heading, self.columns))
-        rows = (
-            "\n".join(
+        rows = []
+        for line, row in enumerate(self.rows):
+            cells = [
                 _html_cell(cell, column, row[0], f"{name}-{line}-{place}", place == 0)
                 for place, (cell, column) in enumerate(zip(row, self.columns, strict=True))
-            )
-            for line, row in enumerate(self.rows)
-        )
-        body = "\n".join(f"<tr>\n{row}\n</tr>" for row in rows)
+            ]
+            rows.append("\n".join(["<tr>", *cells, "</tr>"]))
+        body = "\n".join(rows)
         kind = ' class="grid"' if any(cell.more for row in self.rows for cell in row) else ""
         return (
             f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
@@ -257,6 +264,10 @@ def _is_missing(value: Any) -> bool:
 # ---- text
 
 
+def _printed(row: Iterable[Cell]) -> list[str]:
+    return [printable(str(cell)) for cell in row]
+
+
 def _bound(text: str) -> str:
     """Return text in which no line breaks behind a ±."""
     return text.replace("± ", "±\u00a0")
@@ -273,11 +284,12 @@ def _longest_word(text: str) -> int:
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
     """Return widths of columns, which are narrowed where it costs the fewest lines; None if they do not fit."""
-    room = width - len(GAP) * (len(columns) - 1)
+    room = width - len(COLUMN_GAP) * (len(columns) - 1)
     texts = list(zip(*rows, strict=True))
+    longest_words = [max(map(_longest_word, of_column)) for of_column in texts]
     least = [
         min(longest, LONGEST) if column.words else longest
-        for column, longest in zip(columns, (max(map(_longest_word, these)) for these in texts), strict=True)
+        for column, longest in zip(columns, longest_words, strict=True)
     ]
     if sum(least) > room:
         return None
@@ -299,10 +311,11 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 def _lines(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     cells = [_wrapped(text, width) for text, width in zip(row, widths, strict=True)]
     sides = ["<" if column.words else ">" for column in columns]
-    return [
-        GAP.join(f"{part:{side}{width}}" for part, side, width in zip(parts, sides, widths, strict=True)).rstrip()
-        for parts in zip_longest(*cells, fillvalue="")
-    ]
+    lines = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        aligned = [f"{part:{side}{width}}" for part, side, width in zip(parts, sides, widths, strict=True)]
+        lines.append(COLUMN_GAP.join(aligned).rstrip())
+    return lines
 
 
 def _paragraphs(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
@@ -338,7 +351,7 @@ def _html_heading(column: Column) -> str:
 
 def _html_cell(cell: Cell, column: Column, row: Cell, name: str, is_name: bool) -> str:
     """Return a cell; what opens has an id, this name."""
-    classes = {"text": column.words, "best": cell.best, "none": cell.is_empty}
+    classes = {"text": column.words, "best": cell.best, "none": not (cell.text or cell.marks)}
     content = ""
     if cell.text:
         content = f'<span class="v">{escape(cell.text if column.words else number_text(cell.text))}</span>'

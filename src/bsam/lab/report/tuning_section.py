@@ -24,7 +24,7 @@ def tuning_tables(decision: Decision) -> tuple[list[Table], list[str]]:
     Both are empty if nothing was tuned or no tuning run has ended.
     """
     listed = [choice for choice in (decision.base, *decision.choices) if choice is not None]
-    begun = [choice for choice in listed if any(state.ended for state in choice.trials)]
+    begun = [choice for choice in listed if choice.begun]
     tables = []
     if begun and begun[0] is decision.base:
         tables.append(_base_table(begun[0]))
@@ -75,12 +75,18 @@ def _notes(first: Choice) -> list[str]:
         brackets = " In brackets: the score on the true labels, and the choice by them where it differs."
     halved = set(first.aims) != {first.plan.run.epochs}
     stops = ", or after the epoch given, where the worse half stops," if halved else ""
+    unknown = ""
+    if first.tuning.seeds == 1 and not task_of(first.plan.run).score.share:
+        unknown = (
+            " - The score is not the share of samples that are right, so one seed does not tell its standard error; "
+            "several do (bsam compare --tune-seeds)."
+        )
     return [
         f"Tuning: the score after the last epoch{stops} on {first.samples_text}, which the tuning runs did not train "
         f"on{labels}. All candidates use {seeds}. Ties go to the middle of the grid.{brackets}",
         f"Noise: the standard error of the best score, from the number of samples{and_seeds}. {NOISE} The choice is "
         f"within the noise: another candidate's score is within a standard error. {EDGE} At the edge of the grid: the "
-        "smallest or the largest candidate, a better one may lie beyond.",
+        f"smallest or the largest candidate, a better one may lie beyond.{unknown}",
         "Cost: gradient passes over the training samples and training time of all candidates together.",
     ]
 

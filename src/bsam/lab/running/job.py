@@ -18,13 +18,14 @@ import torch
 
 from ...common.errors import BsamError
 from ..common.files import RunLocked, usable
+from ..common.own_code import own_error
 from ..common.termination import Terminated
 from ..config import Run
 from ..training.machine import Machine
 from ..training.run_dir import LOG, RunDir
 from ..training.trainer import Diverged, RunCallbacks, fit
 
-OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin
+OUT_OF_MEMORY_MESSAGES = ("CUDA out of memory", "CUDA error: out of memory")  # how messages of torch begin
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,15 @@ def train_run(job: Job, on_message: Callable[[str], None], on_epoch: Callable[[]
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error, with its class if it is not a BsamError, or what to do if GPU memory ran out."""
-    if str(error).startswith(OUT_OF_MEMORY):
+    """Return the message of an error, with its class and the code of the user that raised it if it is not a BsamError,
+    or what to do if GPU memory ran out.
+    """
+    if str(error).startswith(OUT_OF_MEMORY_MESSAGES):
         return "CUDA out of memory: try fewer --jobs, or with --ray a larger --gpus-per-run"
-    return str(error) if isinstance(error, BsamError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, BsamError):
+        return str(error)
+    own = own_error(error)
+    return f"{type(error).__name__}: {error}" if own is None else own.sentence.rstrip(".")
 
 
 def train_in_worker(job: Job) -> Outcome:

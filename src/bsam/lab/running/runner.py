@@ -19,7 +19,7 @@ from ..common.termination import Terminated
 from ..config import Run
 from ..recipes.plan import state_of
 from ..training.machine import Machine
-from ..training.run_dir import RunDir, RunState
+from ..training.run_dir import CHECKPOINT, RunState
 from .executors import RETRIES, Executor
 from .job import Job, Outcome, message_of, train_run
 
@@ -146,7 +146,7 @@ class _Queue:
         run = state.run
         init = None if run.init is None else self.out / run.init
         job = Job(run, state.path, self.machine, init, self.about.get(name), state.until)
-        initial = None if RunDir(state.path).has_checkpoint() else self.states.get(run.init or "")
+        initial = None if (state.path / CHECKPOINT).exists() else self.states.get(run.init or "")
         future = self.running[name] = Future()
         if state.unreadable is not None:
             future.set_result(Outcome(state.unreadable))

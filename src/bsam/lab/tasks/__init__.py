@@ -22,8 +22,11 @@ TASKS: dict[str, type[Task]] = {task.settings_type.name: task for task in (Class
 class StoredTask(Task, stored=True):
     """A task of the user whose module is not imported: what tables need of it, from the files of a run."""
 
+    def __init__(self, run: Run, *_: object, **__: object) -> None:
+        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
 
-_STORED: dict[str, type[StoredTask]] = {}
+
+_STORED_TASKS: dict[str, type[StoredTask]] = {}
 
 
 def task_class(name: str) -> type[Task]:
@@ -38,20 +41,12 @@ def task_class(name: str) -> type[Task]:
         return TASKS[name]
     if isinstance(known := known_object(name), type) and issubclass(known, Task):
         return known
-    return _STORED[name] if name in _STORED else TASKS[settings_of_task(name).name]
+    return _STORED_TASKS[name] if name in _STORED_TASKS else TASKS[settings_of_task(name).name]
 
 
 def task_of(run: Run) -> type[Task]:
     """Return the task of a run, as :func:`task_class` does."""
     return task_class(run.task.name)
-
-
-def imported_task(run: Run) -> type[Task]:
-    """Return the task of a run; raise if its module is not imported."""
-    task = task_of(run)
-    if issubclass(task, StoredTask):
-        raise BsamValueError(f"the task {run.task.name} is not imported: import it, and pass its class to Run.of")
-    return task
 
 
 def data_of(run: Run) -> DatasetEntry:
@@ -82,4 +77,4 @@ def describe_task(name: Any, note: Mapping[str, Any]) -> None:
         "groups": tuple(Score(**group) for group in note["groups"]),
         "loss_title": note["loss_title"],
     }
-    _STORED[name] = type("StoredTask", (StoredTask,), members, stored=True)
+    _STORED_TASKS[name] = type("StoredTask", (StoredTask,), members, stored=True)

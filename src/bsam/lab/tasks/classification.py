@@ -24,25 +24,34 @@ from ..common.files import MAX_TEXT, read_bytes, reading
 from ..config import ClassificationSettings, Run
 from ..data import dataset_entry
 from ..data.arrays import Dataset, Examples, duplicate_warnings, flip_labels, wrong_share
-from ..data.augment import Augment, ResizedCrop, TimmAugment, augmentation, is_timm
+from ..data.augment import ResizedCrop, TimmAugment, augmentation
 from ..data.images import decode
 from ..models import build, model_entry
-from ..quantization import calibrate, freeze_scales, quantize
-from .exported import Comparison, Network, Progress, compare_classifier, export_classifier
+from ..quantization import (
+    OnnxNetwork,
+    calibrate,
+    convert,
+    export_onnx,
+    freeze_scales,
+    load_quantized,
+    quantize,
+    save_quantized,
+)
+from .classifier_files import Preprocessing, compare_classes, example, metadata
+from .exported import ONNX, Comparison, Network, Progress
 from .found import FoundClasses, NoteReader, Picture, Prediction, Shown, read_batches
-from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data
+from .images import ImageTask, Inputs, freeze_backbone, inputs_of, limit_samples, load_data, stream
 from .splits import WHOLE, Shares, holdout_mask
-from .task import Failure, Notes, Score, TaskBatch
+from .task import EVALUATION_BATCH, Failure, Notes, Score, TaskBatch
 
-EVALUATION_BATCH = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
+SMALL_IMAGE_BATCHES = {"cpu": 320, "cuda": 2500}  # larger ones exceed the cache of a CPU core and are slower
 SMALL_IMAGE = 64  # the side, in pixels, up to which images are evaluated in such batches
-LARGE_IMAGE_BATCH = 64
 CALIBRATION_SAMPLES = 256  # for the initial input scales of a quantized network; fewer if the first batch is smaller
 TOP = 3  # classes in a prediction
 MISTAKES_ON_PAGE = 8
 # relative to the loss of guessing, ln(classes): below the first the run learned something, above the second it diverged
 GUESSING = 0.99
-DIVERGED = 1.05
+DIVERGED_LOSS = 1.05
 MEMORISED_SAMPLES = 5000  # wrong labels to check after an epoch, at most; half the size of CIFAR's test set
 
 
@@ -66,6 +75,7 @@ class Classification(ImageTask):
     """
 
     score = Score("accuracy", "accuracy in %", 100, share=True)
+    identity: ClassVar[str] = "bsam.tasks.classification.Classification"  # of the class in the first version
     loss_title: ClassVar[str] = "cross-entropy"
     logits: ClassVar[bool] = True
     settings_type = ClassificationSettings
@@ -81,22 +91,37 @@ class Classification(ImageTask):
         data: Dataset | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        augment = _checked_augmentation(run, data_dir)
+        entry = dataset_entry(run.data).resolve(data_dir)
+        if entry.task != "classification":
+            raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
+        if (backbone := model_entry(run.model).backbone) is not None:
+            raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
+        self.settings = run.task_settings(ClassificationSettings)
+        augment = augmentation(run.augment or entry.augmentation)
+        if isinstance(augment, TimmAugment) and augment.mixes and run.batch % 2:
+            raise BsamValueError(f"mixup and cutmix need an even batch, got {run.batch}")
         data, left_out = load_data(run, data_dir, cache_dir) if data is None else (data, [])
         super().__init__(run, device, data_dir, left_out, in_files=data.digest is not None)
-        self.settings = run.task_settings(ClassificationSettings)
         self.inputs = inputs_of(run, data)
         self.pixels = data.pixels
-        self.classes, self.image_size = data.classes, self.inputs.size
+        self.classes = data.classes
+        self.image_size = self.inputs.size
         # torch spreads it over all classes
         self.smoothing = self.settings.label_smoothing * data.classes / (data.classes - 1)
         self._split = data.split
         self._file_digest = data.digest
         self._duplicates = data.duplicates
         self._set_samples(data)
-        self._augment = _augmentation(augment, self.inputs, run.data)
+        if isinstance(augment, TimmAugment) and augment.aa and not self.inputs.in_bytes:
+            raise BsamValueError(
+                f"RandAugment needs pixels in bytes, but those of {run.data} are floating-point numbers: leave aa out "
+                f"of augment {run.augment}"
+            )
+        if isinstance(augment, ResizedCrop):
+            augment = replace(augment, size=self.inputs.size, cubic=self.inputs.interpolation != "bilinear")
+        self._augment = replace(augment, mean=self.inputs.mean, std=self.inputs.std)
         is_small = self.inputs.size <= SMALL_IMAGE
-        self._eval_batch_size = EVALUATION_BATCH[device.type] if is_small else LARGE_IMAGE_BATCH
+        self._eval_batch_size = SMALL_IMAGE_BATCHES[device.type] if is_small else EVALUATION_BATCH
         self.begin_epoch(0)
 
     def _set_samples(self, data: Dataset) -> None:
@@ -104,7 +129,10 @@ class Classification(ImageTask):
         run = self.run
         noise = self.settings.label_noise
         original = limit_samples(data.train, "limit_train", run.limit_train)
-        noisy, wrong = flip_labels(original.y, noise, data.classes, run.seed, self.settings.noise_labels)
+        noisy = original.y
+        wrong = torch.zeros(0, dtype=torch.int64)
+        if noise:
+            noisy, wrong = flip_labels(original.y, noise, data.classes, run.seed, self.settings.noise_labels)
         # indices in the whole training set
         self._flipped = wrong if run.limit_train is None else data.train.balanced_indices(run.limit_train)[wrong]
         train = Examples(original.x, noisy)
@@ -127,7 +155,8 @@ class Classification(ImageTask):
         self._original_splits = original, evaluation
         self.samples = len(train)
         self.eval_samples = len(scored)
-        self._train, self._labels = train.to(self._host), train.y.to(self.device)
+        self._train = train.to(self._host)
+        self._labels = train.y.to(self.device)
         self._x = self._train.x
         self._eval_split = scored.to(self._host)
         self._true_holdout = None if clean is None else clean.to(self._host)
@@ -136,7 +165,10 @@ class Classification(ImageTask):
 
     def network(self) -> nn.Module:
         """Return the run's network for images of this size, quantized if the run says so."""
-        return build_network(self.run, self.inputs, self.classes).train().to(self.device)
+        network = build_float_network(self.run, self.inputs, self.classes)
+        if self.settings.weight_bits is not None:
+            network = quantize_network(network, self.settings)
+        return network.train().to(self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
         """Load the initial weights. A quantized network gets the weights of the float network, and its input scales
@@ -181,7 +213,7 @@ class Classification(ImageTask):
     def _batch(self, x: Tensor, index: Tensor, on_host: Tensor) -> TaskBatch:
         """Return augmented images, classes and indices; if images are mixed, the shares of all classes."""
         draws = self._draws[on_host if isinstance(self._augment, TimmAugment) else index]
-        augmented = self.inputs.resize(self._augment(x, draws))
+        augmented = self.inputs.resize(self._augment(x, draws), self.inputs.size)
         labels = self._labels[index]
         if isinstance(self._augment, TimmAugment) and self._augment.mixes:
             key = self.run.seed, self._epoch, int(on_host[0])
@@ -211,8 +243,8 @@ class Classification(ImageTask):
 
     def _loss_and_accuracy(self, network: nn.Module, examples: Examples) -> tuple[float, float]:
         results = []
-        for x, y in self._inputs_of(examples, self.shares):
-            logits = network(x).float()
+        for x, y in self._stored(examples, self.shares):
+            logits = network(self.inputs(x)).float()
             loss = F.cross_entropy(logits, y, reduction="sum")
             correct = (logits.argmax(1) == y).sum()
             results.append(torch.stack([loss.double(), correct.double()]))
@@ -225,7 +257,8 @@ class Classification(ImageTask):
 
     def examples(self, limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """Return training images with the labels used in training, wrong ones included; balanced if limited."""
-        return list(self._inputs_of(self._train if limit is None else self._train.some(min(limit, self.samples))))
+        examples = self._train if limit is None else self._train.some(min(limit, self.samples))
+        return [(self.inputs(x), y) for x, y in self._stored(examples)]
 
     def eval_examples(self, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the images and labels that the network is evaluated on, in batches; balanced if limited."""
@@ -243,20 +276,17 @@ class Classification(ImageTask):
         x = self._original_splits[0].x
         return (float(x.min()), float(x.max())) if self.pixels is None else (self.pixels.low, self.pixels.high)
 
-    def _inputs_of(self, examples: Examples, shares: Shares = WHOLE) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return inputs of the network and labels, in batches, on the device; perhaps only a share of the batches."""
-        return ((self.inputs(x), y) for x, y in self._stored(examples, shares))
-
     def _stored(self, examples: Examples, shares: Shares = WHOLE) -> Iterator[tuple[Tensor, Tensor]]:
         """Return stored images and labels, in batches, on the device; perhaps only a share of the batches.
 
-        Of images for random crops, it is the centre.
+        Files are stored larger for random crops; of these, it is the centre.
         """
         size = self._eval_batch_size
         images: Iterable[Tensor] = shares.of(examples.x.split(size))
         if self._host != self.device:
-            images = self._read(examples.x, shares.of(torch.arange(len(examples)).split(size)))
-        images = map(self.inputs.centre, images)
+            images = stream(examples.x, shares.of(torch.arange(len(examples)).split(size)), self.device)
+        if self._in_files:
+            images = map(self.inputs.centre, images)
         return zip(images, (y.to(self.device) for y in shares.of(examples.y.split(size))), strict=True)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -279,7 +309,8 @@ class Classification(ImageTask):
         """Return :func:`class_predictions` of the evaluation set, with ``pixels``
         (n, side, side, channels) as bytes instead of inputs, and ``class_names``, which may be numbers.
         """
-        predicted = class_predictions(network, self._inputs_of(self._eval_split), self.classes)
+        batches = ((self.inputs(x), y) for x, y in self._stored(self._eval_split))
+        predicted = class_predictions(network, batches, self.classes)
         mean, std = (
             torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (self.inputs.mean, self.inputs.std)
         )
@@ -327,7 +358,7 @@ class Classification(ImageTask):
         names = inputs.class_names
         top = min(check_count("top", top), len(names))
         found = []
-        for batch in read_batches(files, lambda path: decode(path, inputs.decoding), LARGE_IMAGE_BATCH, on_message):
+        for batch in read_batches(files, lambda path: decode(path, inputs.decoding), EVALUATION_BATCH, on_message):
             x = torch.from_numpy(np.stack([inputs.stored(pixels) for _, pixels in batch])).permute(0, 3, 1, 2)
             likely = network(inputs(x.to(self.device))).float().softmax(1).cpu().topk(top)
             for (path, _), values, indices in zip(batch, likely.values.tolist(), likely.indices.tolist(), strict=True):
@@ -352,11 +383,19 @@ class Classification(ImageTask):
 
     def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
         """Write a trained network to an ONNX file, or a quantized one to a safetensors file."""
-        return export_classifier(self, network, path, suffix)
+        about = metadata(self, suffix == ONNX)
+        if suffix == ONNX:
+            export_onnx(nn.Sequential(Preprocessing(self), network), path, example(self), metadata=about)
+        else:
+            save_quantized(convert(network), path, metadata=about)
+        return about
 
     def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
         """Compare a trained network with that of an exported file, on the evaluation images."""
-        return compare_classifier(self, network, path, suffix, progress)
+        if suffix == ONNX:
+            return compare_classes(self, network, OnnxNetwork(path), True, progress)
+        written = load_quantized(path, self.float_network()).to(self.device)
+        return compare_classes(self, network, written, False, progress)
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and labels, in their order."""
@@ -391,11 +430,6 @@ class Classification(ImageTask):
     worded = ("label_noise", "noise_labels", "weight_bits")
 
     @classmethod
-    def identity(cls, run: Run) -> str:
-        """Return the name of the class when the first runs were written."""
-        return "bsam.tasks.classification.Classification"
-
-    @classmethod
     def data_words(cls, run: Run, wrong: float | None = None) -> str:
         """Describe the label noise; empty if there is none.
 
@@ -419,6 +453,18 @@ class Classification(ImageTask):
         """Return the number of bits of a quantized network in words; empty without quantization."""
         bits = run.task_settings(ClassificationSettings).weight_bits
         return "" if bits is None else f"{bits} bits"
+
+    @classmethod
+    def network_details(cls, run: Run) -> str:
+        """Say what has how many bits; empty without quantization.
+
+        Example:
+            >>> Classification.network_details(Run.of("sam", weight_bits=4, activation_bits=8))
+            'weights 4 bits, activations 8 bits'
+        """
+        settings = run.task_settings(ClassificationSettings)
+        bits = settings.weight_bits
+        return "" if bits is None else f"weights {bits} bits, activations {settings.activation_bits or bits} bits"
 
     @classmethod
     def table_notes(cls, runs: Iterable[tuple[Run, float | None]]) -> list[str]:
@@ -481,28 +527,13 @@ class Classification(ImageTask):
             f"The network is no better than chance: accuracy {accuracy:.4f}, {round(1 / chance)} classes, loss "
             f"{lowest:.4g} ({guessing:.4g} by guessing)."
         )
-        return Failure(text, diverged=lowest > DIVERGED * guessing)
+        return Failure(text, diverged=lowest > DIVERGED_LOSS * guessing)
 
     @classmethod
     def not_initial(cls, run: Run) -> str:
         """Return why no other run can start from a quantized network."""
         is_quantized = run.task_settings(ClassificationSettings).weight_bits is not None
         return "trained a quantized network: start from a run of a float network" if is_quantized else ""
-
-
-def _checked_augmentation(run: Run, data_dir: Path | None) -> str:
-    """Return the name of a run's augmentation; raise if data, network or augmentation cannot be used, before the data
-    is read.
-    """
-    entry = dataset_entry(run.data).resolve(data_dir)
-    if entry.task != "classification":
-        raise BsamValueError(f"{run.data} has joints and no classes: use --task {entry.task}, or other data")
-    if (backbone := model_entry(run.model).backbone) is not None:
-        raise BsamValueError(f"{run.model} finds joints and has no classes: use --model {backbone}")
-    run.task_settings(ClassificationSettings)
-    if is_timm(run.augment) and TimmAugment.named(str(run.augment)).mixes and run.batch % 2:
-        raise BsamValueError(f"mixup and cutmix need an even batch, got {run.batch}")
-    return run.augment or entry.augmentation
 
 
 def _known_classes(run: Run) -> int | None:
@@ -513,33 +544,12 @@ def _known_classes(run: Run) -> int | None:
         return None
 
 
-def _augmentation(name: str, inputs: Inputs, data: str) -> Augment | ResizedCrop:
-    if is_timm(name):
-        timm = replace(TimmAugment.named(name), mean=inputs.mean, std=inputs.std)
-        if timm.aa and not inputs.in_bytes:
-            raise BsamValueError(
-                f"RandAugment needs pixels in bytes, but those of {data} are floating-point numbers: leave aa out of "
-                f"augment {name}"
-            )
-        return timm
-    augment = augmentation(name, inputs.mean, inputs.std)
-    if isinstance(augment, ResizedCrop):
-        return replace(augment, size=inputs.size, cubic=inputs.mode == "bicubic")
-    return augment
-
-
 MISTAKES = 16  # mistakes that are kept
 
 
-def build_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
-    """Return a run's network with random weights, in eval mode; raise if it cannot take the inputs."""
-    network = build_float_network(run, inputs, classes)
-    settings = run.task_settings(ClassificationSettings)
-    return network if settings.weight_bits is None else quantize_network(network, settings)
-
-
 def build_float_network(run: Run, inputs: Inputs, classes: int) -> nn.Module:
-    """Return the network of :func:`build_network` before quantization.
+    """Return a run's network before quantization, with random weights, in eval mode; raise if it cannot take the
+    inputs.
 
     Some networks take images of a single size, and are built for another one if the images have it.
     """
@@ -609,17 +619,6 @@ def quantize_network(network: nn.Module, settings: ClassificationSettings) -> nn
     )
 
 
-def confusion_matrix(truth: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Return how many samples of each class (row) were classified as each class (column).
-
-    Example:
-        >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), classes=2)
-        tensor([[1, 1],
-                [0, 1]])
-    """
-    return torch.bincount(truth * classes + predicted, minlength=classes**2).view(classes, classes)
-
-
 @torch.no_grad()
 def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> dict[str, Tensor]:
     """Return the confusion matrix and the :data:`MISTAKES` most confident mistakes of a network.
@@ -630,14 +629,15 @@ def class_predictions(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor
         classes: number of classes.
 
     Returns:
-        ``confusion`` (classes, classes), and for the mistakes, the most confident first, ``inputs``, ``truth``,
-        ``found`` (the predicted class) and ``confidence`` (its probability).
+        ``confusion`` (classes, classes), how many samples of each class (row) were classified as each class (column);
+        and for the mistakes, the most confident first, ``inputs``, ``truth``, ``found`` (the predicted class) and
+        ``confidence`` (its probability).
     """
     total: Tensor | int = 0
     worst: list[Tensor] = []
     for x, truth in batches:
         confidence, predicted = network(x).float().softmax(1).max(1)
-        total = total + confusion_matrix(truth, predicted, classes)
+        total = total + torch.bincount(truth * classes + predicted, minlength=classes**2).view(classes, classes)
         wrong = predicted != truth
         mistakes = [tensor[wrong] for tensor in (x, truth, predicted, confidence)]
         merged = [torch.cat(pair) for pair in zip(worst, mistakes, strict=True)] if worst else mistakes

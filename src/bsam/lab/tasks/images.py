@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...common.errors import BsamRuntimeError, BsamValueError
+from ..common.names import find_function
 from ..common.progress import ProgressLine
 from ..config import Run
 from ..data import FOLDER, ArrayData, DatasetEntry, FunctionData, ImageData, dataset_entry
@@ -81,11 +82,25 @@ class Inputs:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return stored images as inputs: normalised, at the network's input size."""
-        return self.resize(normalise(x, self.mean, self.std))
+        return self.resize(normalise(x, self.mean, self.std), self.size)
 
-    def resize(self, x: Tensor) -> Tensor:
-        """Return normalised images at the network's input size; larger images are reduced with antialiasing."""
-        return resized(x, self.size, self.mode)
+    def resize(self, x: Tensor, side: int) -> Tensor:
+        """Return floating-point images (n, channels, height, width) with this many pixels a side.
+
+        Without antialiasing, an image that becomes smaller would be sampled: of fine patterns, some pixels would
+        remain.
+
+        Example:
+            >>> import torch
+            >>> inputs = Inputs(8, 8, 1, (0.5,), (0.5,), "bilinear", 1.0, ())
+            >>> stripes = torch.tensor([1.0, 0.0]).repeat(4).expand(1, 1, 8, 8)
+            >>> inputs.resize(stripes, 2)[0, 0, 0]
+            tensor([0.5357, 0.4643])
+        """
+        if x.shape[-1] == side:
+            return x
+        mode = self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
+        return F.interpolate(x, size=(side, side), mode=mode, align_corners=False, antialias=side < x.shape[-1])
 
     def centre(self, x: Tensor) -> Tensor:
         """Return stored images as those that are evaluated; images for random crops are larger."""
@@ -94,12 +109,7 @@ class Inputs:
         side = round(x.shape[-1] * self.side / self.decoding.shorter_side)
         begin = round((x.shape[-1] - side) / 2)
         x = x[:, :, begin : begin + side, begin : begin + side]
-        return x if side == self.side else resized(x.float(), self.side, self.mode).round().clamp(0, 255).to(x.dtype)
-
-    @property
-    def mode(self) -> str:
-        """The interpolation of torch with which stored images are resized, ``"bilinear"`` or ``"bicubic"``."""
-        return self.interpolation if self.interpolation == "bilinear" else "bicubic"  # the best that torch has
+        return x if side == self.side else self.resize(x.float(), self.side).round().clamp(0, 255).to(x.dtype)
 
     @property
     def decoding(self) -> Resize:
@@ -117,27 +127,6 @@ class Inputs:
             return pixels
         grey = (pixels.astype(np.int64) @ (19595, 38470, 7471) + 0x8000) >> 16
         return grey.astype(np.uint8)[:, :, None]
-
-
-def resized(x: Tensor, size: int, mode: str) -> Tensor:
-    """Return square images at another size.
-
-    Without antialiasing, an image that becomes smaller would be sampled: of fine patterns, some pixels would remain.
-
-    Args:
-        x: floating-point images (n, channels, side, side).
-        size: the new side.
-        mode: ``"bilinear"`` or ``"bicubic"``.
-
-    Example:
-        >>> import torch
-        >>> stripes = torch.tensor([1.0, 0.0]).repeat(4).expand(1, 1, 8, 8)
-        >>> resized(stripes, 2, "bilinear")[0, 0, 0]
-        tensor([0.5357, 0.4643])
-    """
-    if x.shape[-1] == size:
-        return x
-    return F.interpolate(x, size=(size, size), mode=mode, align_corners=False, antialias=size < x.shape[-1])
 
 
 def augmentation_of(entry: DatasetEntry, model: str, image_size: int | None = None) -> str | None:
@@ -263,18 +252,14 @@ class ImageTask(Task):
     def batches(self, indices: Tensor) -> Iterator[TaskBatch]:
         """Return a batch for each row of indices; images on the host are read ahead."""
         on_host = indices.cpu()  # once: each copy waits until the device has finished its work
-        images = self._read(self._x, indices if self._host == self.device else on_host)
+        images: Iterable[Tensor] = (self._x[index] for index in indices)
+        if self._host != self.device:
+            images = stream(self._x, on_host, self.device)
         return map(self._batch, images, indices, on_host)
 
     def batch_losses(self, outputs: Any, batch: TaskBatch) -> Tensor:
         """Return the training loss of each sample in a batch; the loss converts outputs itself."""
         return self.losses(outputs, *batch[1:-1])
-
-    def _read(self, images: Tensor, rows: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Return stored images on the device, for each row of indices, which are where the stored images are."""
-        if self._host == self.device:
-            return (images[index] for index in rows)
-        return stream(images, rows, self.device)
 
     def initialise(self, network: nn.Module, init: Path | None = None) -> Sequence[str]:
         """Load pretrained weights into all layers except the last ones, or the weights of another run into all
@@ -309,8 +294,11 @@ class ImageTask(Task):
 
     @classmethod
     def titles(cls, run: Run) -> tuple[str, str]:
-        """Return the titles of network and data."""
-        return model_entry(run.model).title, dataset_entry(run.data).title
+        """Return the titles of network and data, or their names if this version does not know them."""
+        try:
+            return model_entry(run.model).title, dataset_entry(run.data).title
+        except BsamValueError:
+            return run.model, run.data
 
     @classmethod
     def complete(cls, given: Mapping[str, Any], data_dir: Path | None = None) -> dict[str, Any]:
@@ -322,7 +310,21 @@ class ImageTask(Task):
         """
         settings = dict(given)
         if "model" not in settings:
-            settings["model"] = cls._default_model(settings, data_dir)
+            source = settings.get("data", Run.data)
+            entry = dataset_entry(source).resolve(data_dir)
+            model = entry.model
+            weights = settings.get("weights", RANDOM)
+            if weights not in (RANDOM, PRETRAINED):
+                source = find_weights(weights, data_dir)
+                model = cls._model_of_weights(Path(source), model)
+            if model is None:
+                if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
+                    entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+                raise BsamValueError(
+                    f"{source} does not determine the network to train: set --model, for example timm:resnet50, or "
+                    "give --weights a file from tools/convert_weights.py"
+                )
+            settings["model"] = model
         if settings["model"].startswith("timm:") and settings.get("init") is None:
             settings.setdefault("weights", PRETRAINED)
         if settings.get("weights") == RANDOM:
@@ -335,28 +337,15 @@ class ImageTask(Task):
         return settings
 
     @classmethod
-    def _default_model(cls, given: Mapping[str, Any], data_dir: Path | None) -> str:
-        source = given.get("data", Run.data)
-        weights = given.get("weights", RANDOM)
-        entry = dataset_entry(source).resolve(data_dir)
-        model = entry.model
-        if weights not in (RANDOM, PRETRAINED):
-            source = find_weights(weights, data_dir)
-            in_file = model_of_file(Path(source))
-            if in_file is not None and model_entry(in_file).needs_size:  # a function, which only the user may name
-                raise BsamValueError(
-                    f"{source} holds weights of the function {in_file}, which is called only if you name it, too: if "
-                    f"you trust it, add --model {in_file}"
-                )
-            model = cls._model_with(in_file, model)
-        if model is None:
-            if isinstance(entry, ImageData) and entry.name.startswith(FOLDER):
-                entry.image_files(data_dir)  # raises if the path is wrong, the likelier mistake
+    def _model_of_weights(cls, file: Path, default: str | None) -> str | None:
+        """Return the network to train with the weights in a file; None if the file does not say which it is."""
+        in_file = model_of_file(file)
+        if in_file is not None and model_entry(in_file).needs_size:  # a function, which only the user may name
             raise BsamValueError(
-                f"{source} does not determine the network to train: set --model, for example timm:resnet50, or give "
-                "--weights a file from tools/convert_weights.py"
+                f"{file} holds weights of the function {in_file}, which is called only if you name it, too: if you "
+                f"trust it, add --model {in_file}"
             )
-        return model
+        return cls._model_with(in_file, default)
 
     @classmethod
     def _model_with(cls, in_file: str | None, default: str | None) -> str | None:
@@ -365,7 +354,9 @@ class ImageTask(Task):
 
     @classmethod
     def check_start(cls, run: Run, data_dir: Path | None = None) -> None:
-        """Raise if a run's initial weights are missing or belong to another network."""
+        """Raise if the network cannot be imported, or if initial weights are missing or belong to another network."""
+        if model_entry(run.model).needs_size:  # a function of the user
+            find_function(run.model, "model")
         if run.weights == PRETRAINED:
             check_download(run.model)
         elif run.weights is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,19 +20,19 @@ from ..common.progress import ProgressLine
 from ..config import PoseSettings, Run
 from ..data import DATASETS, DrawnPersonData, KnownData, PersonData, dataset_entry
 from ..data.images import check_box
-from ..data.persons import Persons, PoseData, Skeleton, cut_out, load_persons
+from ..data.persons import MARGIN, Persons, PoseData, Skeleton, cut_out, load_persons
 from ..data.pose_augment import POSE_AUGMENTATIONS, PoseAugment, apply, inverse
 from ..models import MODELS, build, input_config, model_entry
+from ..quantization import OnnxNetwork, export_onnx
 from . import pose_outputs
-from .exported import Comparison, Network, Progress, compare_pose, export_pose
+from .exported import Comparison, Network, Progress, Standardise, compare_scores, precision_text
 from .found import FoundJoints, NoteReader, Prediction, Shown, read_batches, skeletons
-from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples
+from .images import IMAGENET, ImageTask, freeze_backbone, limit_samples, stream
 from .pose_outputs import decode, flip_merge, simcc_losses
 from .splits import WHOLE, Shares, holdout_size
-from .task import Failure, Notes, Score, TaskBatch
+from .task import EVALUATION_BATCH, Failure, Notes, Score, TaskBatch
 
-GROUPS = tuple(pose_outputs.LSP.groups)
-EVALUATION_BATCH = 64
+GROUPS = tuple(pose_outputs.LSP_SCORE.groups)
 SHOWN = 8  # persons of the evaluation set in the report
 
 
@@ -82,12 +83,14 @@ class Pose(ImageTask):
         test = data.test
         if run.eval_split == "holdout":
             end = len(self._train) - holdout_size(len(self._train))
-            self._train, test = self._train.part(slice(0, end)), self._train.part(slice(end, None))
+            test = self._train.part(slice(end, None))
+            self._train = self._train.part(slice(0, end))
         self._test = limit_samples(test, "limit_test", run.limit_test)
         self._stored_train = self._train.to(self._host, device)
         self._stored_test = self._test.to(self._host, device)
         self._x = self._stored_train.x
-        self.samples, self.eval_samples = len(self._train), len(self._test)
+        self.samples = len(self._train)
+        self.eval_samples = len(self._test)
         y = self._test.y.double()
         self._truth = torch.cat([apply(self._test.to_image, y[:, :, :2]), y[:, :, 2:]], dim=2)  # in the images
         self.rule, self._sizes = _score_and_sizes(data, self._test.head_sizes, self._truth)
@@ -152,11 +155,6 @@ class Pose(ImageTask):
     def chance(self) -> float:
         """Return the PCK of the mean pose."""
         return self.baseline()[self.score.name]
-
-    @classmethod
-    def identity(cls, run: Run) -> str:
-        """Return the name of the class when the first runs were written."""
-        return "bsam.tasks.pose.Pose"
 
     @classmethod
     def _model_with(cls, in_file: str | None, default: str | None) -> str | None:
@@ -272,12 +270,34 @@ class Pose(ImageTask):
         return Shown("Skeletons", caption, found, labels)
 
     def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
-        """Write a trained network to an ONNX file."""
-        return export_pose(self, network, path)
+        """Write a trained network to an ONNX file that takes the pixels of the box."""
+        inputs = self.inputs
+        shape = len(inputs.mean), inputs.side, inputs.side
+        about = {
+            "task": "pose",
+            "model": self.run.model,
+            "input": f"float32 (n, {', '.join(map(str, shape))}), RGB pixels from 0 to 255 of the square around the "
+            "box; the file standardises them",
+            "input_range": json.dumps([0.0, 255.0]),
+            "input_size": json.dumps(shape),
+            "mean": json.dumps([255 * value for value in inputs.mean]),
+            "std": json.dumps([255 * value for value in inputs.std]),
+            "preprocessing": "in the file: (pixels - mean) / std",
+            "square": json.dumps({"margin": MARGIN}),
+            "joints": json.dumps(inputs.skeleton.joints),
+            "bins_per_pixel": json.dumps(inputs.k),
+            "output": "logits (n, joints, 2, bins) of x and of y; bin b is the coordinate b / bins_per_pixel",
+            "precision": precision_text(self.run.precision),
+        }
+        module = nn.Sequential(Standardise(inputs.mean, inputs.std), network)
+        export_onnx(module, path, torch.zeros(1, *shape), metadata=about)
+        return about
 
     def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
         """Compare a trained network with that of an exported file, on the evaluation images."""
-        return compare_pose(self, network, path)
+        standardise = Standardise(self.inputs.mean, self.inputs.std).to(self.device)
+        file = OnnxNetwork(path)
+        return compare_scores(self, network, lambda x: file(standardise.pixels(x)))
 
     def fingerprint(self) -> str:
         """Return a digest of pixels and joints, in their order."""
@@ -320,7 +340,10 @@ class Pose(ImageTask):
         """
         step = 1 if limit is None else max(1, len(persons) // limit)
         rows = shares.of(torch.arange(len(persons), device=self._host)[::step][:limit].split(EVALUATION_BATCH))
-        for images, index in zip(self._read(persons.x, rows), rows, strict=True):
+        stored: Iterable[Tensor] = (persons.x[index] for index in rows)
+        if self._host != self.device:
+            stored = stream(persons.x, rows, self.device)
+        for images, index in zip(stored, rows, strict=True):
             where = index.to(self.device)
             yield self._augment(images, persons.y[where], persons.to_image[where])
 
@@ -343,7 +366,7 @@ def _score_and_sizes(data: PoseData, head_sizes: Tensor | None, truth: Tensor) -
             f"there is no score for the joints of {data.name}: use LSP or MPII from bsam.lab.data.persons"
         )
     score = pose_outputs.SCORES[data.skeleton]
-    if score is not pose_outputs.MPII:
+    if score is not pose_outputs.MPII_SCORE:
         return score, pose_outputs.torso_sizes(truth)
     if head_sizes is None:
         raise BsamValueError(f"{data.name} has no head_sizes, the unit of distance for {score.title}: add them")
@@ -383,13 +406,13 @@ class PoseInputs:
     def from_json(cls, values: Mapping[str, Any]) -> PoseInputs:
         """Return the inputs from JSON values of ``dataclasses.asdict``; raise if one has another type."""
         lists = values["skeleton"]
-        pairs, edges = (
-            tuple((int(first), int(second)) for first, second in lists[name]) for name in ("pairs", "edges")
-        )
+        pairs = _joint_pairs(lists["pairs"])
+        edges = _joint_pairs(lists["edges"])
         if not all(isinstance(joint, str) for joint in lists["joints"]):
             raise TypeError
         skeleton = Skeleton(tuple(lists["joints"]), pairs, edges)
-        mean, std = (tuple(map(float, values[name])) for name in ("mean", "std"))
+        mean = tuple(map(float, values["mean"]))
+        std = tuple(map(float, values["std"]))
         return cls(int(values["side"]), float(values["k"]), mean, std, skeleton)
 
     def augment(self, **settings: Any) -> PoseAugment:
@@ -417,3 +440,7 @@ class PoseInputs:
         if flip_test:
             logits = flip_merge(logits, network(x.flip(-1)), self.skeleton.mirrored, self.k)
         return decode(logits, self.k)
+
+
+def _joint_pairs(values: Sequence[Sequence[Any]]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(first), int(second)) for first, second in values)

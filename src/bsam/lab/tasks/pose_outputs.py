@@ -116,7 +116,8 @@ def decode(logits: Tensor, k: float = 2.0) -> Tensor:
         ... )
         tensor([[[3.3000, 6.1000]]])
     """
-    logits, last = _full_precision(logits), logits.shape[-1] - 1
+    logits = _full_precision(logits)
+    last = logits.shape[-1] - 1
     largest = logits.argmax(-1, keepdim=True)
     middle = logits.gather(-1, largest)
     before = middle - logits.gather(-1, (largest - 1).clamp(min=0))
@@ -184,11 +185,10 @@ class PoseScore:
 
 
 def _groups(skeleton: Skeleton, head: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    pairs = {
-        name: tuple(joint for joint, title in enumerate(skeleton.joints) if title.endswith(f" {name}"))
-        for name in ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-    }
-    return {"head": head, **pairs}
+    groups = {"head": head}
+    for name in ("shoulder", "elbow", "wrist", "hip", "knee", "ankle"):
+        groups[name] = tuple(joint for joint, title in enumerate(skeleton.joints) if title.endswith(f" {name}"))
+    return groups
 
 
 #: PCKh@0.5 of MPII's 16 joints. A person's size is the head size
@@ -196,11 +196,11 @@ def _groups(skeleton: Skeleton, head: tuple[int, ...]) -> dict[str, tuple[int, .
 #: Pelvis (6) and thorax (7) are left out of the mean; upper neck (8) is in no group. The group head is only its top
 #: (9), as in the validation scores published with SimpleBaseline, HRNet and SimCC; MPII's test server takes the mean of
 #: upper neck and top.
-MPII = PoseScore("PCKh@0.5", 0.5, _groups(skeletons.MPII, head=(9,)), mean=(*range(6), *range(8, 16)))
+MPII_SCORE = PoseScore("PCKh@0.5", 0.5, _groups(skeletons.MPII, head=(9,)), mean=(*range(6), *range(8, 16)))
 #: PCK@0.2 of LSP's 14 joints. The size of a person is the torso size (:func:`torso_sizes`). The group head is neck and
 #: head top.
-LSP = PoseScore("PCK@0.2", 0.2, _groups(skeletons.LSP, head=(12, 13)), mean=tuple(range(14)))
-SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII, skeletons.LSP: LSP}
+LSP_SCORE = PoseScore("PCK@0.2", 0.2, _groups(skeletons.LSP, head=(12, 13)), mean=tuple(range(14)))
+SCORES: Mapping[Skeleton, PoseScore] = {skeletons.MPII: MPII_SCORE, skeletons.LSP: LSP_SCORE}
 _LSP_DIAGONALS = (9, 2), (8, 3)  # left shoulder and right hip; right shoulder and left hip
 
 
@@ -261,10 +261,10 @@ def group_scores(correct: list[int], visible: list[int], score: PoseScore) -> di
 
     Args:
         correct, visible: how often each joint was found and was visible, from :func:`pck`.
-        score: :data:`MPII` or :data:`LSP`.
+        score: :data:`MPII_SCORE` or :data:`LSP_SCORE`.
 
     Example:
-        >>> scores = group_scores([1] * 7 + [0] * 7, [1] * 14, LSP)
+        >>> scores = group_scores([1] * 7 + [0] * 7, [1] * 14, LSP_SCORE)
         >>> scores["hip"], scores["wrist"], scores["mean"]
         (1.0, 0.5, 0.5)
     """

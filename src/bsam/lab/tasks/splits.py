@@ -47,7 +47,7 @@ class Splits:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-_LAST: dict[str, dict[str, Any]] = {}  # consecutive runs share the data
+_LAST_DATA: dict[str, dict[str, Any]] = {}  # consecutive runs share the data
 
 
 def load_splits(
@@ -68,8 +68,8 @@ def load_splits(
         raise BsamRuntimeError(f"{name} is read from files: give their folder with --data-dir (data_dir)")
     offered = {**settings, **{key: value for key, value in given.items() if value is not None}}
     key = repr((name, id(read), offered))
-    if key not in _LAST:
-        _LAST.clear()
+    if key not in _LAST_DATA:
+        _LAST_DATA.clear()
         try:
             splits = call_with(read, offered, name, given)
         except BsamError:
@@ -88,8 +88,8 @@ def load_splits(
             loaded["facts"] = json.loads(json.dumps(to_json_value(facts)))  # as predictions will read them
         except TypeError as error:
             raise BsamTypeError(f"facts of {name} must be plain values: {error}") from error
-        _LAST[key] = loaded
-    return _LAST[key]
+        _LAST_DATA[key] = loaded
+    return _LAST_DATA[key]
 
 
 def _tensors(part: Any, name: str) -> Arrays:

@@ -6,7 +6,9 @@ score, and answers what others ask about them, so that nothing else depends on w
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields
@@ -29,7 +31,8 @@ from ..config import KINDS, TASK_SETTINGS, Preset, Run, TaskSettings, kind_of, t
 from ..data import DatasetEntry, Examples, TaskData
 from ..data.images import DecodeError
 from ..models import check_network
-from .exported import Comparison, Network, Progress, compare_task, export_task
+from ..quantization import OnnxNetwork, export_onnx
+from .exported import Comparison, Network, Progress, WithInputs, compare_scores, precision_text
 from .found import FoundValues, NoteReader, Prediction, Shown, drawn_pictures, read_batches
 from .splits import WHOLE, Arrays, Shares, Splits, holdout_mask, load_splits
 
@@ -120,6 +123,7 @@ class Task:
     presets: ClassVar[Sequence[Preset]] = ()  #: defaults of its runs
     uses: ClassVar[frozenset[str]] = frozenset()  #: settings of a run that most tasks ignore, such as ``augment``
     groups: ClassVar[Sequence[Score]] = ()  #: parts of the score with columns of their own in tables
+    identity: ClassVar[str] = ""  #: its name in ``identity.json``, if that is not the one of its settings
     loss_title: ClassVar[str] = "loss"  #: what :meth:`loss` computes, for labels of flatness measurements
     logits: ClassVar[bool] = False  #: whether outputs are logits and the first target the class, as SAF and MESA need
 
@@ -227,11 +231,25 @@ class Task:
 
     def export(self, network: nn.Module, path: Path, suffix: str) -> dict[str, str]:
         """Write a trained network to a file of the format with this suffix; return its metadata, with ``input``."""
-        return export_task(self, network, path)
+        x = self.evaluation[0][:1]
+        shape = ", ".join(["n", *map(str, x.shape[1:])])
+        about = {
+            "task": self.run.task.name,
+            "model": self.run.model,
+            "input": f"{str(x.dtype).removeprefix('torch.')} ({shape}), samples as they are in the data; the file "
+            "makes the network's inputs",
+            "facts": json.dumps(self.facts),
+            "precision": precision_text(self.run.precision),
+        }
+        # a function, since a bound method would be copied with the data of its task
+        export_onnx(WithInputs(lambda x: self.inputs(x), network), path, x, metadata=about)
+        return about
 
     def compare(self, network: Network, path: Path, suffix: str, progress: Progress | None = None) -> Comparison:
         """Compare a trained network with that of an exported file, on the evaluation samples."""
-        return compare_task(self, network, path)
+        of_samples = copy.copy(self)
+        of_samples.inputs = lambda x: x  # type: ignore[method-assign]
+        return compare_scores(of_samples, lambda x: network(self.inputs(x)), OnnxNetwork(path))
 
     # ---- what follows
 
@@ -308,7 +326,8 @@ class Task:
                 f"Splits(train, {run.eval_split}=...)"
             )
         evaluation = _at(evaluation, _limited(evaluation, "limit_test", run.limit_test))
-        self.train, self.evaluation = (tuple(array.to(self.device) for array in part) for part in (train, evaluation))
+        self.train = tuple(array.to(self.device) for array in train)
+        self.evaluation = tuple(array.to(self.device) for array in evaluation)
         self.samples = len(train[0])
         self.eval_samples = len(evaluation[0])
         return splits["facts"]
@@ -522,11 +541,6 @@ class Task:
     worded: ClassVar[Sequence[str]] = ()  #: the settings that :meth:`data_words` and :meth:`network_words` speak of
 
     @classmethod
-    def identity(cls, run: Run) -> str:
-        """Return the name of the task in ``identity.json``."""
-        return run.task.name
-
-    @classmethod
     def titles(cls, run: Run) -> tuple[str, str]:
         """Return the titles of network and data."""
         return run.model, run.data
@@ -543,8 +557,13 @@ class Task:
 
     @classmethod
     def network_words(cls, run: Run) -> str:
-        """Say how the network was changed; empty if it was not."""
+        """Say how the network was changed, for titles; empty if it was not."""
         return ""
+
+    @classmethod
+    def network_details(cls, run: Run) -> str:
+        """Say in full how the network was changed; empty if it was not."""
+        return cls.network_words(run)
 
     @classmethod
     def table_notes(cls, runs: Iterable[tuple[Run, float | None]]) -> list[str]:
@@ -614,7 +633,9 @@ class Task:
 
     @classmethod
     def check_start(cls, run: Run, data_dir: Path | None = None) -> None:
-        """Raise if a run cannot start, before its data is read."""
+        """Raise if a run cannot start, before its data is read; a network of the user is imported."""
+        if ":" in run.model:
+            find_function(run.model, "model")
 
     @classmethod
     def data_entry(cls, run: Run) -> DatasetEntry:

@@ -119,4 +119,8 @@ def read_probe(folder: Path) -> dict[str, list[float]]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    return {name: [math.nan if row[name] is None else row[name] for row in rows] for name in READING_FIELDS}
+    return {name: _column(rows, name) for name in READING_FIELDS}
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [math.nan if row[name] is None else row[name] for row in rows]

@@ -6,18 +6,30 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ...core.optimizer import SharpnessAware
 
-if TYPE_CHECKING:
-    from .trainer import TrainStep
-
 FILL = 0.9  # the largest share of the free memory that two passes side by side may take
-WARM_UP = 3  # eager steps before the capture, which allocate, choose kernels and compile
+WARM_UP_STEPS = 3  # eager steps before the capture, which allocate, choose kernels and compile
+
+
+class Step(Protocol):
+    """A training step, as far as its capture is concerned."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that takes the step."""
+
+    def kind(self) -> Hashable:
+        """Return the kind of the next step."""
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Take a step and return the loss before it."""
 
 
 @dataclass
@@ -25,7 +37,7 @@ class CapturedSteps:
     """Run a few steps eagerly, capture the next one in a CUDA graph, and replay it from then on.
 
     The learning rate must be a tensor on the device, and all steps of one kind must launch the same sequence of
-    kernels. Each kind (:meth:`TrainStep.kind`) has its own graph.
+    kernels. Each kind (:meth:`Step.kind`) has its own graph.
 
     Args:
         train_step: the step to capture.
@@ -33,7 +45,7 @@ class CapturedSteps:
         on_message: called with messages for the user.
     """
 
-    train_step: TrainStep
+    train_step: Step
     probed: Callable[[int], bool] = lambda t: False
     on_message: Callable[[str], None] = lambda sentence: None
 
@@ -46,7 +58,7 @@ class CapturedSteps:
         optimizer = self.train_step.optimizer
         method = optimizer if isinstance(optimizer, SharpnessAware) else None
         kind = self.train_step.kind()
-        if self._eager_steps[kind] < WARM_UP or (method is not None and self.probed(method.t)):
+        if self._eager_steps[kind] < WARM_UP_STEPS or (method is not None and self.probed(method.t)):
             self._eager_steps[kind] += 1
             torch.cuda.reset_peak_memory_stats()
             return self.train_step.step(*batch)

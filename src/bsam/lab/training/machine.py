@@ -167,7 +167,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process's device and rank, and the number of processes.
+    """This process's device and rank, and the number of processes. Its methods are called only if there are several.
 
     Values other than gradients are exchanged through the CPU, in a group of processes that wait without a time limit:
     one of them may be downloading data, or measuring the trained network.
@@ -190,42 +190,34 @@ class DistributedContext:
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return the network, wrapped to average gradients over the processes."""
-        if self.size == 1:
-            return network
         return DistributedDataParallel(network, device_ids=[self.device] if self.device.type == "cuda" else None)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the processes."""
-        if self.size > 1:
-            dist.all_reduce(value)
+        dist.all_reduce(value)
         return value / self.size
 
     def broadcast(self, value: T) -> T:
         """Return the first process's value on all processes."""
+        self.barrier()
         values = [value]
-        if self.size > 1:
-            self.barrier()
-            dist.broadcast_object_list(values, src=0, group=self.group)
+        dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
+        self.barrier()
         values: list[Any] = [value] * self.size
-        if self.size > 1:
-            self.barrier()
-            dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def copy_buffers(self, network: nn.Module) -> None:
         """Copy the first process's buffers, such as the statistics of batch norm, to all processes."""
-        if self.size > 1:
-            for buffer in network.buffers():
-                dist.broadcast(buffer, src=0)
+        for buffer in network.buffers():
+            dist.broadcast(buffer, src=0)
 
     def barrier(self) -> None:
         """Wait for all processes, without a time limit. Signals are handled meanwhile."""
-        if self.size == 1:
-            return
         work = dist.barrier(self.group, async_op=True)
         pause = 1e-3
         while not work.is_completed():
@@ -234,28 +226,18 @@ class DistributedContext:
         work.wait()  # raises if a process has ended
 
 
-def is_first_process() -> bool:
-    """Return whether this process prints: the only one of a run, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
+@dataclass
 class Vote:
     """Let all processes act at the same step on a number that one of them has received."""
 
-    def __init__(self, context: DistributedContext) -> None:
-        self._context = context
-        self._pending: tuple[Any, Tensor] | None = None
+    context: DistributedContext
+    _pending: tuple[Any, Tensor] | None = None
 
     def __call__(self, number: int) -> int:
-        """Give this process's number, and return the largest number that the processes gave in the previous call.
-
-        With a single process, return its number at once.
-        """
-        if self._context.size == 1:
-            return number
+        """Give this process's number, and return the largest number that the processes gave in the previous call."""
         largest = self.result()
         given = torch.tensor(number)
-        self._pending = dist.all_reduce(given, dist.ReduceOp.MAX, self._context.group, async_op=True), given
+        self._pending = dist.all_reduce(given, dist.ReduceOp.MAX, self.context.group, async_op=True), given
         return largest
 
     def result(self) -> int:
@@ -308,15 +290,12 @@ def is_bf16_emulated(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def emulated_bf16(on: bool = True) -> Iterator[None]:
-    """Silence torch's warning that oneDNN cannot multiply in bf16; does nothing if ``on`` is false.
+def emulated_bf16() -> Iterator[None]:
+    """Silence torch's warning that oneDNN cannot multiply in bf16.
 
     On aarch64, torch tries oneDNN anyway, warns, and disables oneDNN for the whole process, even for fp32. The setting
     is restored on exit.
     """
-    if not on:
-        yield
-        return
     before = torch.backends.mkldnn.enabled
     try:
         with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from ..common.files import (
     write_json_lines,
 )
 from ..common.names import is_own, known_object, names_given
+from ..common.own_code import source_digest
 from ..config import (
     BASE,
     DIGEST_NAMES,
@@ -53,11 +54,29 @@ from ..config import (
     settings_of_task,
 )
 from ..data import FOLDER, dataset_entry
-from ..tasks import data_of, describe_task, task_class, task_of
+from ..tasks import Task, data_of, describe_task, task_class, task_of
 from .machine import DistributedContext, environment_info
 
-if TYPE_CHECKING:
-    from .trainer import Trainer
+
+class Training(Protocol):
+    """What a run directory stores of a run, and where its state is loaded."""
+
+    task: Task
+    compiled: bool
+    captured: bool
+    epochs: list[dict[str, Any]]
+    readings: list[dict[str, Any]]
+
+    @property
+    def progress(self) -> str:
+        """The epoch, or the step of an epoch, that has been reached."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of everything that changes in training."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state from :meth:`state_dict`."""
+
 
 CONFIG = "config.json"
 ABOUT = "run.json"
@@ -73,6 +92,7 @@ PREDICTIONS = "predictions.npz"
 TASK = "task"  # the note of a task of the user
 LOG = "log.txt"
 RERUN = "run the training command again, which restores it from the checkpoint"
+OWN_CODE = ("task", "model", "method")  # the settings that may name code of the user, besides the data
 OTHER_FOLDER = "choose another folder, or remove that one"
 REPAIR = f"remove it and {NETWORK} (if there is one), then {RERUN}"
 
@@ -161,16 +181,16 @@ class RunDir:
     """Read a run directory.
 
     ``config.json`` has the settings, ``run.json`` what the run is (experiment, row, ...), ``identity.json`` the task, a
-    digest of the data, digests of the initial network (if it is that of another run) and the number of samples that it
-    is evaluated on, ``environment.json`` the machines that trained the run, ``metrics.jsonl`` a line per epoch,
-    ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the probe's readings, ``checkpoint.pt`` the state from
-    which training resumes: after the last epoch, after an earlier one, or in the middle of one that a signal
-    interrupted, ``flatness.json`` the largest eigenvalue and the loss surface of the trained network,
-    ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some samples. The task writes notes:
-    classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and ``weights.json``; pose
-    ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification, ``bsam train`` adds
-    ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not at all, except
-    ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
+    digest of the data, digests of the initial network (if it is that of another run), the number of samples that it is
+    evaluated on and digests of the user's modules that the settings name, ``environment.json`` the machines that
+    trained the run, ``metrics.jsonl`` a line per epoch, ``tensorboard/`` the same for TensorBoard, ``probe.jsonl`` the
+    probe's readings, ``checkpoint.pt`` the state from which training resumes: after the last epoch, after an earlier
+    one, or in the middle of one that a signal interrupted, ``flatness.json`` the largest eigenvalue and the loss
+    surface of the trained network, ``model.safetensors`` its weights, and ``predictions.npz`` its outputs for some
+    samples. The task writes notes: classification ``flipped.json``, ``labels.json``, ``data.json``, ``inputs.json`` and
+    ``weights.json``; pose ``data.json``, ``pose.json``, ``baseline.json`` and ``weights.json``. For classification,
+    ``bsam train`` adds ``classes.md``, ``confusion.html`` and ``mistakes.png``. Each file is written completely or not
+    at all, except ``log.txt``, to which ``bsam run`` appends epochs, messages and errors. A damaged file raises a
     :class:`~bsam.lab.common.files.DamagedFile`; one that cannot be read now, for example because memory ran out,
     a :class:`~bsam.lab.common.files.ReadFailed`.
     """
@@ -214,10 +234,6 @@ class RunDir:
                 "training command again to continue"
             )
         return state.run
-
-    def has_checkpoint(self) -> bool:
-        """Return whether there is a checkpoint; without one, training starts with the first epoch."""
-        return (self.path / CHECKPOINT).exists()
 
     def state(self, run: Run | None = None, until: int | None = None) -> RunState:
         """Return the state of the run; raise if the directory holds a run with other settings.
@@ -285,6 +301,29 @@ class RunDir:
         with reading(self.path / f"{name}.json", hint):
             return parse(note) if note else None
 
+    def changed_modules(self, run: Run, roles: Collection[str] = OWN_CODE) -> str:
+        """Return the names of the user's modules whose source has changed since the run began, in words; empty if none
+        has. Nothing is imported: of a module that is not, and of one without a source file, this is not known.
+
+        Args:
+            run: the settings.
+            roles: what the modules define.
+        """
+        name = IDENTITY.removesuffix(".json")
+        before = self.parsed(name, lambda note: dict(note.get("modules", {})), "remove it to continue") or {}
+        now = _module_digests(run, roles)
+        return " and ".join(module for module in now if before.get(module, now[module]) != now[module])
+
+    def stale_code(self, run: Run) -> str | None:
+        """Return a warning if the code of the trained network or of its task has changed; otherwise None."""
+        changed = self.changed_modules(run, ("task", "model"))
+        if not changed:
+            return None
+        return (
+            f"The code of {changed} has changed since the run in {self.path} was trained: the network may compute "
+            "something else than the trained one. Restore the code, or train again."
+        )
+
     def predictions(self) -> dict[str, NDArray[Any]]:
         """Return the network's outputs for some samples, as the task saved them; an empty dict if there are none."""
         file = self.path / PREDICTIONS
@@ -323,7 +362,7 @@ class RunDir:
 
 
 class RunWriter(RunDir):
-    """Write a run directory, which stays locked until the end of the block.
+    """Write a run directory, which stays locked until the stack is closed.
 
     Args:
         path: created if it does not exist, and removed again if the run ends before anything is written. A directory
@@ -331,6 +370,7 @@ class RunWriter(RunDir):
         run: the settings.
         context: the processes of the run; only the first one writes.
         checkpoint_every: the minimum time between two checkpoints, in seconds.
+        stack: is closed at the end of the run.
         about: what the run is, for ``run.json``; None writes none.
     """
 
@@ -340,11 +380,11 @@ class RunWriter(RunDir):
         run: Run,
         context: DistributedContext,
         checkpoint_every: float,
+        stack: contextlib.ExitStack,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(path or "")
         self.checkpoint = ""  #: the epoch, and perhaps the step, of the checkpoint; empty if there is none
-        self.is_new = True  #: whether no earlier call wrote a checkpoint
         self._run = run
         self._context = context
         self._every = checkpoint_every
@@ -352,28 +392,24 @@ class RunWriter(RunDir):
         self._reads = path is not None
         self._writes = path is not None and context.is_main
         self._events: Events | None = None
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> RunWriter:
+        self._stack = stack
         if self._writes:
             require_package("safetensors", "train")  # before the first epoch, not after the last
             with usable(self.path, "a run"):
                 if (self.path / CONFIG).exists():
-                    check_settings(self.path, self.run(type(self._run.task)).settings(), self._run.settings())
+                    check_settings(self.path, self.run(type(run.task)).settings(), run.settings())
                 elif self.path.exists():
                     # a killed process may have left the description of the task, which is written first
-                    first = (f"{TASK}.json",) if is_own(self._run.task.name) else ()
+                    first = (f"{TASK}.json",) if is_own(run.task.name) else ()
                     refuse_other_files(self.path, (LOG, *first))
-            self._stack.enter_context(locked(self.path, "training"))
+            stack.enter_context(locked(self.path, "training"))
             remove_drafts(self.path, kept=ABOUT)  # a report may write that one meanwhile
-        self._context.barrier()
-        self.is_new = not (self._reads and self.has_checkpoint())
-        return self
+        if context.size > 1:
+            context.barrier()
+        #: whether no earlier call wrote a checkpoint
+        self.is_new = not (self._reads and (self.path / CHECKPOINT).exists())
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def resume(self, trainer: Trainer, initial: Path | None = None) -> None:
+    def resume(self, trainer: Training, initial: Path | None = None) -> None:
         """Load the checkpoint, if there is one, and write what is known before the first epoch of this call.
 
         Args:
@@ -391,9 +427,10 @@ class RunWriter(RunDir):
             )
         if self._writes:
             self._begin(trainer, initial)
-        self._note_checkpoint(trainer)
+        self._checkpoint_time = time.monotonic()
+        self.checkpoint = trainer.progress
 
-    def _begin(self, trainer: Trainer, initial: Path | None) -> None:
+    def _begin(self, trainer: Training, initial: Path | None) -> None:
         """Write the settings, the digests of data and initial network, the machine, and the metrics so far.
 
         The metrics are written again because a killed process may have written those of later epochs. Raise if the data
@@ -404,7 +441,7 @@ class RunWriter(RunDir):
         events = self.path / "tensorboard"
         if events.is_symlink() or (events.exists() and not events.is_dir()):  # old events are removed from it
             raise BsamRuntimeError(f"{events} is not a folder, which TensorBoard needs: remove it to continue")
-        identity: dict[str, Any] = {"task": task.identity(self._run), "data": task.fingerprint()}
+        identity: dict[str, Any] = {"task": task.identity or self._run.task.name, "data": task.fingerprint()}
         before = identity
         if not self.is_new and file.exists():
             before = read_json(file, dict, "remove it to continue", identity)
@@ -423,7 +460,12 @@ class RunWriter(RunDir):
         write_json(self.path / CONFIG, self._run.settings())
         if self._about is not None:
             write_json(self.path / ABOUT, dict(self._about))
-        write_json(file, {**identity, "eval_samples": task.eval_samples})
+        identity["eval_samples"] = task.eval_samples
+        if any(is_own(name) for name in (self._run.task.name, self._run.model, self._run.method)):
+            modules = _module_digests(self._run)
+            if modules:
+                identity["modules"] = modules
+        write_json(file, identity)
         write_json(self.path / MACHINES, [*self.machines(), machine])
         for name, value in notes.items():
             write_json(self.path / f"{name}.json", value)
@@ -435,7 +477,7 @@ class RunWriter(RunDir):
                 self._events.add(metrics)
         self._write_metrics(trainer)
 
-    def save(self, trainer: Trainer, is_last: bool) -> None:
+    def save(self, trainer: Training, is_last: bool) -> None:
         """Write all metrics and readings after an epoch, and a checkpoint if one is due or this is the last epoch."""
         if self._writes:
             if is_last or time.monotonic() - self._checkpoint_time >= self._every:
@@ -443,25 +485,24 @@ class RunWriter(RunDir):
             if self._events is not None:
                 self._events.add(trainer.epochs[-1])
             self._write_metrics(trainer)
-        self._context.barrier()
+        if self._context.size > 1:
+            self._context.barrier()
 
-    def save_checkpoint(self, trainer: Trainer) -> None:
+    def save_checkpoint(self, trainer: Training) -> None:
         """Write a checkpoint in the middle of an epoch."""
         if self._writes:
             self._write_checkpoint(trainer)
-        self._context.barrier()
+        if self._context.size > 1:
+            self._context.barrier()
 
-    def _write_checkpoint(self, trainer: Trainer) -> None:
+    def _write_checkpoint(self, trainer: Training) -> None:
         buffer = io.BytesIO()
         torch.save(trainer.state_dict(), buffer)
         write(self.path / CHECKPOINT, buffer.getbuffer())
-        self._note_checkpoint(trainer)
-
-    def _note_checkpoint(self, trainer: Trainer) -> None:
         self._checkpoint_time = time.monotonic()
         self.checkpoint = trainer.progress
 
-    def _write_metrics(self, trainer: Trainer) -> None:
+    def _write_metrics(self, trainer: Training) -> None:
         write_json_lines(self.path / METRICS, trainer.epochs)
         if trainer.readings:
             write_json_lines(self.path / PROBE, trainer.readings)
@@ -556,6 +597,15 @@ class Events:
             self.writer.add_image(Path(name).stem, pixels, self._epoch, dataformats="HWC")
         self.writer._get_file_writer().add_summary(self._end)
         self.writer.flush()
+
+
+def _module_digests(run: Run, roles: Collection[str] = OWN_CODE) -> dict[str, str]:
+    """Return digests of the source files of the user's modules that a run names, if they are imported."""
+    functions = task_of(run).functions(run) | {"method"}
+    names = {"task": run.task.name, "model": run.model, "method": run.method}
+    modules = {names[role].partition(":")[0] for role in roles if role in functions and is_own(names[role])}
+    digests = {module: source_digest(module) for module in sorted(modules)}
+    return {module: digest for module, digest in digests.items() if digest is not None}
 
 
 def stored_run(settings: Mapping[str, Any], kind: type[TaskSettings] | None = None) -> Run:
@@ -677,18 +727,16 @@ def network_identity(network: Path) -> dict[str, str]:
     }
 
 
-def initial_network(run: Run, directory: Path | None = None) -> Path | None:
-    """Return the file with the network that a run starts from, or None if ``run.init`` is None.
+def initial_network(run: Run, directory: Path) -> Path:
+    """Return the file with the network that a run starts from.
 
     Raise a BsamError if the initial run is not finished or its network cannot be used for this run.
 
     Args:
         run: the settings.
-        directory: the directory of the initial run, if it is not at the path in ``run.init``.
+        directory: the directory of the initial run.
     """
-    if run.init is None:
-        return None
-    directory = directory or Path(run.init).expanduser()
+    directory = directory.expanduser()
     if not directory.is_dir():
         raise BsamValueError(f"there is no folder {directory}: --init must be a run directory of bsam train")
     initial = RunDir(directory).finished_run()

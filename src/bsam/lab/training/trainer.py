@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,6 +33,7 @@ from ...flatness.probe import Probe
 from ...flatness.sharpness import Sharpness, sharpness
 from ...flatness.spectrum import top_eigenvalues
 from ...methods.distillation import Distillation
+from ..common.names import is_own
 from ..common.printing import say
 from ..common.termination import Terminated, deferred_signals
 from ..config import (
@@ -42,11 +44,10 @@ from ..config import (
     as_tuples,
     imported,
     method_class,
-    parameters_of,
 )
 from ..data import download
 from ..models.parts import head_name, layer_ids, undecayed
-from ..tasks import imported_task, task_of
+from ..tasks import task_of
 from ..tasks.splits import Shares
 from ..tasks.task import Task, TaskBatch
 from .flatness_numbers import landscape_info, largest_eigenvalue, spectrum_info
@@ -177,21 +178,27 @@ def fit(
         >>> result.score > 0.5
         True
     """
-    run = imported(run)
-    task_cls: Any = imported_task(run)
+    if is_own(run.method):
+        run = imported(run)
+    task_cls: Any = task_of(run)
     with contextlib.ExitStack() as stack:
         context = stack.enter_context(distributed_context(machine.device))
         if machine.download:
             if context.is_main_of_machine:
                 download(run.data, machine.data_dir, sys.stderr.isatty())
-            context.barrier()
-        stack.enter_context(side_stream(context.device))
-        out = stack.enter_context(RunWriter(folder, run, context, machine.checkpoint_every, about))
-        initial = initial_network(run, None if init is None else Path(init)) if out.is_new else None
+            if context.size > 1:
+                context.barrier()
+        if context.device.type == "cuda":
+            stack.enter_context(side_stream(context.device))
+        out = RunWriter(folder, run, context, machine.checkpoint_every, stack, about)
+        initial = None
+        if out.is_new and run.init is not None:
+            initial = initial_network(run, Path(run.init if init is None else init))
         task = task_cls(run, context.device, **machine.folders)
         trainer = Trainer(run, task, context, callbacks.on_message, out.is_new, initial)
-        if not out.is_new and context.is_main and (warning := _other_processes(out, context.size)):
-            callbacks.on_message(warning)
+        if not out.is_new and context.is_main:
+            for warning in filter(None, (_other_processes(out, context.size), _other_code(out, run))):
+                callbacks.on_message(warning)
         out.resume(trainer, initial)
         if context.is_main:
             callbacks.at_start(trainer, len(trainer.epochs))
@@ -202,12 +209,11 @@ def fit(
                 try:
                     metrics |= trainer.train_epoch(number, received)
                 except Terminated:
-                    if trainer.steps_done:
+                    if trainer.begun is not None:
                         out.save_checkpoint(trainer)
                     raise
                 metrics |= trainer.evaluate()
-                if folder is not None and (loss := trainer.first_non_finite_loss(metrics)):
-                    reason = context.broadcast(_divergence(run, number + 1, *loss, out.checkpoint, folder))
+                if folder is not None and (reason := _divergence(trainer, metrics, out.checkpoint, folder)):
                     out.record_divergence(reason)
                     raise Diverged(reason)
                 if run.sharpness_rho is not None and context.is_main:
@@ -222,7 +228,8 @@ def fit(
         surface = top = None
         if len(trainer.epochs) == run.epochs:
             if run.curvature or run.surface is not None:
-                flatness, surface = context.broadcast(_flatness(trainer) if context.is_main else ({}, None))
+                measured = _flatness(trainer) if context.is_main else ({}, None)
+                flatness, surface = measured if context.size == 1 else context.broadcast(measured)
                 top = largest_eigenvalue(flatness)
             predictions = {} if folder is None else trainer.predictions()
             files = callbacks.report(run, predictions) if predictions else {}
@@ -243,17 +250,43 @@ def _other_processes(run_dir: RunDir, processes: int) -> str | None:
     )
 
 
+def _other_code(run_dir: RunDir, run: Run) -> str | None:
+    """Return a warning if a run continues with other code of the user, otherwise None."""
+    changed = run_dir.changed_modules(run)
+    if not changed:
+        return None
+    return (
+        f"The code of {changed} has changed since this run began: its remaining epochs are trained with the new code. "
+        "To train all epochs with the same code, restore it, or choose another folder."
+    )
+
+
 def _epoch(metrics: Mapping[str, Any]) -> Epoch:
     sharpness = metrics.get("sharpness")
     numbers = {name: value for name, value in metrics.items() if name != "sharpness"}
     return Epoch(numbers, None if sharpness is None else Sharpness(**sharpness))
 
 
-def _divergence(run: Run, epoch: int, name: str, value: float, saved: str, folder: str | Path) -> str:
-    """Return the message for a run that diverged; ``name`` is an evaluation loss if the training loss is finite."""
-    checkpoint = f"The checkpoint of {saved} is kept in {folder}" if saved else "No checkpoint was written"
-    loss = name.replace("train_", "training_").replace("_", " ")
-    return f"the {loss} is {value} in epoch {epoch}: a smaller lr (now {run.lr:g}) or radius may help. {checkpoint}"
+def _divergence(trainer: Trainer, metrics: Mapping[str, Any], saved: str, folder: str | Path) -> str | None:
+    """Return a message if a loss is not finite, the same in all processes; otherwise None.
+
+    Args:
+        trainer: has trained the epoch.
+        metrics: those of the epoch.
+        saved: the epoch of the checkpoint; empty if there is none.
+        folder: the run directory.
+    """
+    message = None
+    losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
+    name = next((name for name, value in losses.items() if not math.isfinite(value)), None)
+    if name is not None:
+        checkpoint = f"The checkpoint of {saved} is kept in {folder}" if saved else "No checkpoint was written"
+        loss = name.replace("train_", "training_").replace("_", " ")
+        message = (
+            f"the {loss} is {losses[name]} in epoch {metrics['epoch']}: a smaller lr (now {trainer.run.lr:g}) or "
+            f"radius may help. {checkpoint}"
+        )
+    return trainer.context.broadcast(message) if trainer.context.size > 1 else message
 
 
 class Trainer:
@@ -300,6 +333,7 @@ class Trainer:
         self.task = task
         self.context = context
         self.epochs: list[dict[str, Any]] = []  #: the metrics of each finished epoch
+        self.begun: dict[str, Any] | None = None  #: the state of an epoch that a signal interrupted
         self.readings: list[dict[str, Any]] = []  #: those of the probe so far
         task.shares = Shares(context.rank, context.size, context.gather)
         self.network = task.network()
@@ -307,6 +341,8 @@ class Trainer:
         for sentence in task.initialise(self.network, init) if is_new else ():
             say(sentence)
         self.average = None if run.ema is None else WeightAverage(self.network, run.ema)
+        #: the network to evaluate and to save: the trained one, or the average of its weights
+        self.result_network = self.network if self.average is None else self.average.network
         capturable = run.method == BASE or method_class(run.method).capturable
         capturable = capturable and run.base in CAPTURABLE and run.precision != "fp16"  # a scaler waits for the device
         self.captured = run.capture and capturable and context.device.type == "cuda" and context.size == 1
@@ -314,20 +350,23 @@ class Trainer:
         self.compiled = run.compile and failure is None
         if failure is not None:
             say(f"torch.compile does not work on this machine ({failure}): continuing without it.")
-        self._emulated = run.precision == "bf16" and is_bf16_emulated(context.device)
-        if self._emulated:
+        # the context of passes in training and evaluation
+        self._in_bf16: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        if run.precision == "bf16" and is_bf16_emulated(context.device):
+            self._in_bf16 = emulated_bf16
             say("This CPU has no bf16 instructions: bf16 will be many times slower than fp32 (the default).")
-        wrapped = context.wrap(self.network)
+        wrapped = context.wrap(self.network) if context.size > 1 else self.network
         model: nn.Module = torch.compile(wrapped) if self.compiled else wrapped  # type: ignore[assignment]
         total = self.steps * run.epochs
         self.train_step = build_run_step(run, task, model, total, self.captured, context.size, self.network)
         self.optimizer = self.train_step.optimizer
+        optional = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
+        self._optional = {name: part for name, part in optional.items() if part is not None}
         self.probe: Probe | None = None
         if run.probe is not None and isinstance(self.optimizer, SharpnessAware):
             self.probe = Probe(run.probe).attach(self.optimizer)
         due = (lambda t: False) if self.probe is None else self.probe.due
         self.take_step = CapturedSteps(self.train_step, due, on_message) if self.captured else self.train_step.step
-        self._begun: dict[str, Any] | None = None  # the state of an epoch that a signal interrupted
 
     def train_epoch(self, number: int, received: Callable[[], int] = lambda: 0) -> dict[str, Any]:
         """Train for an epoch, counted from 0, or for the rest of one that was interrupted.
@@ -344,13 +383,14 @@ class Trainer:
         """
         run = self.run
         device = self.context.device
-        begun = self._begun or {}
-        self._begun = None
+        begun = self.begun or {}
+        self.begun = None
         start = time.perf_counter() - begun.get("seconds", 0.0)
         first = begun.get("steps", 0)
         self.task.set_train_mode(self.network)
         self.task.begin_epoch(number)
-        self.train_step.begin_epoch(number)
+        if self.train_step.loss is not None:
+            self.train_step.loss.set_epoch(number)
         order = np.random.default_rng((run.seed, number, _SHUFFLE_STREAM)).permutation(self.task.samples)
         indices = torch.from_numpy(order[: self.steps * run.batch]).to(device).view(self.steps, run.batch)
         total = torch.zeros((), device=device)
@@ -359,8 +399,8 @@ class Trainer:
         ours = indices[first:, self.context.rank :: self.context.size]  # this process's share of each batch
         done = first
         stop = 0
-        vote = Vote(self.context)
-        with self._seeded(number), emulated_bf16(self._emulated):
+        vote = Vote(self.context) if self.context.size > 1 else None
+        with self._seeded(number), self._in_bf16():
             if begun:
                 total += self._restore_share(begun)
             for i, batch in enumerate(self.task.batches(ours), start=first):
@@ -372,19 +412,24 @@ class Trainer:
                 if self.average is not None:
                     self.average.update()
                 done = i + 1
-                if stop := vote(received()):
+                stop = received() if vote is None else vote(received())
+                if stop:
                     break
             if self.probe is not None:
                 self.readings += [asdict(reading) for reading in self.probe.readings]
                 self.probe.readings.clear()
-            if stop := max(stop, vote.result()):
-                shares = self.context.gather(self._share(total))
-                if all(math.isfinite(share["total"]) for share in shares):
+            if vote is not None:
+                stop = max(stop, vote.result())
+            if stop:
+                share = self._share(total)
+                shares = [share] if vote is None else self.context.gather(share)
+                if all(math.isfinite(each["total"]) for each in shares):
                     progress = {"steps": done, "lr": lr, "radii": radii, "seconds": time.perf_counter() - start}
-                    self._begun = {**progress, "shares": shares}
+                    self.begun = {**progress, "shares": shares}
                 raise Terminated(stop)
-        loss = float(self.context.mean(total)) / self.steps
-        return {"train_loss": loss, "lr": lr, **radii, "seconds": time.perf_counter() - start}
+        if self.context.size > 1:
+            total = self.context.mean(total)
+        return {"train_loss": float(total) / self.steps, "lr": lr, **radii, "seconds": time.perf_counter() - start}
 
     def _share(self, total: Tensor) -> dict[str, Any]:
         """Return what differs between processes in the middle of an epoch: the sum of losses and the generators."""
@@ -407,15 +452,10 @@ class Trainer:
         return float(share["total"])
 
     @property
-    def steps_done(self) -> int:
-        """The number of steps taken in an interrupted epoch that can be continued; 0 between two epochs."""
-        return 0 if self._begun is None else int(self._begun["steps"])
-
-    @property
     def progress(self) -> str:
         """The epoch, or the step of an epoch, that has been reached; empty before the first one."""
-        if self.steps_done:
-            return f"step {self.steps_done} of epoch {len(self.epochs) + 1}"
+        if self.begun is not None:
+            return f"step {self.begun['steps']} of epoch {len(self.epochs) + 1}"
         return f"epoch {len(self.epochs)}" if self.epochs else ""
 
     @contextlib.contextmanager
@@ -448,15 +488,13 @@ class Trainer:
             changing = {name for name in self.optimizer.settings if name.startswith("rho")} - {*floors.values()}
         return {name: float(self.optimizer.radius(group, name)) for name in sorted(changing)}
 
-    @property
-    def result_network(self) -> nn.Module:
-        """The network to evaluate and to save: the trained one, or the average of its weights."""
-        return self.network if self.average is None else self.average.network
-
     def evaluate(self) -> dict[str, float]:
         """Return the task's metrics; all processes evaluate the network of the first one."""
-        self.context.copy_buffers(self.result_network)
-        metrics = self._in_eval_mode(self.task.evaluate)
+        network = self.result_network.eval()
+        if self.context.size > 1:
+            self.context.copy_buffers(network)
+        with autocast(self.run, self.context.device), self._in_bf16():
+            metrics = self.task.evaluate(network)
         score = f"{self.run.eval_split}_{self.task.score.name}"
         if not isinstance(metrics, Mapping) or score not in metrics:
             got = ", ".join(metrics) if isinstance(metrics, Mapping) else type(metrics).__name__
@@ -467,17 +505,10 @@ class Trainer:
 
     def predictions(self) -> Mapping[str, NDArray[Any]]:
         """Return the task's predictions for some samples; empty except in the first process."""
-        return self._in_eval_mode(self.task.predictions) if self.context.is_main else {}
-
-    def _in_eval_mode(self, function: Callable[[nn.Module], T]) -> T:
-        network = self.result_network.eval()
-        with autocast(self.run, self.context.device), emulated_bf16(self._emulated):
-            return function(network)
-
-    def first_non_finite_loss(self, metrics: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Return the name and value of the first non-finite loss, the same in all processes; None if all are finite."""
-        losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
-        return self.context.broadcast(next(((name, value) for name, value in losses if not math.isfinite(value)), None))
+        if not self.context.is_main:
+            return {}
+        with autocast(self.run, self.context.device), self._in_bf16():
+            return self.task.predictions(self.result_network.eval())
 
     def measured_network(self) -> nn.Module:
         """Return the network for flatness measurements."""
@@ -493,8 +524,8 @@ class Trainer:
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss": None,
-            **{name: part.state_dict() for name, part in self._optional_parts().items()},
-            **({} if self._begun is None else {"begun": self._begun}),
+            **{name: part.state_dict() for name, part in self._optional.items()},
+            **({} if self.begun is None else {"begun": self.begun}),
             "epochs": self.epochs,
             "readings": self.readings,
         }
@@ -503,19 +534,15 @@ class Trainer:
         """Load a state from :meth:`state_dict`."""
         self.network.load_state_dict(state["network"])
         groups = self.optimizer.param_groups
-        machine_settings = [{name: group[name] for name in _MACHINE_SETTINGS if name in group} for group in groups]
+        machine_settings = [_machine_settings(group) for group in groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, settings in zip(self.optimizer.param_groups, machine_settings, strict=True):
             group.update(settings)
-        for name, part in self._optional_parts().items():
+        for name, part in self._optional.items():
             part.load_state_dict(state[name])
-        self._begun = state.get("begun")
+        self.begun = state.get("begun")
         self.epochs = state["epochs"]
         self.readings = state["readings"]
-
-    def _optional_parts(self) -> dict[str, Any]:
-        parts = {"loss": self.train_step.loss, "scaler": self.train_step.scaler, "ema": self.average}
-        return {name: part for name, part in parts.items() if part is not None}
 
 
 # ---- a step
@@ -540,6 +567,7 @@ class TrainStep:
         scaler: scales the loss, for float16.
         no_sync: returns the context of micro-batches whose gradients are not averaged over processes yet; a
             sharpness-aware optimizer does not need it.
+        autocast: returns the context in which the model is called, which sets its precision.
     """
 
     model: Callable[[Tensor], Any]
@@ -550,11 +578,7 @@ class TrainStep:
     clip_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
     no_sync: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0."""
-        if self.loss is not None:
-            self.loss.set_epoch(epoch)
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def kind(self) -> Hashable:
         """Return the kind of the next step. Steps of one kind launch the same kernels and can share a CUDA graph."""
@@ -563,16 +587,17 @@ class TrainStep:
         method = self.optimizer
         return (method.steps_since_start < 0, method.step_kind()) if isinstance(method, SharpnessAware) else None
 
-    def losses(self, *batch: Tensor) -> Tensor:
-        """Return the loss of each sample in a batch: inputs, targets, indices in the training set."""
-        return self.losses_and_outputs(*batch)[0]
-
-    def losses_and_outputs(self, *batch: Tensor) -> tuple[Tensor, Any]:
-        """Return the loss of each sample in a batch, and the network's outputs."""
-        outputs = self.model(batch[0])
-        if self.loss is None:
-            return self.criterion(outputs, batch), outputs
-        return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1]), outputs
+    def evaluate(self, *batch: Tensor) -> Any:
+        """Return the loss of each sample in a batch (inputs, targets, indices in the training set); and the network's
+        outputs, if the optimizer needs them.
+        """
+        with self.autocast():
+            outputs = self.model(batch[0])
+        if self.loss is not None:
+            return self.loss(outputs, batch[1], inputs=batch[0], indices=batch[-1])
+        losses = self.criterion(outputs, batch)
+        needs_outputs = isinstance(self.optimizer, SharpnessAware) and Need.OUTPUTS in self.optimizer.needs
+        return (losses, outputs) if needs_outputs else losses
 
     def backward(self, *batch: Tensor) -> Tensor:
         """Add the optimizer's direction for this batch to ``p.grad``, and return the mean loss.
@@ -580,22 +605,20 @@ class TrainStep:
         With a scaler, the direction is scaled.
         """
         size = len(batch[0]) // self.accumulate
-        evaluate: Callable[..., Any] = self.losses
-        if isinstance(self.optimizer, SharpnessAware) and Need.OUTPUTS in self.optimizer.needs:
-            evaluate = self.losses_and_outputs
 
         def closure(chosen: Tensor | slice = slice(None)) -> Any:
             samples = [t[chosen] for t in batch]
             if self.accumulate == 1:
-                return evaluate(*samples)
-            return (evaluate(*part) for part in zip(*(t.split(size) for t in samples), strict=True))
+                return self.evaluate(*samples)
+            parts = zip(*(t.split(size) for t in samples), strict=True)
+            return (self.evaluate(*part) for part in parts)
 
         if isinstance(self.optimizer, SharpnessAware):
             return self.optimizer.backward(closure, self.scaler)
         means = []
         for i, part in enumerate(zip(*(t.split(size) for t in batch), strict=True), start=1):
             with contextlib.nullcontext() if i == self.accumulate else self.no_sync():
-                mean = self.losses(*part).mean() / self.accumulate
+                mean = self.evaluate(*part).mean() / self.accumulate
                 (mean if self.scaler is None else self.scaler.scale(mean)).backward()
             means.append(mean.detach())
         return means[0] if self.accumulate == 1 else torch.stack(means).sum()
@@ -638,11 +661,6 @@ def build_run_step(
         network: the network itself if ``model`` is a wrapper, which changes the parameter names.
     """
     device = next(model.parameters()).device
-
-    def forward(x: Tensor) -> Any:
-        with autocast(run, device):
-            return model(x)
-
     in_epochs = {"warmup": run.rho_warmup, "start": run.rho_start}
     in_steps = {name: max(round(epochs * steps / run.epochs), int(epochs > 0)) for name, epochs in in_epochs.items()}
     optimizer, loss = build_method(
@@ -666,7 +684,7 @@ def build_run_step(
                 "checkpoint holds only that of the first. Leave m_sharpness out, or choose a method without state"
             )
     return TrainStep(
-        forward,
+        model,
         optimizer,
         task.batch_losses,
         loss,
@@ -674,6 +692,7 @@ def build_run_step(
         clip_norm=run.clip_norm,
         scaler=torch.amp.GradScaler(device.type) if run.precision == "fp16" else None,
         no_sync=getattr(model, "no_sync", contextlib.nullcontext),
+        autocast=partial(autocast, run, device),
     )
 
 
@@ -728,8 +747,8 @@ def autocast(run: Run, device: torch.device) -> torch.autocast:
 @contextlib.contextmanager
 def as_trained(run: Run, device: torch.device) -> Iterator[None]:
     """Evaluate networks in the precision of the run's training, without gradients."""
-    emulated = run.precision == "bf16" and is_bf16_emulated(device)
-    with torch.no_grad(), autocast(run, device), emulated_bf16(emulated):
+    is_emulated = run.precision == "bf16" and is_bf16_emulated(device)
+    with torch.no_grad(), autocast(run, device), emulated_bf16() if is_emulated else contextlib.nullcontext():
         yield
 
 
@@ -748,7 +767,7 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False, classes: 
             group["initial_lr"] = lr  # radii follow the learning rate without lr_scale
             lr *= group["lr_scale"]
         group["lr"] = torch.tensor(lr, device=group["params"][0].device) if capturable else lr
-    accepted = parameters_of(run.base)
+    accepted = inspect.signature(BASES[run.base]).parameters
     arguments: dict[str, Any] = {"weight_decay": run.weight_decay}
     if "momentum" in accepted:
         arguments["momentum"] = run.momentum
@@ -761,31 +780,33 @@ def build_base(run: Run, network: nn.Module, capturable: bool = False, classes: 
     return BASES[run.base](groups, **{**arguments, **as_tuples(run.base_arguments)})
 
 
+def _machine_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in _MACHINE_SETTINGS if name in group}
+
+
 def trained_groups(run: Run, network: nn.Module, classes: int | None = None) -> list[dict[str, Any]]:
     """Return the groups of trained parameters: one group, one per learning rate, or those of the task.
 
     With several learning rates, each group has an ``lr_scale``, a factor on the run's learning rate, as in timm. With
     ``decay="weights"``, parameters without weight decay are in groups of their own.
     """
-    groups = _groups_by_rate(run, network, classes)
+    groups = task_of(run).parameter_groups(run, network)
+    if groups is None and run.head_lr is None and run.layer_decay == 1:
+        groups = [{"params": [p for p in network.parameters() if p.requires_grad]}]
+    elif groups is None:
+        groups = _groups_by_rate(run, network, classes)
     if run.decay == "all":
         return groups
     bare = undecayed(network)
-    parts = [
-        {**group, "params": [p for p in group["params"] if (p in bare) == is_bare], **settings}
-        for group in groups
-        for is_bare, settings in ((False, {}), (True, {"weight_decay": 0.0}))
-    ]
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        parts.append({**group, "params": [p for p in group["params"] if p not in bare]})
+        parts.append({**group, "params": [p for p in group["params"] if p in bare], "weight_decay": 0.0})
     return [part for part in parts if part["params"]]
 
 
 def _groups_by_rate(run: Run, network: nn.Module, classes: int | None) -> list[dict[str, Any]]:
-    groups_of_task = task_of(run).parameter_groups(run, network)
-    if groups_of_task is not None:
-        return groups_of_task
     trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    if run.head_lr is None and run.layer_decay == 1:
-        return [{"params": [p for _, p in trained]}]
     depths = dict.fromkeys(dict(network.named_parameters()), 0) if run.layer_decay == 1 else layer_ids(network)
     groups: dict[float, list[nn.Parameter]] = {}
     for name, p in trained:

@@ -20,7 +20,7 @@ from bsam.lab.report.figures import score_figures
 from bsam.lab.report.figures.style import new_figure
 from bsam.lab.report.page import experiment_tables, picture_rows
 from bsam.lab.report.page import page as page_module
-from bsam.lab.report.page.experiment_tables import SIGNS, baseline_verdicts
+from bsam.lab.report.page.experiment_tables import VERDICT_SIGNS, baseline_verdicts
 from bsam.lab.report.page.page import page_html, write_page
 from bsam.lab.report.page.render import figure_info
 from bsam.lab.report.table import Cell, Column, Table
@@ -69,7 +69,7 @@ def test_pairs_without_the_baseline_are_corrected_among_themselves(html):
     for pair in pairs:
         ours, theirs = ([score_of(pair[name], seed) for seed in range(3)] for name in ("method", "compared with"))
         assert float(pair["difference"]) == pytest.approx(np.mean(ours) - np.mean(theirs))
-        assert pair["verdict"] in SIGNS
+        assert pair["verdict"] in VERDICT_SIGNS
     p_values = [
         stats.ttest_rel(
             [score_of(pair["method"], s) for s in range(3)], [score_of(pair["compared with"], s) for s in range(3)]
@@ -134,7 +134,7 @@ def test_every_outcome_has_a_sign():
     words = [
         value for name, value in vars(significance).items() if name in ("BETTER", "WORSE", "NONE_SHOWN", "TOO_FEW")
     ]
-    assert {*words, significance.NOT_LEARNED} == set(SIGNS)
+    assert {*words, significance.NOT_LEARNED} == set(VERDICT_SIGNS)
 
 
 def test_names_and_titles_are_text_only(example):

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...common.printing import printable
 from ...config import Run
-from ...inference.pictures import card, encoded, grid, stack, text_picture
-from ...recipes.plan import titles_of
+from ...inference.pictures import GAP, PICTURES_PER_ROW, arrange, card, encoded, text_picture
 from ...recipes.variants import variant_of
+from ...tasks import task_of
 from ...tasks.classification import mistakes
 from ..page.render import template
 from ..table import Column, Table
 from .style import COLOURS
 
-if TYPE_CHECKING:
-    from PIL.Image import Image as PilImage
 
-
-def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
+def classes_table(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
     """Return the accuracy of each class and its most frequent mistake as a table in Markdown, the lowest first."""
     names = [printable(name) for name in predictions["class_names"].tolist()]
     confusion = predictions["confusion"]
@@ -42,7 +39,7 @@ def classes_table(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
         Column("accuracy in %", "accuracy", ".1f"),
         Column("most often mistaken for", "count", lambda row: f"{row['worst']} ({row['count']})", words=True),
     )
-    return f"# {_title(run, predictions)}\n\n{Table.of('', data, columns).to_markdown()}\n"
+    return f"# {title}\n\n{Table.of('', data, columns).to_markdown()}\n"
 
 
 def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
@@ -60,29 +57,22 @@ def confusion_page(title: str, predictions: Mapping[str, NDArray[Any]]) -> str:
     return template("confusion.html.j2").render(title=title, names=names, rows=rows) + "\n"
 
 
-def mistakes_picture(run: Run, predictions: Mapping[str, NDArray[Any]]) -> PilImage:
-    """Return a picture of the most confident wrong predictions, the most confident first."""
-    sheet = grid([card(picture, COLOURS[2]) for picture in mistakes(predictions, ".1%")])
-    return stack(text_picture([f"{_title(run, predictions)}, most confident mistakes"], sheet.width), sheet)
-
-
 def class_report(run: Run, predictions: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
     """Return the files that ``bsam train`` adds to a classification run, by name.
 
-    They are a table, the confusion matrix and, if Pillow is installed, the worst mistakes.
+    They are a table, the confusion matrix and, if Pillow is installed, a picture of the most confident mistakes.
     """
     if "confusion" not in predictions:
         return {}
-    matrix = confusion_page(_title(run, predictions), predictions)
-    files = {"classes.md": classes_table(run, predictions).encode(), "confusion.html": matrix.encode()}
+    accuracy = predictions["confusion"].trace() / predictions["confusion"].sum()
+    where = " on ".join(task_of(run).titles(run))
+    title = printable(f"{variant_of(run).title}, {where}: {run.eval_split} accuracy {accuracy:.1%}")
+    files = {
+        "classes.md": classes_table(title, predictions).encode(),
+        "confusion.html": confusion_page(title, predictions).encode(),
+    }
     if find_spec("PIL") is not None and len(predictions["pixels"]):
-        files["mistakes.png"] = encoded(mistakes_picture(run, predictions), "png")
+        sheet = arrange([card(one, COLOURS[2]) for one in mistakes(predictions, ".1%")], PICTURES_PER_ROW, GAP)
+        heading = text_picture([f"{title}, most confident mistakes"], sheet.width)
+        files["mistakes.png"] = encoded(arrange([heading, sheet]), "png")
     return files
-
-
-def _title(run: Run, predictions: Mapping[str, NDArray[Any]]) -> str:
-    confusion = predictions["confusion"]
-    accuracy = confusion.trace() / confusion.sum()
-    return printable(
-        f"{variant_of(run).title}, {' on '.join(titles_of(run))}: {run.eval_split} accuracy {accuracy:.1%}"
-    )

@@ -29,11 +29,13 @@ POINTS = 1000  # along a density
 DECADES = 6  # shown below the peak of a density
 LEVELS = 12
 STEEPNESS = 2.0  # the height of level n grows with n to this power, to resolve the bottom; colours follow the levels
-MAX_COLUMNS = 4
+PANELS_PER_ROW = 4
 MAX_SURFACES = 12  # browsers draw at most 16 at a time
 SMOOTHED = 40  # approximate number of independent points of a smoothed line
-MAX_POINTS = 200  # of a line
-WIDE = 100.0  # values whose largest and smallest magnitudes differ by more than this factor get a logarithmic axis
+MAX_LINE_POINTS = 200  # of a line
+WIDE_RANGE = (
+    100.0  # values whose largest and smallest magnitudes differ by more than this factor get a logarithmic axis
+)
 WIDE_WORDS = "Axes of values that differ widely are logarithmic; with negative values, they are linear around 0."
 MAX_TICKS = 3  # powers of ten on each side of 0
 
@@ -198,7 +200,7 @@ def _landscapes(entries: Entries, heading: str, kind: str, rest: str, axes: Mapp
     bar = {"title": {"text": f"loss{cut}", "side": "top"}, "lenmode": "pixels", "len": 320, "thickness": 11, **top}
     bar |= {"tickvals": _height(ticks, low, ceiling).tolist(), "ticktext": [f"{tick:g}" for tick in ticks]}
     colours = {"cmin": 0, "cmax": 1, "colorscale": "Viridis", "colorbar": bar}
-    layout = panel_layout(titles, min(len(titles), MAX_COLUMNS), 272, **axes)
+    layout = panel_layout(titles, min(len(titles), PANELS_PER_ROW), 272, **axes)
     caption = _caption({title: entries[title] for title in losses}, f" Along two random directions{rest}")
     return new_figure(heading, caption, data, coloraxis=colours, **layout)
 
@@ -236,8 +238,8 @@ def smooth(values: Any) -> Any:
 
 
 def thinned(n: int) -> NDArray[np.intp]:
-    """Return at most :data:`MAX_POINTS` indices below ``n``, evenly spaced, with the first and the last."""
-    return np.unique(np.linspace(0, n - 1, min(n, MAX_POINTS)).round().astype(int))
+    """Return at most :data:`MAX_LINE_POINTS` indices below ``n``, evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, n - 1, min(n, MAX_LINE_POINTS)).round().astype(int))
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def places(values: Any, linear: float) -> NDArray[Any]:
 
 
 def wide_scale(lines: Sequence[NDArray[Any]]) -> WideScale | None:
-    """Return the axis for lines whose median magnitudes differ by more than :data:`WIDE`; otherwise None.
+    """Return the axis for lines whose median magnitudes differ by more than :data:`WIDE_RANGE`; otherwise None.
 
     Example:
         >>> wide_scale([np.array([1.0]), np.array([50.0])]) is None
@@ -266,7 +268,7 @@ def wide_scale(lines: Sequence[NDArray[Any]]) -> WideScale | None:
     """
     medians = [float(np.median(np.abs(line))) for line in lines if len(line) and np.any(line)]
     medians = [median for median in medians if median > 0]
-    if not medians or max(medians) <= WIDE * min(medians):
+    if not medians or max(medians) <= WIDE_RANGE * min(medians):
         return None
     values = np.concatenate(list(lines))
     if values.min() > 0:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COLOURS = ("#7d858d", "#2f8fd0", "#dd6a1f", "#0fa37b", "#bf66a3", "#ad7f00", "#7a74d6", "#d4525a")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star", "pentagon")
-FIRST = (BASE, "sam", "bsam")  # have the first colours for themselves
+WITH_OWN_COLOUR = (BASE, "sam", "bsam")  # have the first colours for themselves
 MAX_NAMES = 20  # in a legend
 LEGEND = {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom", "maxheight": 1}
 
@@ -39,13 +39,13 @@ def style_of(method: str, row: str, rows: Sequence[str] = ()) -> dict[str, Any]:
         row: the row.
         rows: all rows of this method, in order; they differ in dashes and symbols.
     """
-    others = [name for name in METHODS if name not in FIRST]
+    others = [name for name in METHODS if name not in WITH_OWN_COLOUR]
     titles = {METHODS[name].title: name for name in METHODS} | {"SGD": BASE}
     method = method or titles.get(re.split(r" \(|, ", row)[0], "")
     place = others.index(method) if method in others else crc32(row.encode("utf-8", "replace"))
-    shared = len(COLOURS) - len(FIRST)
-    colour = FIRST.index(method) if method in FIRST else len(FIRST) + place % shared
-    number = colour + (0 if method in FIRST else place // shared % len(DASHES))
+    shared = len(COLOURS) - len(WITH_OWN_COLOUR)
+    colour = WITH_OWN_COLOUR.index(method) if method in WITH_OWN_COLOUR else len(WITH_OWN_COLOUR) + place % shared
+    number = colour + (0 if method in WITH_OWN_COLOUR else place // shared % len(DASHES))
     number += rows.index(row) if row in rows else 0
     return {
         "line": {"color": COLOURS[colour], "dash": DASHES[number % len(DASHES)], "width": 2},

@@ -16,11 +16,11 @@ from ...paper import CONFIRMED, CONTRADICTED, MATCHED_RADII, NO_MATCH, OPEN, TUN
 from ...recipes.variants import variants
 from ..table import Cell, Row, Table
 
-UNDECIDED = "undecided"
+UNDECIDED_CLAIM = "undecided"
 NOT_RUN = "not run"
-SIGNS = {CONFIRMED: "✓ ", CONTRADICTED: "✗ "}
-TITLE = "Claims of the paper"
-LEGEND = (
+CLAIM_SIGNS = {CONFIRMED: "✓ ", CONTRADICTED: "✗ "}
+CLAIMS_TITLE = "Claims of the paper"
+CLAIMS_LEGEND = (
     "Differences in points; λmax is the largest eigenvalue of the Hessian, and a negative difference is flatter. "
     "undecided: 3 seeds or more do not show a difference. 1 or 2 seeds decide nothing. Empty: no claim."
 )
@@ -29,9 +29,9 @@ BSAM_BASE = "BSAM \u2212 base"
 BSAM_SAM = "BSAM \u2212 SAM"
 SAME = f"{BSAM_SAM}, same rho"
 TOTAL = f"{BSAM_SAM}, same total rho"
-TUNED = f"{BSAM_SAM}, tuned"
+BSAM_SAM_TUNED = f"{BSAM_SAM}, tuned"
 SCHEDULE = f"{TOTAL} and schedule"
-ORDER = (SAM_BASE, f"{SAM_BASE}, tuned", BSAM_BASE, SAME, TOTAL, SCHEDULE, TUNED)
+ORDER = (SAM_BASE, f"{SAM_BASE}, tuned", BSAM_BASE, SAME, TOTAL, SCHEDULE, BSAM_SAM_TUNED)
 SWAPPED = {"row": "against", "n": "their_n", "mean": "their_mean", "std": "their_std"}
 
 
@@ -49,7 +49,7 @@ def claims_grid(runs: pd.DataFrame, ids: Mapping[str, str]) -> tuple[Table, str]
     parts = [*ORDER, *(f"λmax: {name}" for name in ORDER)]
     for cell in cells:
         parts += [part for part in cell if part.startswith(("SAM", "BSAM", "λmax")) and part not in parts]
-    return Table.pivot(TITLE, cells, "experiment", "claim", parts, [LEGEND]), _counts(claims)
+    return Table.pivot(CLAIMS_TITLE, cells, "experiment", "claim", parts, [CLAIMS_LEGEND]), _counts(claims)
 
 
 def status(claim: Row) -> str:
@@ -60,7 +60,7 @@ def status(claim: Row) -> str:
         return NOT_LEARNED
     if not min(claim["n"], claim["their_n"]):
         return NOT_RUN
-    return count_text(claim["shared"], "seed") if claim["shared"] < MIN_SEEDS else UNDECIDED
+    return count_text(claim["shared"], "seed") if claim["shared"] < MIN_SEEDS else UNDECIDED_CLAIM
 
 
 def _counts(claims: list[dict[str, Any]]) -> str:
@@ -71,7 +71,7 @@ def _counts(claims: list[dict[str, Any]]) -> str:
     few = sum(count for reason, count in reasons.items() if "seed" in reason)
     words = {
         f"{few} with fewer than three seeds": few,
-        f"{reasons[UNDECIDED]} undecided": reasons[UNDECIDED],
+        f"{reasons[UNDECIDED_CLAIM]} undecided": reasons[UNDECIDED_CLAIM],
         f"{reasons[NOT_RUN]} not run": reasons[NOT_RUN],
         f"{reasons[NOT_LEARNED]} that did not learn": reasons[NOT_LEARNED],
     }
@@ -94,7 +94,7 @@ def _place(claim: Row) -> tuple[str, bool]:
     if at == MATCHED_RADII:
         name = known.get(other, f"BSAM \u2212 {other}")
     elif at == TUNED_RADII:
-        name = TUNED
+        name = BSAM_SAM_TUNED
     else:
         name = SAME if other.startswith("SAM") else BSAM_BASE
     return (f"λmax: {name}", True) if flatter else (name, turned)
@@ -124,6 +124,6 @@ def _cell(claim: Row, link: str) -> dict[str, Any]:
         seeds_sentence(claim) if claim["outcome"] == OPEN else "",
     ]
     value = row["difference"] if row["shared"] else None
-    cell = Cell(text, value, marks=(f"{SIGNS.get(word, '')}{word}",), more="\n".join(filter(None, lines)))
+    cell = Cell(text, value, marks=(f"{CLAIM_SIGNS.get(word, '')}{word}",), more="\n".join(filter(None, lines)))
     title = Cell(claim["experiment"], link=f"#{link}" if link else "")
     return {"experiment": title, "claim": "", name: cell}

@@ -16,11 +16,11 @@ from ...recipes.plan import measured_on
 from ...recipes.variants import variants
 from ..table import Column, Row, Table
 
-SIGNS = {BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…", NOT_LEARNED: "⚠"}
-UNDECIDED = {NONE_SHOWN, TOO_FEW}
+VERDICT_SIGNS = {BETTER: "✓", WORSE: "✗", NONE_SHOWN: "≈", TOO_FEW: "…", NOT_LEARNED: "⚠"}
+UNDECIDED_VERDICTS = {NONE_SHOWN, TOO_FEW}
 PROBLEMS = ("did not learn", *STATES[1:])  # of a run
-RADIUS = "radius: the total radius, rho or rho_max + rho_min."
-SECONDS = "s/epoch: seconds per epoch."
+RADIUS_HELP = "radius: the total radius, rho or rho_max + rho_min."
+SECONDS_HELP = "s/epoch: seconds per epoch."
 STATISTICS = ("first", "mean", "min", "max")  # of the runs of a row, behind the name of a column of the table of runs
 
 
@@ -75,8 +75,8 @@ def experiment_columns(unit: str, against: str, tops: Mapping[int, str], digits:
             for n, on in tops.items()
         ),
         Column("passes", "passes first", ".4g", note="passes: forward and backward passes per step."),
-        Column("s/epoch", "seconds mean", ".3g", {"seconds per epoch": "seconds mean"}, SECONDS),
-        Column("radius", "radius first", ".4g", {"total radius": "radius first"}, RADIUS),
+        Column("s/epoch", "seconds mean", ".3g", {"seconds per epoch": "seconds mean"}, SECONDS_HELP),
+        Column("radius", "radius first", ".4g", {"total radius": "radius first"}, RADIUS_HELP),
     ]
 
 

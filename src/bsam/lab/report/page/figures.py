@@ -14,7 +14,7 @@ from .picture_rows import picture_rows
 from .render import figure_info
 
 Figures: TypeAlias = Callable[[pd.DataFrame, pd.DataFrame], dict[str, Any] | None]
-FLATNESS = {  # the function that draws a figure, and the part of a measurement that it needs
+FLATNESS_FIGURES = {  # the function that draws a figure, and the part of a measurement that it needs
     "eigenvalues": (eigenvalue_figure, "eigenvalues"),
     "density": (density_figure, "density"),
     "contours": (contour_figure, "landscape"),
@@ -43,14 +43,14 @@ def _draw(name: str, draw: Any, runs: pd.DataFrame, epochs: pd.DataFrame) -> dic
 
 
 def _draw_flatness(name: str, runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
-    draw, part = FLATNESS[name]
+    draw, part = FLATNESS_FIGURES[name]
     figure = draw(flatness_entries(runs, part))
     return None if figure is None else figure_info(figure, name)
 
 
 EXPERIMENT_FIGURES: dict[str, Figures] = {
     **{name: partial(_draw, name, draw) for name, draw in SCORE_FIGURES.items()},
-    **{name: partial(_draw_flatness, name) for name in FLATNESS},
+    **{name: partial(_draw_flatness, name) for name in FLATNESS_FIGURES},
     "pictures": picture_rows,
 }
 RECIPE_FIGURES: dict[str, Figures] = {"columns": partial(_draw, "columns", column_figure)}

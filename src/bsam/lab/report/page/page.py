@@ -20,8 +20,8 @@ from ...paper import join
 from ...training.run_dir import ABOUT, CONFIG
 from .claims_grid import claims_grid
 from .experiment_tables import (
-    SIGNS,
-    UNDECIDED,
+    UNDECIDED_VERDICTS,
+    VERDICT_SIGNS,
     baseline_verdicts,
     digits_of,
     experiment_table,
@@ -33,7 +33,7 @@ from .figures import EXPERIMENT_FIGURES, RECIPE_FIGURES
 from .notes import duplicates_of, evaluated_on
 from .render import render
 
-TITLE = "Runs of bsam"
+PAGE_TITLE = "Runs of bsam"
 MANY = 8  # with more verdicts, the undecided ones are folded; with more rows, no sentence answers for all
 DAMAGE = (ArithmeticError, AttributeError, BsamError, LookupError, TypeError, ValueError)  # of the numbers of a run
 
@@ -48,7 +48,7 @@ def page_html(
     runs: pd.DataFrame,
     epochs: pd.DataFrame,
     baseline: str | None = None,
-    title: str = TITLE,
+    title: str = PAGE_TITLE,
     *,
     problems: list[str] | None = None,
     context: Mapping[str, Sequence[Any]] | None = None,
@@ -113,7 +113,7 @@ def page_html(
         verdicts=_verdicts_by_experiment(verdicts, experiments) if verdicts else None,
         verdicts_open=claims is None or baseline is not None,  # those that the user asked for
         experiments=experiments,
-        signs=SIGNS,
+        signs=VERDICT_SIGNS,
         watched=watched,
         plots=plots,
     )
@@ -126,13 +126,13 @@ def _verdicts_by_experiment(
     ids = {experiment["title"]: experiment["id"] for experiment in experiments}
     parts = []
     for title, these in group_by(verdicts, lambda verdict: verdict["experiment"]).items():
-        folded = [verdict for verdict in these if verdict["outcome"] in UNDECIDED and len(verdicts) > MANY]
+        folded = [verdict for verdict in these if verdict["outcome"] in UNDECIDED_VERDICTS and len(verdicts) > MANY]
         names = list(dict.fromkeys(verdict["title"] for verdict in folded))
         listed = "; ".join(names[:3]) + ("; …" if len(names) > 3 else "")
         shown = [verdict for verdict in these if verdict not in folded]
-        summary = f"{tally((verdict['outcome'] for verdict in folded), SIGNS)}: {listed}"
+        summary = f"{tally((verdict['outcome'] for verdict in folded), VERDICT_SIGNS)}: {listed}"
         parts.append({"title": title, "id": ids[title], "shown": shown, "folded": folded, "summary": summary})
-    return {"tally": tally((verdict["outcome"] for verdict in verdicts), SIGNS), "parts": parts}
+    return {"tally": tally((verdict["outcome"] for verdict in verdicts), VERDICT_SIGNS), "parts": parts}
 
 
 def draw_all(
@@ -173,7 +173,7 @@ def write_page(
     runs: pd.DataFrame,
     epochs: pd.DataFrame,
     baseline: str | None = None,
-    title: str = TITLE,
+    title: str = PAGE_TITLE,
     **options: Any,
 ) -> None:
     """Write the page of runs; create its folder if there is none. The arguments are those of :func:`page_html`."""
@@ -197,5 +197,5 @@ def write_report(
         raise BsamValueError(problems[0].removesuffix("."))
     if baseline is not None and not watched:
         check_baseline(runs, baseline)
-    write_page(out, runs, read_epochs(runs), baseline, title or TITLE, problems=problems, watched=watched)
+    write_page(out, runs, read_epochs(runs), baseline, title or PAGE_TITLE, problems=problems, watched=watched)
     return runs, problems

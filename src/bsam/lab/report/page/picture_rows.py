@@ -20,7 +20,7 @@ from ...tasks.found import Picture
 from ...training.run_dir import PREDICTIONS
 from ..figures.score_figures import first_predictions
 
-HINT = "remove it to leave out the pictures"
+NO_PICTURES_HINT = "remove it to leave out the pictures"
 MAX_SIDE = 128  # pixels; larger pictures are scaled down
 SMALL = 48  # pixels; smaller pictures are PNG files, others JPEG
 
@@ -40,8 +40,8 @@ def picture_rows(runs: pd.DataFrame, _: pd.DataFrame) -> dict[str, Any] | None:
         except BsamValueError:  # of another version
             continue
         arrays = run.predictions()
-        with reading(run.path / PREDICTIONS, HINT):
-            shown = task.pictures(arrays, lambda name, parse, run=run: run.parsed(name, parse, HINT))
+        with reading(run.path / PREDICTIONS, NO_PICTURES_HINT):
+            shown = task.pictures(arrays, lambda name, parse, run=run: run.parsed(name, parse, NO_PICTURES_HINT))
         if shown is None or not shown.pictures:
             continue
         title = shown.title

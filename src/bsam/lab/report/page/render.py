@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
+FILES = files(__package__) / "files"
+
+
 @cache
 def packed_plotly() -> str:
     """Return plotly.js, gzipped and in base64: 2 MB instead of 5."""
@@ -32,11 +35,7 @@ def template(name: str) -> Template:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["class"] = lambda text: text.lstrip("0123456789 ").replace(" ", "-")
-    return environment.from_string(_text(name))
-
-
-def _text(name: str) -> str:
-    return (files(__package__) / "files" / name).read_text("utf-8")
+    return environment.from_string((FILES / name).read_text("utf-8"))
 
 
 def render(plots: bool = True, **parts: Any) -> str:
@@ -45,8 +44,8 @@ def render(plots: bool = True, **parts: Any) -> str:
     from markupsafe import Markup
 
     code = {
-        "style": Markup(_text("page.css")),
-        "script": Markup(_text("page.js")),
+        "style": Markup((FILES / "page.css").read_text("utf-8")),
+        "script": Markup((FILES / "page.js").read_text("utf-8")),
         "plotly": packed_plotly() if plots else "",
     }
     return page.render(**code, **parts)

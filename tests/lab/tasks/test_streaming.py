@@ -1,3 +1,5 @@
+"""Batches of images that stay in a file are those of indexing."""
+
 import numpy as np
 import pytest
 import torch

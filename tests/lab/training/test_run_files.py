@@ -1,7 +1,6 @@
 """The files of a run, and how it continues after interruptions, full disks and divergence."""
 
 import errno
-import importlib.util
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ from bsam.lab.common.files import LOCK, DamagedFile, ReadFailed, RunLocked, lock
 from bsam.lab.config import Run
 from bsam.lab.models.cifar import DigitsNet
 from bsam.lab.tasks.classification import Classification
-from bsam.lab.training import Diverged, fit, run_dir, trainer
+from bsam.lab.training import Diverged, fit, trainer
 from bsam.lab.training.run_dir import CHECKPOINT, RunDir
 
 CPU = torch.device("cpu")
@@ -95,9 +94,9 @@ def test_a_run_without_a_directory_gives_the_same_numbers(whole):
     assert here == [{**epoch, "seconds": 0} for epoch in RunDir(whole).metrics()]
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, runs):
+def test_a_finished_run_is_not_trained_again(tmp_path, request, runs):
     first, before = runs.train(RUN, tmp_path), runs.contents(tmp_path)
-    monkeypatch.setattr(trainer.Trainer, "train_epoch", lambda *_: pytest.fail("it trains"))
+    request.getfixturevalue("no_training")
     assert runs.train(RUN, tmp_path) == first
     after = runs.contents(tmp_path)
     changed = {name for name in after if before.get(name) != after[name] and not name.startswith("tensorboard")}
@@ -378,7 +377,6 @@ def test_tensorboard_shows_each_epoch_once_after_an_interruption(tmp_path, runs)
 
 
 def test_without_tensorboard_no_events_are_written(tmp_path, monkeypatch, runs):
-    ordinary = importlib.util.find_spec
-    monkeypatch.setattr(run_dir, "find_spec", lambda name: None if name == "tensorboard" else ordinary(name))
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     runs.train(replace(RUN, epochs=1, sharpness_rho=0.05), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES - {"tensorboard"}

@@ -1,3 +1,5 @@
+"""Steps of the trainer: the direction of each method and what it gets, against steps written by hand."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -78,20 +80,20 @@ def test_ksam_passes_over_the_samples_that_it_chose():
 def test_saf_stores_logits_by_index_in_the_training_set():
     train_step = build("saf", start_epoch=0, epochs_back=1)
     x, y, index = batch()
-    train_step.begin_epoch(0)
+    train_step.loss.set_epoch(0)
     logits = train_step.model(x).detach()
     train_step.step(x, y, index)
     assert (train_step.loss.stamp[0] == 0).nonzero().flatten().tolist() == index.tolist()
     assert torch.equal(train_step.loss.table[0, index], logits)
-    train_step.begin_epoch(1)
-    far = train_step.losses(-x, y, index)
+    train_step.loss.set_epoch(1)
+    far = train_step.evaluate(-x, y, index)
     assert (far > F.cross_entropy(train_step.model(-x), y, reduction="none")).all()
 
 
 def test_mesa_averages_the_weights():
     train_step = build("mesa", start_epoch=0, decay=0.5)
     x, y, index = batch()
-    train_step.begin_epoch(1)
+    train_step.loss.set_epoch(1)
     train_step.loss.average.passes.clear()
     before = train_step.model.body.weight.detach().clone()
     train_step.step(x, y, index)

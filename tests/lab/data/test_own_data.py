@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +25,9 @@ NUMBER = itertools.count()  # a module's name is imported once
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def package(tmp_path, script_path, monkeypatch):
     """A function that writes the package ``NAME`` into the current folder, from which it can be imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of the console script
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     entry_of_function.cache_clear()
 
     def write(code):

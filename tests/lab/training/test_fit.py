@@ -1,3 +1,5 @@
+"""``fit``: its numbers, what it measures, and what each setting does."""
+
 import math
 from dataclasses import replace
 

@@ -1,3 +1,5 @@
+"""Published data sets of photographs, which are read as their authors distribute them."""
+
 from __future__ import annotations
 
 from pathlib import Path
