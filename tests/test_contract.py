@@ -164,8 +164,8 @@ def test_radius_zero_of_gams_released_form_is_the_base_on_twice_the_loss(problem
 def test_a_radius_changes_the_trajectory(problem, method, make_base):
     """Else the laws above would hold of a method that does nothing."""
     other = problem.clone()
-    train(problem, build(method, problem, make_base), 5, closure_of(method, problem))
-    train_base(other, make_base(other.model.parameters()), 5)
+    train(problem, build(method, problem, make_base), 3, closure_of(method, problem))
+    train_base(other, make_base(other.model.parameters()), 3)
     assert not close(problem.weights(), other.weights(), atol=1e-5)
 
 
@@ -355,7 +355,7 @@ def test_a_closure_may_run_backward_itself(problem, method, returned):
         loss.backward()
         return returned(loss)
 
-    for _ in range(5):
+    for _ in range(3):
         assert float(ours.step(closure)) == pytest.approx(float(whole.step(other.loss)), rel=1e-6)
     assert same(problem.weights(), other.weights())
 

@@ -287,7 +287,7 @@ def framework(method: str, rank: int, *, given: bool, compiled: bool = False, di
     wrapper = None if not given else DistributedDataParallel(module)
     optimizer = build(method, wrapper if given else module)
     wrapper = wrapper or DistributedDataParallel(module)
-    called = torch.compile(wrapper, backend="eager") if compiled else wrapper
+    called = torch.compile(wrapper, backend=lambda graph, _: graph) if compiled else wrapper
     other = DistributedDataParallel(network()[:1]) if discriminator else None  # a second wrapper in the closure
     x, y = (t.chunk(2)[rank] for t in batch())
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as AcceleratedOptimizer does

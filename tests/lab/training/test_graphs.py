@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import bsam
 from adamw_reference import RUNS as ADAMW_RUNS
@@ -39,9 +40,19 @@ def _gpu(monkeypatch):
     like_a_gpu(monkeypatch)
 
 
+class Small(Classification):
+    """Its network has few operations to record."""
+
+    def network(self) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.run.seed)
+            layers = nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 10)
+            return nn.Sequential(*layers)
+
+
 def start(run: Run, captured: bool, change=lambda groups: None) -> Trainer:
     """Return a trainer; ``change`` may edit the parameter groups."""
-    trainer = Trainer(run, Classification(run, CPU), DistributedContext(CPU))
+    trainer = Trainer(run, Small(run, CPU), DistributedContext(CPU))
     total = trainer.steps * run.epochs
     trainer.train_step = step = build_run_step(run, trainer.task, trainer.network, total, capturable=captured)
     trainer.optimizer = step.optimizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import bsam
 from bsam.lab.config import Run
 from bsam.lab.tasks.classification import Classification
 from bsam.lab.training import Machine, RunCallbacks, fit
-from bsam.lab.training.machine import is_bf16_emulated, pick_device, why_compile_fails
+from bsam.lab.training.machine import environment_info, is_bf16_emulated, pick_device, version_of, why_compile_fails
 
 CPU = torch.device("cpu")
 RUN = Run("bsam", epochs=1, batch=64, limit_train=64, limit_test=50, compile=True)
@@ -148,3 +149,9 @@ def test_strings_are_folders():
 def test_wrong_options_of_the_machine(fields, words):
     with pytest.raises(bsam.BsamError, match=words):
         Machine(**fields)
+
+
+def test_the_versions_of_packages_are_noted():
+    info = environment_info()
+    assert (info["torch"], info["numpy"]) == (version("torch"), version("numpy"))
+    assert version_of("no-such-package") is None
